@@ -30,7 +30,7 @@ from janitor.sweep.executor import Pacer, Permission, StoreExecutor
 from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import PassKind, Preparation, Run
 from janitor.sweep.sweep import Event, StepStarted, sweep_store
-from tms_core.consumers.claim_rows import free_void
+from tms_core.consumers.claim_rows import release_void_claims
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError, TmsError
 from tms_core.messaging.producers.rows import IDLE_MS, tidy
 from tms_core.topic import TopicId
@@ -304,7 +304,9 @@ class SweepRun:
         # S12: these writes have no batch whose permission is checked.
         with deps.as_holder():
             deps.check_lease()
-        freed = free_void(deps.side, usable.is_invalid, lambda group: is_deleted(group.topic, group.generation))
+        freed = release_void_claims(
+            deps.side, usable.is_invalid, lambda group: is_deleted(group.topic, group.generation)
+        )
         if freed:
             logger.info("%d claims of failed transactions were released to their groups", freed)
         idle_before_ms = run.ready.now.wall_ms - IDLE_MS

@@ -60,7 +60,7 @@ class ConsumerHolds:
 
     def _cutoff(self, topic: TopicMetadata, frontier: Frontier, positions: list[Position]) -> Cutoff:
         try:
-            return self._floor.lowered(topic, frontier.due, positions)
+            return self._floor.cutoff_for(topic, frontier.due, positions)
         except StoreError:
             # As far as can be told they have read nothing; reading the topic's rows will show what is wrong.
             return self._floor.lowest(frontier.due)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from tests.kit.messaging import named
 from tms_core.consumers import claims
-from tms_core.consumers.claim_rows import all_claims, claims_of, drained_in, drained_key, free_void, pack, pack_drained
+from tms_core.consumers.claim_rows import (
+    all_claims,
+    claims_of,
+    drained_key,
+    draining_transaction,
+    pack,
+    pack_drained,
+    release_void_claims,
+)
 from tms_core.consumers.claims import (
     ClaimOutcome,
     ConsumerGroup,
@@ -20,10 +28,10 @@ from tms_core.consumers.claims import (
     Segment,
     batch_limit,
     claim_outcome,
+    isolating_size,
     marks,
     rank,
     runs,
-    share_of,
     view_group,
 )
 from tms_core.errors import FormatError
@@ -107,7 +115,7 @@ def test_together_halves_after_each_delivery_to_one(limit: int, tries: int, most
     [(0, 0, 500, 500), (1, 20, 20, 10), (1, 20, 5, 5), (3, 1, 1, 1), (1, 20, 21, 21), (1, 0, 20, 20), (2, 3, 3, 1)],
 )
 def test_share_of_a_failed_batch_is_half_and_of_several_all(tries: int, size: int, found: int, expected: int) -> None:
-    assert share_of(Segment(at(0), None, tries, size), found) == expected
+    assert isolating_size(Segment(at(0), None, tries, size), found) == expected
 
 
 def test_void_claims_that_are_claimed_in_part_keep_their_tries() -> None:
@@ -179,9 +187,9 @@ def test_bytes_of_a_partition_read_to_its_end_are_the_pages() -> None:
     assert pack_drained(GROUP, 7) == (b"tdefault:orders:\0\0\0\1dbilling\0", b"\0\0\0\0\0\0\0\7")
     side = MemorySide()
     side.put([pack_drained(GROUP, 7), (drained_key(GROUP._replace(name="bill")), b"short")])
-    assert (drained_in(side, GROUP), drained_in(side, GROUP._replace(name="other"))) == (7, None)
+    assert (draining_transaction(side, GROUP), draining_transaction(side, GROUP._replace(name="other"))) == (7, None)
     with pytest.raises(FormatError, match="5 bytes"):
-        drained_in(side, GROUP._replace(name="bill"))
+        draining_transaction(side, GROUP._replace(name="bill"))
     assert claims_of(side, GROUP) == []
     assert list(all_claims(side)) == []
 
@@ -191,7 +199,7 @@ def test_claims_of_groups_whose_topic_is_gone_are_freed() -> None:
     for group in (GROUP, lives):
         side.put([pack_drained(group, 7), pack(group, claim(1, 2, 7))])
     kept = [pack(lives, claim(1, 2, 0, tries=0)), pack_drained(lives, 7)]
-    assert free_void(side, lambda pointer: pointer == 7, lambda group: group.generation == 1) == 1
+    assert release_void_claims(side, lambda pointer: pointer == 7, lambda group: group.generation == 1) == 1
     assert side.rows(b"", None, 10).items == kept
 
 

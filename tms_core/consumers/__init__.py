@@ -1,1 +1,1 @@
-"""Consumers: their positions, and how far behind they are."""
+"""Consumers: positions, claims of consumer groups, lag, and retention of processed messages."""

@@ -1,13 +1,13 @@
 """The rows of claims and of drained partitions in the side table (:mod:`tms_core.tables.side`).
 
-``t`` + topic + generation + ``c`` + name + 0 + the id before the first message (20 bytes) + pointer (8 bytes) is the
-key of a claim. Its value has the id of the last message (20 bytes), the number of deliveries (1 byte), the size of the
-batch (4 bytes) and the time of the next delivery (8 bytes). A name has no zero byte, so the rows of one group never
-start like those of another group.
+The key of a claim is ``t`` + topic + generation + ``c`` + name + 0 + the id before the first message (20 bytes) +
+pointer (8 bytes). The value is the id of the last message (20 bytes), the number of deliveries (1 byte), the size of
+the batch (4 bytes) and the time of the next delivery (8 bytes). A name contains no zero byte, so no group's key prefix
+is a prefix of another group's keys.
 
-``t`` + topic + generation + ``d`` + name + 0 has the transaction in which a group has drained a sealed partition (8
-bytes). The leader of the partition writes and deletes it with the group's position; leaders of other partitions read
-it.
+The key ``t`` + topic + generation + ``d`` + name + 0 marks a sealed partition that a group has drained. The value is
+the id of the transaction that drained it (8 bytes). The leader of the partition writes and deletes this row together
+with the group's position; leaders of other partitions only read it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tms_core.topic import TopicId, TopicMetadata
 
 _TAIL = struct.Struct(">20sq")
 _VALUE = struct.Struct(">20sBIq")
-_MOST_TRIES = 255
-#: What says that a row is about a partition that was read to its end, and its value.
+_MAX_TRIES = 255
+#: The kind byte of a drained partition's row, and the format of its value.
 _DRAINED, _POINTER = b"d", struct.Struct(">q")
-#: How long a key is behind the zero byte, by the kind of row.
+#: The number of key bytes after the zero byte, by kind of row.
 _TAIL_BYTES = {CLAIM: _TAIL.size, _DRAINED: 0}
 
 
 def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
-    """Return a claim as a row: its key and its value."""
+    """Return the key and the value of a claim's row."""
     key = group.prefix + _TAIL.pack(claim.first.pack(), claim.pointer)
-    return key, _VALUE.pack(claim.last.pack(), min(claim.tries, _MOST_TRIES), claim.size, claim.retry_ms)
+    return key, _VALUE.pack(claim.last.pack(), min(claim.tries, _MAX_TRIES), claim.size, claim.retry_ms)
 
 
 def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupClaim]]:
@@ -49,7 +49,7 @@ def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupC
 
 
 def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[bytes, ConsumerGroup, GroupClaim]]:
-    """Yield the claims and marks of all groups, each with its key; of generations that are gone, too.
+    """Yield the claims and marks of all groups with their keys, including groups of old generations.
 
     Raises:
         FormatError: a row is damaged.
@@ -62,7 +62,7 @@ def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[
 
 
 def pack_drained(group: ConsumerGroup, pointer: int) -> tuple[bytes, bytes]:
-    """Return key and value of the row that notes a drained partition.
+    """Return the key and the value of the row that marks a partition as drained.
 
     Args:
         pointer: the last transaction that read the partition; 0: unknown.
@@ -71,13 +71,13 @@ def pack_drained(group: ConsumerGroup, pointer: int) -> tuple[bytes, bytes]:
 
 
 def drained_key(group: ConsumerGroup) -> bytes:
-    """Return the key of that row."""
+    """Return the key of the row that marks a partition as drained."""
     start = generation_prefix(group.topic.prefix, group.generation)
     return TRANSACTIONAL + start + _DRAINED + group.name.encode("ascii") + b"\0"
 
 
-def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
-    """Return the transaction in which a group has read a sealed partition completely; None: there is no row.
+def draining_transaction(side: SideTable, group: ConsumerGroup) -> int | None:
+    """Return the transaction in which a group drained a sealed partition; None: the group has not drained it.
 
     Raises:
         FormatError: the row is damaged.
@@ -94,18 +94,20 @@ def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
     return int(pointer)
 
 
-def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_deleted: Callable[[ConsumerGroup], bool]) -> int:
+def release_void_claims(
+    side: SideTable, is_invalid: Callable[[int], bool], is_deleted: Callable[[ConsumerGroup], bool]
+) -> int:
     """Replace claims of invalid transactions by marks, and delete rows of deleted topics. Durable on return.
 
-    Call it before an id leaves the invalid list, because its claims would count as done afterwards. A server that
-    handles the groups at the same time makes the same change, so the two do not conflict.
+    Call this before a transaction is removed from the invalid list; afterwards its claims would count as done. A server
+    that polls for the groups concurrently makes the same change, so the two do not conflict.
 
     Args:
         is_invalid: whether a transaction is on the invalid list.
-        is_deleted: whether a group's topic was deleted, or has another generation.
+        is_deleted: whether a group's topic was deleted or recreated.
 
     Returns:
-        The number of void claims.
+        The number of released claims.
 
     Raises:
         FormatError: a row is damaged.
@@ -122,7 +124,7 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_deleted: Ca
             _free(side, group, key, claim)
             freed += 1
             changed[group] = None
-    # Behind the change: a server that reads between the two has seen it, or sees that the position is another one.
+    # Touch the positions after the claims: a server that read the old claims then finds a changed position.
     for group in changed:
         Positions(side).touch(group.topic, group.generation, group.name)
     side.delete(obsolete)
@@ -131,7 +133,7 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_deleted: Ca
 
 def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) -> None:
     while True:
-        # Whether the program had it is not known here, so it counts as no delivery.
+        # The worker may never have received the messages, so this delivery does not count.
         mark = claim._replace(pointer=0, tries=claim.tries - 1)
         mark_key, _ = pack(group, mark)
         present = side.get(mark_key)
@@ -143,21 +145,20 @@ def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) 
 
 
 def list_previous_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
-    """Return the keys of such rows of a topic's earlier generations."""
+    """Return the keys of claims and drained partitions of a topic's old generations."""
     start = TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
     stop = TRANSACTIONAL + topic.rows_prefix
     return [key for key, _ in every(side.rows, start, stop)]
 
 
 def first_unread(side: SideTable, prefix: bytes) -> int:
-    """Return the first position (``milliseconds * 65,536 + sequence``) behind all that consumers have read or were
-    given.
+    """Return the first position (``milliseconds * 65,536 + sequence``) after all read or claimed messages.
 
     Args:
-        prefix: the start of a topic's and generation's row keys.
+        prefix: the row key prefix of a topic's generation.
 
     Raises:
-        StoreError, FormatError: they could not be read.
+        StoreError, FormatError: the table could not be read, or a row is damaged.
     """
     ids = [_claim(key, value).last for key, value in _rows(side, TRANSACTIONAL + prefix + CLAIM)]
     ids.append(highest_id(side, prefix))
@@ -169,7 +170,7 @@ def _rows(side: SideTable, prefix: bytes, start: bytes | None = None) -> Iterato
 
 
 def _group(key: bytes) -> tuple[bytes, ConsumerGroup | None]:
-    """Return the kind of the row with this key, and whose it is; None: no group's."""
+    """Return the kind and the group of a row; the group is None if the row does not belong to a group."""
     prefix = topic_prefix(key[1:])
     topic = None if prefix is None else TopicId.from_prefix(prefix)
     if topic is None or prefix is None:

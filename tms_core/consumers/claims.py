@@ -5,11 +5,11 @@ A claim is a range of message ids under a transaction's write pointer. It is *do
 releases its messages when its transaction times out. A group is a consumer's position (its *base*) and the claims after
 it; single messages need no rows.
 
-A void claim is free. Its number of deliveries is kept as a *mark*: the same row with the pointer 0, which also has the
-time of the next delivery.
+The messages of a void claim are delivered again. A *mark* preserves their number of deliveries: the same row with
+pointer 0, which also has the time of the next delivery.
 
-The rules are pure functions from claims and a reader's view to messages. :mod:`tms_core.consumers.claim_rows` stores
-claims.
+This module contains pure functions of claims and a reader's transaction snapshot.
+:mod:`tms_core.consumers.claim_rows` stores claims.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tms_core.rowkey import LONG_MAX, MessageId, generation_prefix
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: The first byte of rows that are written under a transaction, and what says that one is a claim.
+#: The first key byte of rows that belong to a transaction, and the kind byte of a claim.
 TRANSACTIONAL, CLAIM = b"t", b"c"
-#: How often a wait is doubled at most; it is longer than any limit then.
-_MOST_DOUBLINGS = 40
+#: The maximum number of doublings of a delay; the result exceeds any configurable limit.
+_MAX_DOUBLINGS = 40
 #: The highest sequence number of a payload.
-_MOST_SEQUENCE = 2**16 - 1
+_MAX_SEQUENCE = 2**16 - 1
 
 Rank = tuple[int, int, int, int]
-#: Below all ids.
+#: A rank lower than the rank of any id.
 LOWEST: Rank = (0, 0, 0, 0)
 _start = attrgetter("start")
 
@@ -50,31 +50,31 @@ class _ClaimFields(NamedTuple):
 
 
 class GroupClaim(_ClaimFields):
-    """Delivered messages.
+    """A range of messages delivered in one transaction, or the mark that remains of it.
 
     Attributes:
-        first: the id before them.
-        last: the last of them.
-        pointer: the id of the transaction; 0: a mark, which only has the number of deliveries.
-        tries: their number of deliveries, including this one.
-        size: number of messages delivered together; 0: that is not known.
-        retry_ms: for a mark, the time of the next delivery, in milliseconds; 0: at once.
+        first: the id before the first message.
+        last: the id of the last message.
+        pointer: the id of the transaction; 0: a mark.
+        tries: the number of deliveries, including this one.
+        size: the number of messages delivered together; 0: unknown.
+        retry_ms: for a mark, the time of the next delivery in milliseconds; 0: immediately.
     """
 
-    # A group's server keeps its claims from poll to poll, and each poll compares all of them.
+    # Cached, because the server keeps claims between polls, and each poll compares all claims of the group.
     @cached_property
     def start(self) -> Rank:
-        """Return the rank of the id before them."""
+        """Return the rank of the id before the first message."""
         return rank(self.first)
 
     @cached_property
     def stop(self) -> Rank:
-        """Return the rank of the last of them."""
+        """Return the rank of the last message."""
         return rank(self.last)
 
 
 class ConsumerGroup(NamedTuple):
-    """Names a consumer group: a topic's generation, and the consumer's name."""
+    """The identity of a consumer group: topic, generation and consumer name."""
 
     topic: TopicId
     generation: int
@@ -82,51 +82,51 @@ class ConsumerGroup(NamedTuple):
 
     @classmethod
     def of(cls, topic: TopicMetadata, name: str) -> ConsumerGroup:
-        """Return a group of a topic as it is now."""
+        """Return a group of a topic's current generation."""
         return cls(topic.topic, topic.generation, name)
 
     @property
     def prefix(self) -> bytes:
-        """Return the start of the keys of its claims."""
+        """Return the key prefix of the group's claims."""
         start = generation_prefix(self.topic.prefix, self.generation)
         return TRANSACTIONAL + start + CLAIM + self.name.encode("ascii") + b"\0"
 
     @property
     def label(self) -> str:
-        """Return its name in a sentence."""
+        """Return a description of the group's claims for messages to operators."""
         return f"claims of {self.name} on {self.topic}"
 
 
 class Backoff(NamedTuple):
-    """How long messages wait after failed deliveries: twice as long each time.
+    """The exponential delay of messages after failed deliveries.
 
     Attributes:
-        first_ms: after the first; 0: they do not wait.
-        longest_ms: at most, but for rounding up by up to a quarter.
+        first_ms: the delay after the first failure in milliseconds; 0: no delay.
+        longest_ms: the maximum delay in milliseconds, before rounding up by at most a quarter.
     """
 
     first_ms: int
     longest_ms: int
 
     def retry_ms(self, tries: int, now_ms: int) -> int:
-        """Return when messages come again that have failed now, after so many deliveries; 0: at once.
+        """Return the time of the next delivery of messages that failed at ``now_ms``; 0: immediately.
 
-        Moments are rounded up to quarters of the wait, so that batches that fail next to each other, as in an outage
-        all do, need few marks.
+        The time is rounded up to a quarter of the delay. In an outage adjacent batches fail shortly after each other;
+        equal times let them share a mark.
         """
-        wait_ms = min(self.longest_ms, self.first_ms << min(max(0, tries - 1), _MOST_DOUBLINGS))
+        wait_ms = min(self.longest_ms, self.first_ms << min(max(0, tries - 1), _MAX_DOUBLINGS))
         if wait_ms <= 0:
             return 0
         step_ms = max(1, wait_ms // 4)
         return -(-(now_ms + wait_ms) // step_ms) * step_ms
 
-    def still(self, retry_ms: int, now_ms: int) -> int:
-        """Return a moment if it is still to come, else 0; times too far ahead come from a wrong clock."""
+    def pending_ms(self, retry_ms: int, now_ms: int) -> int:
+        """Return a delivery time if it is in the future, else 0; times beyond the maximum delay are ignored."""
         return retry_ms if now_ms < retry_ms <= now_ms + self.longest_ms + self.longest_ms // 4 else 0
 
 
 class ClaimOutcome(Enum):
-    """Outcome of a claim, as one reader sees it."""
+    """The outcome of a claim as seen by one reader; OWN: the reader's own transaction made the claim."""
 
     DONE = "done"
     OPEN = "open"
@@ -135,14 +135,14 @@ class ClaimOutcome(Enum):
 
 
 class Segment(NamedTuple):
-    """Messages that may be delivered together.
+    """An unclaimed range of messages that may be delivered together.
 
     Attributes:
-        after: the id before them.
-        until: the last id that may be among them; None: there is no end.
-        tries: their number of deliveries.
-        size: how many of them together; 0: that is not known.
-        retry_ms: until when they wait; 0: they do not.
+        after: the id before the range.
+        until: the last id of the range; None: unbounded.
+        tries: the number of previous deliveries.
+        size: the number of messages in the previous delivery; 0: unknown.
+        retry_ms: the earliest time of the next delivery in milliseconds; 0: immediately.
     """
 
     after: MessageId
@@ -156,14 +156,14 @@ class GroupView(NamedTuple):
     """The state of a group for one reader.
 
     Attributes:
-        base: how far all is done.
-        merged: the highest pointer of the claims that are done and lie before the base now; 0 if it does not exist.
-        segments: messages neither done nor claimed, in order.
-        covered: where claims lie that stay as they are, in order; those that touch are together.
-        open: the claims of other transactions that are not decided.
-        own: after the reader's own claims.
-        obsolete: rows to delete: done claims before the base, void claims, and marks.
-        free: the marks that take the place of those.
+        base: the id up to which all messages are processed.
+        merged: the highest pointer of the done claims that this base now includes; 0: the base includes no claim.
+        segments: the ranges that are neither processed nor claimed, in order.
+        covered: the ranges of the remaining claims, in order; adjoining claims are joined.
+        open: the undecided claims of other transactions.
+        own: the rank of the last message that the reader itself has claimed.
+        obsolete: rows to delete: claims included in the base, void claims, and old marks.
+        free: the marks that replace void claims and old marks.
     """
 
     base: MessageId
@@ -180,16 +180,14 @@ class GroupView(NamedTuple):
 
 
 def rank(message: MessageId) -> Rank:
-    """Return where an id lies among others. One without a payload part stands for its row, behind all payloads of
-    that.
-    """
+    """Return the sort key of an id. An id without a payload part sorts after all payloads of the same row."""
     if message.in_payload_table:
         return message
-    return (message.publish_ms, message.sequence, LONG_MAX, _MOST_SEQUENCE)
+    return (message.publish_ms, message.sequence, LONG_MAX, _MAX_SEQUENCE)
 
 
 def claim_outcome(pointer: int, reader: Transaction) -> ClaimOutcome:
-    """Return the outcome of the transaction with this id, as a reader sees it."""
+    """Return the outcome of claims of a transaction as seen by a reader."""
     if pointer <= 0:
         return ClaimOutcome.VOID
     if reader.is_current_write(pointer):
@@ -202,7 +200,7 @@ def claim_outcome(pointer: int, reader: Transaction) -> ClaimOutcome:
 
 
 def claim_outcomes(pointers: AbstractSet[int], reader: Transaction) -> dict[int, ClaimOutcome]:
-    """Return :func:`claim_outcome` of each pointer. Nearly all are in progress, and sets find those fastest."""
+    """Return :func:`claim_outcome` of each pointer; set operations handle the many pointers in progress."""
     own = (0, reader.transaction_id, reader.write_pointer, *reader.checkpoint_write_pointers)
     in_progress = pointers & set(reader.in_progress).difference(own)
     found = dict.fromkeys(in_progress, ClaimOutcome.OPEN)
@@ -211,19 +209,18 @@ def claim_outcomes(pointers: AbstractSet[int], reader: Transaction) -> dict[int,
 
 
 def settle_claim(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) -> GroupClaim:
-    """Return the mark that replaces a void claim or mark; a mark with 0 tries is unnecessary.
+    """Return the mark that replaces a void claim or an old mark; do not store a mark with 0 tries.
 
-    Only unfinished messages have marks. A counted delivery starts a delay; a mark whose delay is over loses it.
+    A counted delivery starts a delay; an elapsed delay is removed from the mark.
 
-    A void claim of a transaction that had started before the server was interrupted does not count as a delivery,
-    because the program may not have received its messages, or could not commit. A program that releases its claims
-    reports them itself.
+    A void claim of a transaction that started before the server's last start does not count as a delivery: the worker
+    may not have received the messages, or could not commit. A worker that releases its claims reports failures itself.
 
     Args:
-        interrupted: the last transaction that had started when the server last started or took over; 0: none.
+        interrupted: the newest transaction when this server started or became leader; 0: unknown.
     """
     if claim.pointer <= 0:
-        return claim._replace(retry_ms=backoff.still(claim.retry_ms, now_ms))
+        return claim._replace(retry_ms=backoff.pending_ms(claim.retry_ms, now_ms))
     if claim.pointer <= interrupted:
         return claim._replace(pointer=0, tries=claim.tries - 1)
     return claim._replace(pointer=0, retry_ms=backoff.retry_ms(claim.tries, now_ms))
@@ -235,33 +232,33 @@ def view_group(
     reader: Transaction,
     settle: Callable[[GroupClaim], GroupClaim] = lambda claim: claim,
 ) -> GroupView:
-    """Return the state of a group by its rows.
+    """Return the state of a group, computed from its position and claims.
 
     Args:
-        settle: makes marks of void claims, see :func:`settle_claim`; by default claims and marks stay unchanged.
+        settle: turns void claims into marks, see :func:`settle_claim`; by default claims and marks stay unchanged.
     """
     in_order = sorted(claims, key=_start)
-    view = claim_outcomes({claim.pointer for claim in in_order}, reader)
-    # Looked up once: an enumeration's members are slow, and with many claims these loops are most of what a poll costs.
+    outcomes = claim_outcomes({claim.pointer for claim in in_order}, reader)
+    # Local names, because the lookup of an enumeration's member is slow, and these loops dominate the cost of a poll.
     done, void, undecided, own = ClaimOutcome.DONE, ClaimOutcome.VOID, ClaimOutcome.OPEN, ClaimOutcome.OWN
     merged, done_to = 0, rank(base)
     for claim in in_order:
-        if view[claim.pointer] is done and claim.start <= done_to:
+        if outcomes[claim.pointer] is done and claim.start <= done_to:
             merged = max(merged, claim.pointer)
             if claim.stop > done_to:
                 base, done_to = claim.last, claim.stop
     covering, opened, obsolete, free, own_to = *(list[GroupClaim]() for _ in range(4)), LOWEST
     for claim in in_order:
-        is_ = view[claim.pointer]
-        if claim.stop <= done_to or is_ is void:
+        outcome = outcomes[claim.pointer]
+        if claim.stop <= done_to or outcome is void:
             obsolete.append(claim)
-            if is_ is void and claim.stop > done_to and (mark := settle(claim)).tries:
+            if outcome is void and claim.stop > done_to and (mark := settle(claim)).tries:
                 free.append(mark)
             continue
         covering.append(claim)
-        if is_ is undecided:
+        if outcome is undecided:
             opened.append(claim)
-        elif is_ is own:
+        elif outcome is own:
             own_to = max(own_to, claim.stop)
     covered = _join(covering)
     return GroupView(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, obsolete, free)
@@ -270,14 +267,13 @@ def view_group(
 def release_claims(
     claims: Sequence[GroupClaim], pointer: int, after: MessageId | None, backoff: Backoff, now_ms: int
 ) -> tuple[list[GroupClaim], list[GroupClaim]]:
-    """Free and remaining claims after a transaction returned its claims.
+    """Divide the claims of a group after a transaction releases its claims.
 
     Args:
-        after: it returns only messages after this id, without a delivery and a delay; None:
-            all.
+        after: release only messages after this id, without counting a delivery or a delay; None: release all.
 
     Returns:
-        Void claims and marks; and claims that stay.
+        The released claims and the marks; and the remaining claims.
     """
     free = [claim for claim in claims if claim.pointer in (0, pointer)]
     remaining = [claim for claim in claims if claim.pointer not in (0, pointer)]
@@ -294,28 +290,28 @@ def release_claims(
 def undo_claims(
     claims: Sequence[GroupClaim], orphans: Sequence[GroupClaim]
 ) -> tuple[list[GroupClaim], list[GroupClaim]]:
-    """Free and remaining claims after some claims got no response, so that they do not count as deliveries."""
+    """Divide the claims of a group after ``orphans`` were not delivered, so that they do not count as deliveries."""
     free = [claim for claim in claims if not claim.pointer]
     remaining = [claim for claim in claims if claim.pointer and claim not in orphans]
     return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in orphans], remaining
 
 
 def batch_limit(limit: int, tries: int, max_deliveries: int | None) -> int:
-    """Return the largest batch for messages with this number of deliveries; alone the last time.
+    """Return the maximum batch size: halved after each delivery, and 1 for the last allowed delivery.
 
     Args:
-        max_deliveries: the highest number of deliveries of a message; None: forever.
+        max_deliveries: the maximum number of deliveries of a message; None: unlimited.
     """
     if tries and max_deliveries is not None and tries >= max_deliveries - 1:
         return 1
     return max(1, limit >> tries)
 
 
-def share_of(segment: Segment, found: int) -> int:
-    """Return how many of a segment's first messages to deliver, so that a message that always fails is isolated.
+def isolating_size(segment: Segment, found: int) -> int:
+    """Return how many of a segment's ``found`` first messages to deliver, so that a poison message is isolated.
 
-    It is half of a failed batch. If several batches failed next to each other, as in an outage, :func:`batch_limit`
-    halves them instead.
+    The size is half of the failed batch. If the segment joins several failed batches, as after an outage,
+    :func:`batch_limit` halves them instead.
     """
     if not segment.tries or not segment.size or found > segment.size:
         return found
@@ -323,7 +319,7 @@ def share_of(segment: Segment, found: int) -> int:
 
 
 def marks(free: Sequence[GroupClaim], base: MessageId, covering: Sequence[GroupClaim]) -> list[GroupClaim]:
-    """Return the marks that are left of void claims, none of which overlap."""
+    """Return non-overlapping marks for the parts of ``free`` that no claim covers."""
     if not free:
         return []
     return [
@@ -336,13 +332,13 @@ def marks(free: Sequence[GroupClaim], base: MessageId, covering: Sequence[GroupC
 def runs(
     after: MessageId, until: MessageId, holes: Iterable[tuple[MessageId, MessageId]]
 ) -> list[tuple[MessageId, MessageId]]:
-    """Return a range of ids without some others in it; the first id of each is exclusive."""
+    """Return the ranges that remain of a range of ids without its holes; the first id of a range is exclusive."""
     covered = sorted((GroupClaim(first, last, 0, 0) for first, last in holes), key=_start)
     return [(first, last) for first, last in _parts_without(after, until, covered) if last is not None]
 
 
 def _join(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
-    """Join claims, which come in the order of their beginnings, to ranges that neither touch nor overlap."""
+    """Join adjoining and overlapping claims; the claims are sorted by their start."""
     spans, stop = list[list[MessageId]](), LOWEST
     for claim in claims:
         if not spans or claim.start > stop:
@@ -356,11 +352,11 @@ def _join(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
 def _segments(base: MessageId, covering: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
     """Yield unclaimed ranges after an id, each with the highest number of deliveries of its marks.
 
-    It makes one pass over the bounds of claims and marks, because a long transaction can have thousands.
+    A sweep line over the bounds of claims and marks, because a long transaction can have thousands of claims.
 
     Args:
         base: the id before the first range.
-        covering: claims in the order of their first messages.
+        covering: claims, sorted by their start.
         free: the marks.
     """
     if not free:
@@ -371,18 +367,19 @@ def _segments(base: MessageId, covering: Iterable[GroupClaim], free: Sequence[Gr
     ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > above}
     gaps = list(_parts_without(base, None, covering))
     cuts = sorted({*ends, *(after for after, _ in gaps)}, key=rank)
-    index, at, over, found = 0, 0, list[tuple[int, int, int, Rank]](), None
+    # A heap of the marks that cover the current range; the mark with the most deliveries is first.
+    index, at, active, found = 0, 0, list[tuple[int, int, int, Rank]](), None
     for after, until in gaps:
         at = bisect_right(cuts, rank(after), lo=at, key=rank)
         stop = len(cuts) if until is None else bisect_left(cuts, rank(until), lo=at, key=rank)
         for first, last in zip([after, *cuts[at:stop]], [*cuts[at:stop], until], strict=True):
             while index < len(free) and free[index].start <= rank(first):
                 mark = free[index]
-                heappush(over, (-mark.tries, -mark.retry_ms, mark.size, mark.stop))
+                heappush(active, (-mark.tries, -mark.retry_ms, mark.size, mark.stop))
                 index += 1
-            while over and over[0][3] <= rank(first):
-                heappop(over)
-            tries, size, retry_ms = (-over[0][0], over[0][2], -over[0][1]) if over else (0, 0, 0)
+            while active and active[0][3] <= rank(first):
+                heappop(active)
+            tries, size, retry_ms = (-active[0][0], active[0][2], -active[0][1]) if active else (0, 0, 0)
             if found is not None and found[1:] == (first, tries, size, retry_ms):
                 found = found._replace(until=last)
                 continue
@@ -396,7 +393,7 @@ def _segments(base: MessageId, covering: Iterable[GroupClaim], free: Sequence[Gr
 def _parts_without(
     after: MessageId, until: MessageId | None, covered: Iterable[GroupClaim]
 ) -> Iterator[tuple[MessageId, MessageId | None]]:
-    """Yield the parts of a range without claims; the claims are in the order of their first messages."""
+    """Yield the parts of a range that no claim covers; the claims are sorted by their start."""
     at, stop = rank(after), None if until is None else rank(until)
     for claim in covered:
         start = claim.start

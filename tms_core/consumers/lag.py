@@ -4,9 +4,10 @@ The lag counts messages that a poll outside transactions would return: rows of t
 without expired rows, but with rolled back and uncommitted messages. A row that refers to stored payloads counts as many
 messages as it has unread payloads.
 
-Counting reads keys only, and whole rows in topics with stored payloads, because keys do not show references. Messages
-that several consumers have not read are counted once: from the latest position on, then from each position to the next
-later one. Counting proceeds in steps of a page, so that a background count can pause after each. It changes nothing.
+Counting reads keys only, except in topics with stored payloads: there it reads whole rows, because keys do not show
+references. Each row is read once for all consumers: first the rows after the latest position, then the rows between
+each position and the next later one. Counting is read-only and proceeds page by page, so that a background count can
+pause between pages.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from tms_core.tables.base import KEYS, MESSAGES, Page, Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
-#: The most keys of one page, and the most bytes of a page of whole rows.
+#: The maximum number of keys in a page, and the maximum size of a page of whole rows in bytes.
 PAGE_ROWS, _PAGE_BYTES = 4000, 1 << 20
 
-#: A running count: yields the number of rows that each step has read, and returns the result.
+#: A running count: yields the number of rows read by each step, and returns the lags.
 Counting = Generator[int, None, "list[Lag]"]
 
 
@@ -41,12 +42,11 @@ class Lag(NamedTuple):
 
     Attributes:
         messages: the number of unread messages.
-        at_least: whether the count stopped at its limit, so that there may be more.
+        at_least: whether the count stopped at its limit, so that ``messages`` is a lower bound.
         oldest_ms: the publish time of the oldest unread message; None without unread messages.
-        expired: whether messages may have expired unread: messages as old as its position have expired since the
-            position was stored. For a consumer that has read nothing yet, it is true once messages from the time since
-            its registration have expired. If a topic was quiet for that long, the absence of such messages cannot be
-            known.
+        expired: whether messages may have expired unread, because messages as old as the position are expired now.
+            Until a consumer has read a message, the time of its registration counts instead. The value is also true if
+            the topic had no messages in that time, because deleted messages leave no trace.
     """
 
     position: Position
@@ -61,10 +61,10 @@ class Lag(NamedTuple):
 
 
 class LagTables(NamedTuple):
-    """The tables that show which messages readers can read.
+    """The tables that determine which messages readers see.
 
     Attributes:
-        floor: the hold of unread messages; None: nothing is held.
+        floor: the hold of unread messages; None: messages are not held.
     """
 
     store: Reads
@@ -77,13 +77,13 @@ def count(
     topic: TopicMetadata,
     positions: Collection[Position],
     now_ms: int,
-    most_rows: int | None = None,
+    max_rows: int | None = None,
 ) -> Counting:
     """Count the unread messages of a topic's consumers.
 
     Args:
-        now_ms: the time at which ttls are judged.
-        most_rows: the most rows to read for all consumers together; None: unlimited.
+        now_ms: the current time in milliseconds, for expiry.
+        max_rows: the maximum number of rows to read for all consumers together; None: unlimited.
 
     Returns:
         The lags in the order of the consumers' names.
@@ -94,35 +94,35 @@ def count(
     store, expiries, floor = tables
     due = expiry = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)
     if floor is not None:
-        expiry, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)
+        expiry, cutoff = floor.lowest(due), floor.cutoff_for(topic, due, positions)
     starts = {position: unread_from(store, topic, position, cutoff) for position in positions}
     # Negative times, which no server writes, sort after all others.
     generation = topic.rows_prefix
     stop = generation + NEGATIVE
     has_stored = bool(positions) and store.payload.first(generation, stop_key(generation)) is not None
     found: list[Lag] = []
-    count = _RangeCount(store, expiries, topic, now_ms, most_rows, has_stored=has_stored)
+    count = _RangeCount(store, expiries, topic, now_ms, max_rows, has_stored=has_stored)
     for position, start in sorted(starts.items(), key=lambda item: item[1], reverse=True):
         yield from count.add(start, stop)
         stop = start
-        # The consumer has read a part of the payloads of the row at its position.
+        # A position may lie inside a row with several payloads: subtract the payloads that are read already.
         read = yield from count.read_before(position, start)
-        expired = expiry.expires(_heard_ms(position))
+        expired = expiry.expires(_caught_up_ms(position))
         found.append(Lag(position, max(0, count.messages - read), count.cut_short, count.oldest_ms, expired))
     return sorted(found, key=lambda lag: lag.position.name)
 
 
-def _heard_ms(position: Position) -> int:
-    """Return the time until which a consumer has certainly missed no message, in milliseconds.
+def _caught_up_ms(position: Position) -> int:
+    """Return the time up to which a consumer has certainly missed no message, in milliseconds.
 
-    If a consumer starts without a read message, the age of existing messages is not read.
+    For a consumer that has read nothing, this is its registration: the age of existing messages is not known.
     """
-    began = position.id.publish_ms == 0
-    return position.updated_ms if began else max(position.id.publish_ms, position.since_ms)
+    has_read = position.id.publish_ms > 0
+    return max(position.id.publish_ms, position.since_ms) if has_read else position.updated_ms
 
 
 def finish(counting: Counting) -> list[Lag]:
-    """Run all steps at once."""
+    """Run all steps of a count, and return the lags."""
     while True:
         try:
             next(counting)
@@ -132,7 +132,7 @@ def finish(counting: Counting) -> list[Lag]:
 
 
 class _RangeCount:
-    """The number of rows from a key to the last row of a topic; it grows towards the first row."""
+    """A count of the messages from a key to the last row of a topic; ``add`` extends it towards the first row."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _RangeCount:
         expiries: Expiries,
         topic: TopicMetadata,
         now_ms: int,
-        most_rows: int | None,
+        max_rows: int | None,
         *,
         has_stored: bool,
     ) -> None:
@@ -149,14 +149,14 @@ class _RangeCount:
         self._has_stored = has_stored
         self._expiries = expiries
         self._now_ms = now_ms
-        self._rows_remaining = most_rows
+        self._rows_remaining = max_rows
         self._key_bytes = len(topic.topic.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES
         self.messages = 0
         self.oldest_ms: int | None = None
         self.cut_short = False
 
     def add(self, start: bytes, stop: bytes) -> Generator[int, None, None]:
-        """Count, in steps, the rows of a range that precedes the counted range directly."""
+        """Count, page by page, the rows of the range directly before the counted range."""
         oldest: bytes | None = None
         resume: bytes | None = start
         while resume is not None and resume < stop:
@@ -174,7 +174,7 @@ class _RangeCount:
             self.oldest_ms = key.publish_ms
 
     def _page(self, start: bytes, stop: bytes, limit: int) -> tuple[Page[list[bytes]], dict[bytes, int]]:
-        """Return keys, and the pointers of those whose rows refer to stored payloads."""
+        """Return the keys of a page, and for each row that refers to stored payloads its pointer."""
         if not self._has_stored:
             return self._store.message.read(KEYS, start, stop, limit), {}
         page = self._store.message.read(MESSAGES.within(_PAGE_BYTES), start, stop, limit)
@@ -193,7 +193,7 @@ class _RangeCount:
 
     @property
     def _limit(self) -> int:
-        # One row is read of what may not be counted any more: it shows whether there is something, and how old.
+        # At least one row, even at the limit: it shows whether unread messages exist, and their age.
         return PAGE_ROWS if self._rows_remaining is None else max(1, min(PAGE_ROWS, self._rows_remaining))
 
     def _resume(self, page: Page[list[bytes]]) -> bytes | None:

@@ -1,12 +1,12 @@
-"""The positions of named consumers, and messages that are held for them.
+"""The positions of named consumers, and the hold of messages that they have not read.
 
 A position is a row of the side table (:mod:`tms_core.tables.side`): ``c`` + topic + generation + name. A topic that was
 deleted and created again has another generation, so its consumers restart, and rows of old generations are never read.
 
-With the *floor*, a message does not expire for any reader while a registered consumer has not read it, but at most for
-a configured time after its TTL. Readers and janitor must agree, so both compute the cutoff here. The cutoff never moves
+With the *floor*, a message stays visible to all readers while a registered consumer has not read it, for at most a
+configured time after its TTL. Readers and janitor must agree, so both compute the cutoff here. The cutoff never moves
 back: a position does not hold messages that had expired when it was written (:attr:`Position.since_ms`). Therefore a
-deletable message never becomes held again, and a sweep needs to read the positions only once.
+deletable message never becomes held again, and a sweep reads the positions only once.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from tms_core.tables.base import MESSAGES, Reads, every
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
-#: The first byte of keys.
+#: The first key byte of positions.
 _CONSUMER = b"c"
-#: The id, when it was written, and the cut-off then.
+#: The fields of :class:`Position` without the name.
 _VALUE = struct.Struct(">20sqq")
 
 
 class Position(NamedTuple):
-    """How far a consumer has read.
+    """The position of a consumer.
 
     Attributes:
-        id: of the last message it has read.
-        updated_ms: when it said so; at least the id's time, but where it was set to a time that had not come yet.
-        since_ms: the topic's cut-off at that moment, before which nothing is held for it.
+        id: the id of the last message that the consumer has read.
+        updated_ms: the time of the update; at least the id's publish time, unless the position was set to the future.
+        since_ms: the topic's cutoff at the update; older messages are not held for the consumer.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Positions:
 
     def put(self, topic: TopicMetadata, position: Position) -> None:
         """Write a consumer's position. Durable on return."""
-        key = names(topic.topic, topic.generation) + position.name.encode("ascii")
+        key = consumer_prefix(topic.topic, topic.generation) + position.name.encode("ascii")
         self._table.put([(key, _pack(position))])
 
     def move(
@@ -85,42 +85,42 @@ class Positions:
             Unavailable: another server has changed the position.
             StoreError: the table could not be written.
         """
-        key = names(topic.topic, topic.generation) + position.name.encode("ascii")
+        key = consumer_prefix(topic.topic, topic.generation) + position.name.encode("ascii")
         expected = None if previous is None else _pack(previous)
         if not self._table.exchange(key, expected, _pack(position), puts, deletes):
             raise Unavailable(f"The position of consumer {position.name} changed during the request.", "Try again.")
 
     def touch(self, topic: TopicId, generation: int, name: str) -> None:
-        """Write a position again as a later one, since claims of its consumer were changed without it.
+        """Increase the update time of a position after a change of its consumer's claims; ignore missing positions.
 
-        A server that remembers them knows by that to read them again. A position that is not there is no error.
+        The changed position makes servers reload the claims that they have cached.
 
         Raises:
             StoreError, FormatError: the table could not be read or written.
         """
-        key = names(topic, generation) + name.encode("ascii", "replace")
+        key = consumer_prefix(topic, generation) + name.encode("ascii", "replace")
         while (value := self._table.get(key)) is not None:
             position = _position(name, value)
             if self._table.exchange(key, value, _pack(position._replace(updated_ms=position.updated_ms + 1))):
                 return
 
     def get(self, topic: TopicMetadata, name: str) -> Position | None:
-        """Return a consumer's position; None when there is no such consumer of this generation."""
-        value = self._table.get(names(topic.topic, topic.generation) + name.encode("ascii"))
+        """Return a consumer's position; None if this generation of the topic has no consumer of that name."""
+        value = self._table.get(consumer_prefix(topic.topic, topic.generation) + name.encode("ascii"))
         return None if value is None else _position(name, value)
 
     def delete(self, topic: TopicMetadata, name: str) -> None:
         """Delete a consumer; do nothing if it does not exist."""
-        self._table.delete([names(topic.topic, topic.generation) + name.encode("ascii")])
+        self._table.delete([consumer_prefix(topic.topic, topic.generation) + name.encode("ascii")])
 
     def forget_previous(self, topic: TopicMetadata) -> None:
-        """Forget the consumers that earlier generations of a topic had."""
-        start, stop = names(topic.topic, 0), names(topic.topic, topic.generation)
+        """Delete the positions of a topic's old generations."""
+        start, stop = consumer_prefix(topic.topic, 0), consumer_prefix(topic.topic, topic.generation)
         self._table.delete([key for key, _ in self._rows(start, stop)])
 
     def of(self, topic: TopicMetadata) -> list[Position]:
         """Return the positions of a topic's consumers, in the order of their names."""
-        prefix = names(topic.topic, topic.generation)
+        prefix = consumer_prefix(topic.topic, topic.generation)
         rows = self._rows(prefix, stop_key(prefix))
         return [_position(key[len(prefix) :].decode("ascii"), value) for key, value in rows]
 
@@ -142,10 +142,10 @@ class Positions:
 
 
 class Floor:
-    """Holds messages that a consumer has not read (``server.consumers.floor``); threads may share it.
+    """The hold of messages that a consumer has not read (``server.consumers.floor``); threads may share it.
 
     Args:
-        max_hold_seconds: how long after its ttl a message is held at most.
+        max_hold_seconds: the maximum hold of a message after its TTL.
     """
 
     def __init__(self, positions: Positions, store: Reads, max_hold_seconds: int) -> None:
@@ -154,20 +154,20 @@ class Floor:
         self._max_hold_ms = max_hold_seconds * 1000
 
     def cutoff(self, topic: TopicMetadata, due: Cutoff) -> Cutoff:
-        """Return a topic's cut-off: as :meth:`lowered`, for the consumers it has now."""
-        return self.lowered(topic, due, self.positions.of(topic))
+        """Return a topic's cutoff: :meth:`cutoff_for` its current consumers."""
+        return self.cutoff_for(topic, due, self.positions.of(topic))
 
-    def lowered(self, topic: TopicMetadata, due: Cutoff, positions: Iterable[Position]) -> Cutoff:
-        """Return the cut-off of a topic with these consumers: the oldest message that one of them has not read lives.
+    def cutoff_for(self, topic: TopicMetadata, due: Cutoff, positions: Iterable[Position]) -> Cutoff:
+        """Return the cutoff that keeps the oldest message that one of these consumers has not read.
 
         Args:
-            due: where the ttl puts it; the answer is never above it.
+            due: the cutoff by TTL; an upper bound of the result.
 
         Raises:
             StoreError: the tables could not be read.
         """
         lowest = self.lowest(due)
-        # Who has read all that is due holds nothing, and costs nothing.
+        # A consumer that has read all expired messages does not lower the cutoff, and needs no read of the store.
         late = [position for position in positions if position.id.publish_ms < due.ms]
         start = min((unread_from(self._store, topic, position, lowest) for position in late), default=None)
         stop = time_prefix(topic.topic.prefix, topic.generation, due.ms)
@@ -182,29 +182,29 @@ class Floor:
         return due
 
     def lowest(self, due: Cutoff) -> Cutoff:
-        """Return the lowest possible cutoff: no consumer holds messages before it."""
+        """Return the lowest cutoff that consumers can cause: older messages exceed the maximum hold."""
         return Cutoff(max(0, due.ms - self._max_hold_ms))
 
 
 def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: int = 0, lifetime_ms: int = 0) -> Cutoff:
-    """Return the cut-off that readers go by (rule L3).
+    """Return the cutoff of readers (rule L3).
 
     Args:
-        floor: the holds that may lower it; None: nothing.
-        from_ms: the time of the first message that is wanted. Rows before the TTL's own cutoff are not read if the
-            reader starts after it.
-        lifetime_ms: how long a transaction may write; the additional time during which readers see held messages of a
-            topic.
+        floor: the hold of unread messages; None: messages are not held.
+        from_ms: the publish time at which the reader starts. If it is after the cutoff by TTL, the hold makes no
+            difference, and the positions are not read.
+        lifetime_ms: how long after its start a transaction may write. With ``hold: transaction``, messages live longer
+            by this time.
     """
     due = Cutoff.at(now_ms - (lifetime_ms if topic.holds_transactions else 0), topic.ttl_seconds)
     return floor.cutoff(topic, due) if floor is not None and due.expires(from_ms) else due
 
 
 def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: Cutoff) -> bytes:
-    """Return the first key that a message can have which a consumer has not read.
+    """Return the first key at which an unread message of a consumer can be.
 
-    Where a position lies inside the stored payloads of a transaction, that is the row that stands for them, as long as
-    there are more of them.
+    If the position lies inside the stored payloads of a transaction, and payloads follow, this is the key of the row
+    that refers to them.
 
     Raises:
         StoreError: the tables could not be read.
@@ -218,7 +218,7 @@ def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: 
 
 
 def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId) -> bool:
-    """Return whether the row of a message with a payload has further messages."""
+    """Return whether the row of a stored payload refers to payloads after it."""
     if not message.in_payload_table:
         return False
     for _, (pointer, payload) in store.message.read(MESSAGES, key, key + b"\0", 1).items:
@@ -232,10 +232,10 @@ def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId
 def highest_id(side: SideTable, prefix: bytes) -> MessageId:
     """Return the highest id that a consumer has read; all zeros: no consumer has read a message.
 
-    A position in the future does not count: its consumer skips messages until then.
+    Positions in the future do not count: their consumers skip messages, they have not read them.
 
     Args:
-        prefix: the start of the row keys of a topic and generation.
+        prefix: the row key prefix of a topic's generation.
     """
     start = _CONSUMER + prefix
     rows = every(side.rows, start, stop_key(start))
@@ -243,8 +243,8 @@ def highest_id(side: SideTable, prefix: bytes) -> MessageId:
     return max((one.id for one in found if one.id.publish_ms <= one.updated_ms), default=MessageId(0, 0))
 
 
-def names(topic: TopicId, generation: int) -> bytes:
-    """Return the start of the keys of a topic's consumers, which their names follow."""
+def consumer_prefix(topic: TopicId, generation: int) -> bytes:
+    """Return the key prefix of the positions of a topic's consumers; the name follows."""
     return _CONSUMER + generation_prefix(topic.prefix, generation)
 
 

@@ -1,12 +1,11 @@
-"""Messages that all consumers of a topic have processed, so that they may be deleted (rule L7).
+"""Retention ``consumed``: messages that all consumers of a topic have processed may be deleted (rule L7).
 
-With the property ``retention: consumed``, the janitor deletes messages before their TTL. Before it deletes, it
-announces the limit in a row of the side table: ``r`` + topic + generation has the first position that stays (10 bytes).
-A new or moved consumer starts at or after that position (:func:`begin`).
+The janitor deletes such messages before their TTL. First it announces the limit in a row of the side table. The key is
+``r`` + topic + generation, and the value is the first position that stays (10 bytes). A new or moved consumer starts at
+or after that position (:func:`start_after`).
 
-The janitor writes its row and then reads the consumers. A consumer writes its row and then reads the announced limit.
-Whichever is second sees the first. Therefore a message that no consumer needed after the announcement is never needed
-again.
+The janitor writes its row and then reads the positions. A consumer writes its position and then reads the announced
+limit. Whichever comes second sees the write of the other. Therefore no consumer can start before the limit unnoticed.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: The first byte of keys.
+#: The first key byte of announced limits.
 _ANNOUNCED = b"r"
 
 
 def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int:
-    """Return the first position (``milliseconds * 65,536 + sequence``) that a consumer has not processed; 0 without
-    consumers.
+    """Return the first position (``milliseconds * 65,536 + sequence``) that a consumer has not processed.
 
-    A claim counts once its transaction is committed and nothing before it is missing, as in the group's next poll.
+    Return 0 if the topic has no consumers. A claim counts as processed if its transaction is committed and it adjoins
+    the base, as in the group's next poll.
 
     Args:
-        reader: the facts about transactions; from before the claims are read, since one that is rolled back goes before
-            its transaction finishes.
+        reader: a transaction snapshot from before the read of the claims. With a later snapshot, a claim that was
+            released after the read would count as processed.
 
     Raises:
-        StoreError, FormatError: they could not be read.
+        StoreError, FormatError: the table could not be read, or a row is damaged.
     """
     return min(processed_by(side, topic, reader).values(), default=0)
 
@@ -49,20 +48,20 @@ def processed_by(side: SideTable, topic: TopicMetadata, reader: Transaction) -> 
 
 
 def announced(side: SideTable, topic: TopicMetadata) -> int:
-    """Return the first position that is not released for deletion; 0: nothing is released."""
+    """Return the announced limit: the first position that is not released for deletion; 0: nothing is released."""
     return announced_in(side, topic.rows_prefix)
 
 
 def announced_in(side: SideTable, prefix: bytes) -> int:
-    """Return the same, of the topic and generation whose row keys start so."""
+    """Return the announced limit of the topic and generation with this row key prefix."""
     return int.from_bytes(side.get(_ANNOUNCED + prefix) or b"", "big")
 
 
 def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
-    """Announce that rows before a position may be deleted; the previous announcement stands. Durable on return.
+    """Announce that rows before a position may be deleted; never lower an announced limit. Durable on return.
 
     Raises:
-        StoreError: it could not be written.
+        StoreError: the table could not be written.
     """
     key = _key(topic)
     while True:
@@ -73,14 +72,14 @@ def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
             return
 
 
-def begin(side: SideTable, topic: TopicMetadata, message: MessageId) -> MessageId:
-    """Return the id after which a consumer starts that requests this one: released messages are skipped."""
+def start_after(side: SideTable, topic: TopicMetadata, message: MessageId) -> MessageId:
+    """Return the id after which a consumer starts: the requested id, or the last released message if it is later."""
     first = announced(side, topic)
     return max(message, MessageId(first - 1 >> 16, first - 1 & 0xFFFF), key=rank) if first else message
 
 
 def _position_after(base: MessageId) -> int:
-    """Return the first position after the processed messages; of a row with several payloads all must be."""
+    """Return the first position that is not completely processed; a row is if all its payloads are."""
     at = base.publish_ms << 16 | base.sequence
     return at if base.in_payload_table or not at else at + 1
 
