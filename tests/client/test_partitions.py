@@ -10,7 +10,7 @@ from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, work
 from tms_core.client.testing import InProcess
 from tms_core.client.transactions import partitions
 from tms_core.messaging.groups.claims import Groups
-from tms_core.messaging.topics.partitions import number_of
+from tms_core.messaging.topics.partitions import hash_key
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -54,7 +54,7 @@ def test_key_chooses_a_partition_and_none_takes_turns(client: Client) -> None:
     with_partitions(client, 4)
     for number in range(8):
         client.publish(EVENTS, [b"%d" % number], key=b"user 7")
-    assert payloads(client, f"{EVENTS}-{number_of(b'user 7') % 4}") == [b"%d" % number for number in range(8)]
+    assert payloads(client, f"{EVENTS}-{hash_key(b'user 7') % 4}") == [b"%d" % number for number in range(8)]
     client.create_topic("default:turns", properties={"partitions": "3"})
     for _ in range(6):
         client.publish("default:turns", [b"x"])
@@ -96,8 +96,8 @@ def test_given_routes_then_each_has_a_copy_by_its_own_key_or_none_has(client: Cl
         tx.publish(EVENTS, [b"3"], key=key)
         tx.roll_back()
     users, pages = f"{EVENTS}-users", f"{EVENTS}-pages"
-    assert payloads(client, f"{users}-{number_of(b'ada') % 2}") == [b"1", b"2"]
-    assert payloads(client, f"{pages}-{number_of(b'/cart') % 3}") == [b"1", b"2"]
+    assert payloads(client, f"{users}-{hash_key(b'ada') % 2}") == [b"1", b"2"]
+    assert payloads(client, f"{pages}-{hash_key(b'/cart') % 3}") == [b"1", b"2"]
     assert (consumed(client, users), consumed(client, pages)) == ([b"1", b"2"], [b"1", b"2"])
     client.publish(EVENTS, [b"4"])
     assert (consumed(client, users), consumed(client, pages)) == ([b"4"], [b"4"])
@@ -154,7 +154,7 @@ def test_given_a_consumer_then_it_begins_with_the_partition_that_it_had_last(cli
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Groups, "poll", noted)
         assert consumed(client, limit=1) == [b"b"]
-    assert [str(topic) for topic in asked] == [f"{EVENTS}-{number_of(b'k') % 3}"]
+    assert [str(topic) for topic in asked] == [f"{EVENTS}-{hash_key(b'k') % 3}"]
 
 
 def test_given_a_pattern_then_a_consumer_has_all_topics_that_fit(client: Client) -> None:

@@ -76,7 +76,7 @@ def test_notification_that_fails_leaves_the_publish_answered() -> None:
     open_topic = OpenTopic(b"", Ids(0))
     open_topic.wakes[failing] = None
     open_topic.wakes[lambda: told.append(1)] = None
-    open_topic.tell()
+    open_topic.wake_polls()
     assert told == [1]
 
 

@@ -43,7 +43,7 @@ def test_cache_without_room_forgets_the_oldest_runs_of_all_topics() -> None:
     for number in range(3):
         cache.add(A, [run(10 * number, bytes(1000))])
         cache.add(B, [run(10 * number, bytes(1000))])
-    assert cache.figures.weight == one * 4
+    assert cache.stats.weight == one * 4
     for prefix in (A, B):
         assert cache.read(prefix, 0, 100, 1 << 20, 0) is None
         assert cache.read(prefix, 1, 100, 1 << 20, 0) == [run(10, bytes(1000)), run(20, bytes(1000))]
@@ -79,7 +79,7 @@ def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
     cache.add(A, [run(0, bytes(1000))])
     cache.add(B, [run(0, bytes(1000))])
     cache.forget(A, 5)
-    assert cache.figures.weight == one
+    assert cache.stats.weight == one
     cache.add(A, [run(10, bytes(1000))])
     assert cache.read(B, 0, 100, 1 << 20, 0) == [run(0, bytes(1000))]
     assert cache.read(A, 4, 100, 1 << 20, 0) is None
@@ -91,7 +91,7 @@ def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
     cache.drop(A)
     cache.drop(A)
     assert cache.read(A, 5, 100, 1 << 20, 0) is None
-    assert cache.figures.weight == one
+    assert cache.stats.weight == one
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (1, 1)])
@@ -116,7 +116,7 @@ def test_read_in_any_room_is_complete_from_there_on(sizes: list[int], limit_byte
         at += size + data.draw(st.integers(0, 3))
     start = data.draw(st.integers(0, at + 1))
     found = cache.read(A, start, at + 10, 1 << 20, 0)
-    assert cache.figures.weight <= limit_bytes
+    assert cache.stats.weight <= limit_bytes
     if found is not None:
         assert found == [item for item in added if item.stop > start]
 
@@ -125,7 +125,7 @@ def test_read_in_any_room_is_complete_from_there_on(sizes: list[int], limit_byte
 
 
 def hits(kit: Kit) -> int:
-    return kit.service.cache.figures.hits
+    return kit.service.cache.stats.hits
 
 
 def test_given_a_consumer_that_keeps_up_when_it_polls_then_the_store_is_not_read(kit: Kit) -> None:
@@ -306,7 +306,7 @@ def test_shared_run_of_a_topic_made_again_is_not_shown(kit: Kit) -> None:
     assert answer(kit) == MANY
     before = kit.ids()
     kit.service.delete_topic(named("orders"))
-    assert kit.service.cache.figures.weight == 0
+    assert kit.service.cache.stats.weight == 0
     kit.create("orders")
     kit.publish("orders", *reversed(MANY))
     kit.create("others")
@@ -344,9 +344,9 @@ def test_share_beyond_the_room_keeps_the_newest_parts_and_all_runs() -> None:
     kept = [cache.share(parts, first, part(1000)) for first in (1, 3, 2, 0, 4)]
     # A quarter of the room is for them; one that is older than all takes no other's place.
     assert (kept, list(parts)) == ([True, True, True, False, True], [3, 4])
-    assert cache.figures.weight == rows.weight + 2000
+    assert cache.stats.weight == rows.weight + 2000
     assert not cache.share(parts, 5, part(2501))
     assert list(parts) == [3, 4]
     cache.share(parts, 6, part(1000))
     cache.drop(A)
-    assert (parts, cache.figures.weight) == ({}, 0)
+    assert (parts, cache.stats.weight) == ({}, 0)

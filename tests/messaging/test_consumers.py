@@ -140,7 +140,7 @@ def test_unread_payloads_of_a_transaction_stay_visible(held: Kit) -> None:
 
 
 def test_consumer_beyond_the_most_names_is_refused(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST_NAMES", 3)
+    monkeypatch.setattr(remembered, "MAX_NAMES", 3)
     kit.create("bills")
     for name in ("a", "b", "c"):
         put(kit, READ_NONE, name)
@@ -159,7 +159,7 @@ def test_consumer_beyond_the_most_names_is_refused(kit: Kit, monkeypatch: pytest
 
 
 def test_consumers_of_another_server_count_after_forget(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST_NAMES", 3)
+    monkeypatch.setattr(remembered, "MAX_NAMES", 3)
     put(kit, READ_NONE, "a")
     kit.serve().consumers.put(ORDERS, "b", READ_NONE)
     kit.serve().consumers.put(ORDERS, "c", READ_NONE)

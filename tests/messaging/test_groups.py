@@ -12,7 +12,7 @@ import pytest
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND
 from tests.kit.messaging import GROUP, ORDERS, READ_NONE, GroupKit, group_kit
 from tests.support import raising
-from tms_core.consumers.claim_rows import free_void
+from tms_core.consumers.claim_rows import release_void_claims
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
 from tms_core.messaging.groups import claims as groups
 from tms_core.messaging.groups.claims import GroupPoll, Order
@@ -544,7 +544,7 @@ def test_poll_after_claims_were_freed_gives_their_messages_again(kit: GroupKit) 
     one = kit.begin()
     assert kit.any(one) == [b"a"]
     kit.time_out(one)
-    assert free_void(kit.side, lambda pointer: pointer == one.transaction_id, lambda _: False) == 1
+    assert release_void_claims(kit.side, lambda pointer: pointer == one.transaction_id, lambda _: False) == 1
     kit.manager.truncate_invalid([one.transaction_id])
     assert kit.any(kit.begin()) == [b"a"]
 
@@ -796,7 +796,7 @@ def test_poll_of_an_idle_group_says_where_the_next_message_may_come(kit: GroupKi
 
 
 def test_groups_without_claims_take_bounded_memory(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_MOST_ROWS", 10)
+    monkeypatch.setattr(groups, "_MAX_ROWS", 10)
     for number in range(40):
         kit.service.consumers.put(ORDERS, f"g{number}", READ_NONE)
         assert not kit.ask(kit.begin(), group=f"g{number}").messages

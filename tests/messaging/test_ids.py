@@ -37,7 +37,7 @@ def test_take_of_ids_ends_readers_before_them_until_release() -> None:
     assert ids.end == 5
     first = ids.first(1)
     assert first == position(1)
-    ids.take(first, first + 3)
+    ids.reserve(first, first + 3)
     assert (ids.end, ids.free) == (first, first + 3)
     ids.release()
     assert ids.end == first + 3
@@ -49,10 +49,10 @@ def test_take_of_ids_ends_readers_before_them_until_release() -> None:
 
 def test_take_of_ids_without_any_left_is_unavailable() -> None:
     ids = Ids(POSITIONS - 1)
-    ids.take(POSITIONS - 1, POSITIONS)
+    ids.reserve(POSITIONS - 1, POSITIONS)
     ids.release()
     with pytest.raises(Unavailable):
-        ids.take(POSITIONS, POSITIONS + 1)
+        ids.reserve(POSITIONS, POSITIONS + 1)
     with pytest.raises(Unavailable):
         ids.skip(POSITIONS + 1)
     assert ids.end == POSITIONS

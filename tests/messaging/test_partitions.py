@@ -26,7 +26,7 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.topics.partitions import MOST_FAMILIES, Family, Layout, layout_of, number_of
+from tms_core.messaging.topics.partitions import MAX_FAMILIES, Family, Layout, hash_key, layout_of
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import KEYS
 from tms_core.tables.memory import MemoryStore
@@ -352,7 +352,7 @@ def test_change_of_partitions_twice_keeps_one_that_is_being_written(
 def test_change_of_partitions_deletes_families_without_messages(store: Cut, service: MessagingService) -> None:
     service.create_topic(ORDERS, {})
     service.publish(ORDERS, [b"0"])
-    for number in range(1, MOST_FAMILIES):
+    for number in range(1, MAX_FAMILIES):
         service.update_topic(ORDERS, {"partitions": str(1 + number % 2)})
         service.publish(named(("orders" if number == 1 else f"orders-f{number}") + "-0"), [b"1"])
     before = seen(service)
@@ -486,8 +486,8 @@ def test_group_of_a_topic_made_again_has_drained_nothing(service: MessagingServi
 
 
 def test_given_a_key_then_its_number_is_the_crc_of_its_bytes() -> None:
-    assert number_of("ä") == number_of("ä".encode())
-    assert number_of(b"123456789") == 0xCBF43926
+    assert hash_key("ä") == hash_key("ä".encode())
+    assert hash_key(b"123456789") == 0xCBF43926
 
 
 def test_given_notes_that_cannot_be_read_then_the_topic_is_damaged() -> None:

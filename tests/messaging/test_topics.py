@@ -311,7 +311,7 @@ def test_shorter_ttl_reports_how_many_messages_it_hides(kit: Kit, monkeypatch: p
     assert kit.service.count_ages(named("orders"), 60) == (4, 1, False, None)  # one is gone; one exactly as old lives
     assert kit.service.count_ages(named("orders"), 5) == (4, 4, False, None)
     monkeypatch.setattr("tms_core.messaging.topics.catalog._COUNTED_PAGE", 2)
-    monkeypatch.setattr("tms_core.messaging.topics.catalog._MOST_COUNTED", 2)
+    monkeypatch.setattr("tms_core.messaging.topics.catalog._MAX_COUNTED", 2)
     assert kit.service.count_ages(named("orders"), 20) == (2, 2, True, None)
 
 

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, janitor
 from tms_core.clock import ManualClock
-from tms_core.consumers.claim_rows import all_claims, free_void
+from tms_core.consumers.claim_rows import all_claims, release_void_claims
 from tms_core.errors import StoreError, TmsError
 from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
@@ -302,7 +302,7 @@ class GroupWorld:
         """
         invalid = self.manager.visibility()
         if self.random.random() < 0.5:
-            free_void(self.side, invalid.is_invalid, lambda _: False)
+            release_void_claims(self.side, invalid.is_invalid, lambda _: False)
         closed = [one for one in invalid.invalid if transaction_ms(one) + 2 * LIFETIME_MS < self.clock.now_ms()]
         self._negate(closed)
         self.reached["truncated"] += len(closed)

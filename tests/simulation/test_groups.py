@@ -116,7 +116,7 @@ def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (group_world, engine, managing):
-        monkeypatch.setattr(module, "free_void", lambda *_: 0)
+        monkeypatch.setattr(module, "release_void_claims", lambda *_: 0)
 
 
 def truncated_with_claims(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def least_base_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def announced_to_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "begin", lambda *given: given[-1])
+    monkeypatch.setattr(retention, "start_after", lambda *given: given[-1])
 
 
 def positions_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

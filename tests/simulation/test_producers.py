@@ -47,7 +47,7 @@ LEADS = SENT | {"died", "answer lost", "fenced", "deposed", "handed over", "rows
 
 @pytest.fixture(autouse=True)
 def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
 
 
 @pytest.mark.seeded
@@ -151,13 +151,13 @@ def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands there is taken for the last request."""
-    monkeypatch.setattr(LastRequest, "found", lambda self, _: self)
+    monkeypatch.setattr(LastRequest, "last_written", lambda self, _: self)
 
 
 def seats_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes behind an announcement is taken for its producer's."""
-    found = LastRequest.found
-    monkeypatch.setattr(LastRequest, "found", lambda self, positions: found(self._replace(lane=0), positions))
+    found = LastRequest.last_written
+    monkeypatch.setattr(LastRequest, "last_written", lambda self, positions: found(self._replace(lane=0), positions))
 
 
 def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stale_announcements_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others come, and those that have announced go on."""
-    monkeypatch.setattr(announcements, "_note", lambda ahead, keys, **_: _seat_all(ahead, keys))
+    monkeypatch.setattr(announcements, "_update_lanes", lambda ahead, keys, **_: _seat_all(ahead, keys))
 
 
 def _seat_all(ahead: AnnouncedAhead, keys: Sequence[bytes]) -> None:
@@ -220,7 +220,7 @@ def hidden_rows_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_hidden(self: MessageRows, entry: PublishEntry, *given: Any, **more: Any) -> bool:
         with monkeypatch.context() as patch:
             if entry.pointer is not None:
-                patch.setattr(rows, "_present", _with_hidden)
+                patch.setattr(rows, "_visible_keys", _with_hidden)
             return has_all(self, entry, *given, **more)
 
     monkeypatch.setattr(MessageRows, "has_all", with_hidden)
@@ -271,7 +271,7 @@ def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
                     with suppress(StoreError):
                         self._table.delete(entry.keys(self.prefix))
                 else:
-                    self.take_back([entry])
+                    self.roll_back([entry])
             raise
 
     monkeypatch.setattr(MessageRows, "write", takes_back)

@@ -13,7 +13,7 @@ from tests.builders import NOW_MS
 from tests.spark.streams import ORDERS, TTL_SECONDS, Query, Scene, scene, texts
 from tms_core.client import Transaction
 from tms_core.errors import Refused
-from tms_core.messaging.topics.partitions import layout_of, number_of
+from tms_core.messaging.topics.partitions import hash_key, layout_of
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MESSAGES, MessageValue
 from tms_core.topic import TopicId
@@ -47,7 +47,7 @@ def publish_in(at: Scene, transaction: Transaction, key: str, payload: str | int
     layout = layout_of(topic.topic, topic.properties)
     assert layout
     at.clock.advance(1)
-    at.client.publish(layout.place(number_of(key)), texts(payload), transaction=transaction)
+    at.client.publish(layout.place(hash_key(key)), texts(payload), transaction=transaction)
 
 
 def topics_of(query: Query, number: int) -> list[list[str]]:

@@ -1,1 +1,1 @@
-"""Topics and their messages: published, fetched, rolled back (``docs/reference/formats/rows.md``)."""
+"""Topics and messages: publish, fetch, roll back and consume (``docs/reference/formats/rows.md``)."""

@@ -1,19 +1,19 @@
-"""The newest rows of all topics in memory, so that consumers that keep up do not read the store.
+"""A cache of the newest rows of all topics, so that consumers that keep up do not read the store.
 
-The writer adds its durable rows. Therefore the cache of a topic has *all* its rows from some position on, and an empty
-result is valid. The cache has runs, not rows: the rows of one request have consecutive positions and one write pointer.
-When the cache is full, it drops the oldest run of all topics.
+The writer adds rows once they are durable. Therefore the cache of a topic contains *all* rows from some position on,
+and an empty result is valid. The unit of the cache is a run: the rows of one request, which have consecutive positions
+and one write pointer. A full cache evicts the oldest run of all topics.
 
 The cache stays valid although the janitor changes the store:
 
-* Rows before the cutoff, of old generations, or expired by a TTL of their own: fetches do not return them anyway.
-* Rows that retention ``consumed`` has released: a fetch reads released rows from the store.
-* Inverted pointers are still positive in the cache. That makes no difference while the reader's transaction lists the
-  pointer as invalid. The pointer may leave that list no earlier than ``lifetime + grace`` after the start of its
-  transaction, so a reader in a transaction gets only cached rows younger than half of either value.
-  (``CachingMessageTable`` has the same rule, with milliseconds in place of seconds.)
+* Expired rows and rows of old generations: fetches never return them.
+* Rows that retention ``consumed`` has released: a fetch reads the store instead.
+* Inverted rows: the cache still has the positive pointer. Readers do not see such a row while their transaction lists
+  the pointer as invalid. A pointer stays on that list for ``lifetime + grace`` after the start of its transaction, so a
+  reader in a transaction gets only cached rows younger than half of either value. (``CachingMessageTable`` has the same
+  rule, with milliseconds instead of seconds.)
 
-Rollbacks pass through the same service, which also changes the cache. After any other write, call :meth:`forget`.
+The service that rolls back messages also changes the cache. After any other write, call :meth:`MessageCache.forget`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 #: The memory of a run in addition to its payloads, and of a payload in addition to its bytes; measured.
 _RUN_BYTES, _PAYLOAD_BYTES = 300, 48
-#: Runs of at least so many rows are shared; sharing shorter runs saves nothing.
+#: The minimum number of rows of a shared run; sharing shorter runs saves nothing.
 _SHARED_ROWS = 32
-#: Shared parts may take this fraction (1/4) of the cache, because they help only readers that are close to each other.
-_SHARED_ROOM = 4
-#: The size of a shared part in a response, in bytes: that of a piece of a response.
+#: Shared parts may use 1/4 of the cache: they help only readers whose positions are close to each other.
+_SHARED_DIVISOR = 4
+#: The size of a shared part in bytes, as encoded in a response.
 _PART_BYTES = 60_000
-#: Bytes of a message in a response in addition to its payload.
-_ANSWER_BYTES = 28
-#: The last part of the id of a message in the message table.
+#: The size of an encoded message in addition to its payload, in bytes.
+_ENCODED_BYTES = 28
+#: The payload part of the id of a message whose payload is in the message table.
 INLINE = bytes(MESSAGE_TAIL_BYTES)
 
 
@@ -50,12 +50,12 @@ class CachedRun(NamedTuple):
     Attributes:
         first: the position of the first row.
         rows: the number of rows.
-        pointer: their write pointer; negative after a rollback, None without a transaction.
+        pointer: the write pointer; negative after a rollback, None outside transactions.
         payloads: the payload of each row; None: a single row that refers to the payload table.
         size: the size of the payloads in bytes.
-        ttl_ms: their own TTL in milliseconds; None: that of the topic.
-        shared: parts for all readers of a whole part, by first position; None: the run is too short. It belongs to the
-            run, so a part never reaches a reader of another topic or generation.
+        ttl_ms: the TTL of these messages in milliseconds; None: the topic's TTL.
+        shared: the parts that readers share, by first position; None: the run is too short. The run owns its parts, so
+            a part never reaches a reader of another topic or generation.
     """
 
     first: int
@@ -73,7 +73,7 @@ class CachedRun(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """Return its approximate memory in bytes."""
+        """Return the approximate memory of the run in bytes."""
         return _RUN_BYTES + self.size + _PAYLOAD_BYTES * self.rows
 
     def messages(self, first: int, stop: int) -> MessageList:
@@ -82,8 +82,8 @@ class CachedRun(NamedTuple):
         return MessageList([tail(at) + INLINE for at in range(first, stop)], list(payloads))
 
 
-class Figures(NamedTuple):
-    """Statistics of the cache: hits, misses, and its memory in bytes."""
+class CacheStats(NamedTuple):
+    """Statistics of the cache: hits, misses, and memory in bytes."""
 
     hits: int
     misses: int
@@ -124,14 +124,14 @@ class MessageCache:
     """A cache of the newest runs of all topics; threads may share it.
 
     Args:
-        limit_bytes: its largest memory in bytes; 0: it is always empty.
+        limit_bytes: the maximum memory in bytes; 0: nothing is cached.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._topics: dict[bytes, _CachedTopic] = {}
         self._order: deque[_CachedTopic] = deque()
-        # A heap by position, which is a time, so the oldest part is first; the number separates equal positions.
+        # A heap by position, which starts with the publish time, so the oldest part is first. The number breaks ties.
         self._shared: list[tuple[int, int, dict[int, SharedList], int]] = []
         self._numbers = count()
         self._shared_weight = self._weight = 0
@@ -140,15 +140,15 @@ class MessageCache:
         self._lock = Lock()
 
     @property
-    def figures(self) -> Figures:
+    def stats(self) -> CacheStats:
         with self._lock:
-            return Figures(self._hits, self._misses, self._weight)
+            return CacheStats(self._hits, self._misses, self._weight)
 
     def open(self, prefix: bytes, ids: Ids) -> None:
-        """Start caching a generation: its writer adds all rows from the next free id on.
+        """Start caching a generation, whose writer adds all rows from the next free id on.
 
         Args:
-            prefix: the start of the generation's row keys.
+            prefix: the row key prefix of the generation.
         """
         with self._lock:
             self._drop(prefix)
@@ -170,15 +170,15 @@ class MessageCache:
                 self._shrink()
 
     def read(self, prefix: bytes, at: int, stop: int, limit_bytes: int, oldest: int) -> list[CachedRun] | None:
-        """Return the runs between two positions; the first and the last run may have rows outside.
+        """Return the runs that overlap a range of positions.
 
         Args:
-            prefix: the start of the generation's row keys.
-            limit_bytes: the approximate size of the result; it has at least one run if a run exists.
+            prefix: the row key prefix of the generation.
+            limit_bytes: the approximate maximum size of the result, which has at least one run if a run exists.
             oldest: the lowest position that the reader may read from the cache.
 
         Returns:
-            None if the store must be read.
+            The runs, or None if the caller must read the store.
         """
         with self._lock:
             cached = self._topics.get(prefix)
@@ -196,12 +196,12 @@ class MessageCache:
             return found
 
     def messages(self, run: CachedRun, first: int, stop: int) -> Iterator[MessageList]:
-        """Yield the messages of a run between two positions, part by part; whole parts are shared between readers."""
+        """Yield the messages of a run between two positions, part by part; readers share whole parts."""
         parts = run.shared
         if parts is None:
             yield run.messages(first, stop)
             return
-        step = -(-_PART_BYTES // (run.size // run.rows + _ANSWER_BYTES))
+        step = -(-_PART_BYTES // (run.size // run.rows + _ENCODED_BYTES))
         while first < stop:
             begin = first - (first - run.first) % step
             end = min(begin + step, stop)
@@ -217,12 +217,12 @@ class MessageCache:
         return shared if self.share(parts, first, shared) else messages
 
     def share(self, parts: dict[int, SharedList], first: int, messages: SharedList) -> bool:
-        """Keep a part of a run for further readers, until newer parts need its room; return False without room."""
-        # The payloads count twice: the encoded form contains them, and they stay when the run is dropped.
+        """Cache a part of a run for other readers until newer parts displace it; return False if it does not fit."""
+        # The payloads count twice: the encoded form contains them, and they outlive an evicted run.
         weight = messages.size + sum(map(len, messages.payloads))
-        room = self._limit_bytes // _SHARED_ROOM
+        room = self._limit_bytes // _SHARED_DIVISOR
         with self._lock:
-            # A reader with a large lag must not displace parts for readers near the last message.
+            # A reader with a large lag must not displace parts of readers near the last message.
             if weight > room or (self._shared_weight + weight > room and first <= self._shared[0][0]):
                 return False
             parts[first] = messages
@@ -234,7 +234,7 @@ class MessageCache:
             return True
 
     def roll_back(self, prefix: bytes, first: int, last: int, pointer: int) -> None:
-        """Negate a pointer between two positions, both included; a divided part is dropped with all parts before it."""
+        """Negate a pointer between two positions, inclusive; drop all runs if a run is only partly in the range."""
         with self._lock:
             cached = self._topics.get(prefix)
             if cached is None:
@@ -249,7 +249,7 @@ class MessageCache:
                 index += 1
 
     def forget(self, prefix: bytes, floor: int) -> None:
-        """Drop the runs before ``floor``, where the store may hold other rows than were added."""
+        """Drop all cached runs, because the store may differ from them; cache new rows from ``floor`` on."""
         with self._lock:
             cached = self._topics.get(prefix)
             if cached is not None:
@@ -273,7 +273,7 @@ class MessageCache:
             self._shared_weight -= weight
 
     def _forget(self, cached: _CachedTopic, floor: int) -> None:
-        # This drops shared parts of other topics, too: it happens rarely, and readers make them again.
+        # This also drops shared parts of other topics: it is rare, and readers recreate them.
         self._unshare(0)
         self._weight -= cached.clear(max(floor, cached.floor, cached.runs[-1].stop if cached.runs else 0))
         self._order = deque(entry for entry in self._order if entry is not cached)

@@ -1,20 +1,20 @@
-"""Topics with partitions or routes: their creation, change and deletion, with the topics of their messages.
+"""Create, change and delete topics with partitions or routes, together with the topics that store their messages.
 
 The stores have no transactions over several metadata rows, so the order of writes makes each change atomic. New
 partitions exist before the topic names them, and old partitions are deleted before the topic. If a change is
-interrupted, the same request repeats it. If the topic names the new family already, the next request finishes it.
+interrupted before the topic names the new family, the client repeats the request; later, the next request completes it.
 
 A change of the number of partitions has these steps:
 
-1. Create the new family, with the groups of the old one.
-2. The topic names the new family; from now on groups know it.
+1. Create the new family, and register the groups of the old family there.
+2. Name the new family in the topic's properties; from now on groups read it.
 3. Seal the old family.
-4. The topic notes the seal; only from now on messages are published to the new family.
+4. Record the seal in the topic's properties; from now on messages are published to the new family.
 
-Therefore, for each key, no message in the new family is older than a message in the old one.
+Therefore, for each key, no message in the new family is older than a message in the old family.
 
-The server that leads a partition notes in a row next to the position that a group has read the sealed partition
-completely. Servers of other partitions read that row, and need not read a partition that they do not lead.
+When a group has drained a sealed partition, the leader of the partition stores this in a row next to the position.
+Leaders of other partitions read that row, because they must not read a partition that they do not lead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import suppress
 from threading import Lock, RLock
 
 from tms_core.clock import HonestClock
-from tms_core.consumers.claim_rows import drained_in
+from tms_core.consumers.claim_rows import draining_transaction
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
@@ -32,7 +32,7 @@ from tms_core.messaging.publish.open_topics import OpenTopics
 from tms_core.messaging.topics.catalog import TopicRegistry, check_length
 from tms_core.messaging.topics.partitions import (
     FAMILIES,
-    MOST_FAMILIES,
+    MAX_FAMILIES,
     PART_OF,
     PARTITIONS,
     ROUTES,
@@ -41,7 +41,7 @@ from tms_core.messaging.topics.partitions import (
     Layout,
     PartitionRequest,
     layout_of,
-    noted,
+    layout_properties,
     parse_request,
     routes_of,
 )
@@ -50,21 +50,22 @@ from tms_core.tables.base import Store
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
-Made = tuple[TopicId, dict[str, str]]
-#: A function that raises if a client may not create a topic.
+#: A topic to create, and its properties.
+NewTopic = tuple[TopicId, dict[str, str]]
+#: A function that raises Forbidden if the client may not create a topic.
 Permit = Callable[[TopicId], None]
 
 
 def permit_all(_: TopicId) -> None:
-    """Permit every topic, for a caller that was checked already or is not checked at all."""
+    """Permit every topic; for callers whose permissions are checked elsewhere."""
 
 
 class Families:
     """The topics of a store, with and without partitions; threads may share it.
 
     Args:
-        side: the table of the groups' positions; it accepts writes for partitions that other servers lead, too.
-        settle: waits for running writes to a topic.
+        side: the side table without the leader's fence, because groups are registered in partitions of other leaders.
+        settle: waits for the running writes to a topic.
     """
 
     def __init__(
@@ -90,14 +91,14 @@ class Families:
     # -- requests of clients ------------------------------------------------------------------------------------------
 
     def create(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
-        """Create a topic, and its parts before it.
+        """Create the parts of a topic, and then the topic.
 
         Args:
-            permit: called with each topic before the first one is created.
+            permit: called with each new topic before the first topic is created.
 
         Raises:
-            Forbidden: ``permit`` raised it.
-            TopicExists: the topic exists, or a topic has the name of a part.
+            Forbidden: raised by ``permit``.
+            TopicExists: a topic with the name of the topic or of a part exists.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
         """
         request = parse_request(properties)
@@ -113,22 +114,22 @@ class Families:
                     f"Topic {topic} already exists.",
                     f"Choose another name, or look at its properties: tms topic show {topic}",
                 )
-            self._check_free(made, permit)
+            self._check_names_unused(made, permit)
             for one in made:
                 self._recreate(*one)
 
     def update(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
         """Replace the properties of a topic and its parts; an omitted property returns to its default.
 
-        Omitted partitions and routes stay unchanged, because they hold messages.
+        Omitted partitions and routes stay unchanged, because they have messages.
 
         Args:
-            permit: called with each new part before the first one is created.
+            permit: called with each new part before the first part is created.
 
         Raises:
-            Forbidden: ``permit`` raised it.
-            BadRequest: the topic is part of another one, a route is missing, or as :meth:`TopicRegistry.update`.
-            TopicExists: a topic has the name of a new part.
+            Forbidden: raised by ``permit``.
+            BadRequest: the topic is part of another topic, a route is missing, or as :meth:`TopicRegistry.update`.
+            TopicExists: a topic with the name of a new part exists.
             TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.update`.
         """
         request = parse_request(properties)
@@ -143,7 +144,7 @@ class Families:
                 self._update_partitions(topic, request.partitions, request.others, permit)
 
     def delete(self, topic: TopicId) -> None:
-        """Delete a topic, and its parts before it.
+        """Delete the parts of a topic, and then the topic.
 
         Raises:
             BadRequest: the topic is part of another topic.
@@ -155,20 +156,20 @@ class Families:
             self._delete(row)
 
     def properties_of(self, topic: TopicId) -> dict[str, str]:
-        """Return all properties of a topic; finish an interrupted change of its partitions first.
+        """Complete an interrupted change of a topic's partitions, and return all properties of the topic.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`TopicRegistry.get`.
         """
         row = self._topics.get(topic)
         if _is_changing(row):
-            # Another server leads, and will finish it.
+            # If another server leads the topic, that server completes the change.
             with suppress(Unavailable):
                 row = self._finish(topic)
         return dict(row.properties)
 
     def before(self, part: TopicMetadata) -> list[TopicId]:
-        """Return the partitions that a group in order reads completely before this one.
+        """Return the partitions that an ordered group must drain before it reads a partition.
 
         Raises:
             MetadataError, StoreError: as :meth:`update`.
@@ -180,31 +181,30 @@ class Families:
         return []
 
     def settle(self, topic: TopicId) -> None:
-        """Wait for running writes of this server to a topic."""
+        """Wait for this server's running writes to a topic."""
         self._settle(topic)
 
     def drained(self, topic: TopicId, name: str) -> int | None:
-        """Return the transaction in which a group has read a sealed partition completely.
+        """Return the transaction in which a group drained a sealed partition.
 
         Returns:
-            0 if the transaction is unknown or the partition was deleted; None if the group has unread messages.
+            0 if the transaction is unknown or the partition was deleted; None if the group has not drained it.
 
         Raises:
-            FormatError, MetadataError, StoreError: a row is damaged, or could not be read.
+            FormatError, MetadataError, StoreError: a row is damaged, or the store failed.
         """
         try:
             part = self._topics.get(topic)
         except TopicNotFound:
             return 0
-        return drained_in(self._side, ConsumerGroup.of(part, name))
+        return draining_transaction(self._side, ConsumerGroup.of(part, name))
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
-        """Return whether this process created the topic in its first generation, without rows, and it is unchanged.
+        """Return whether this process created the topic's first generation without rows, and the topic is unchanged.
 
-        Rows of such a topic become due by time alone, never by a changed setting. Therefore invariant S8 does not hold
-        them.
+        Rows of such a topic expire by time alone, never by a changed TTL. Therefore invariant S8 does not hold them.
         """
-        # The lock waits for a topic that exists but whose creation is not noted yet.
+        # `_make` holds the lock until the created topic is recorded.
         with self._making:
             return self._newborn.get(topic.topic) == topic
 
@@ -213,7 +213,7 @@ class Families:
     def _update_partitions(
         self, topic: TopicId, partitions: int | None, others: Mapping[str, str], permit: Permit
     ) -> None:
-        """Change a topic that has partitions, or gets partitions."""
+        """Change the properties and the number of partitions of a topic; a topic without partitions may get some."""
         row = self._finish(topic)
         layout = layout_of(topic, row.properties) or Layout(topic, (Family(0, 1),))
         last = layout.families[-1]
@@ -225,17 +225,17 @@ class Families:
             after = layout._replace(families=(*remaining, new))
             made = [(member, {**others, PART_OF: topic.topic}) for member in after.members(new)]
         own = {PART_OF: row.properties[PART_OF]} if PART_OF in row.properties else {}
-        properties = {**others, **noted(after), **own}
+        properties = {**others, **layout_properties(after), **own}
         self._topics.check(properties)
-        if len(after.families) > MOST_FAMILIES:
+        if len(after.families) > MAX_FAMILIES:
             raise BadRequest(
                 f"The number of partitions of topic {topic} was changed too often: messages of {len(remaining)} "
-                "earlier numbers are still there.",
-                "Change it again when the oldest have expired.",
+                "earlier numbers still exist.",
+                "Change the number again when the oldest messages have expired.",
             )
-        self._check_free(made, permit)
-        # In this order: groups are registered in a new partition before anyone can publish to it, so that it keeps
-        # messages for them from the first one on. The topic names the partitions only when all exist.
+        self._check_names_unused(made, permit)
+        # In this order: groups are registered in a new partition before anyone can publish to it, so that it holds
+        # its first message for them. The topic names the new partitions only after all of them exist.
         for member, values in made:
             self._recreate(member, values)
             self._register(member, layout.members(last))
@@ -247,7 +247,7 @@ class Families:
                 self._delete_if_there(member)
 
     def _register(self, member: TopicId, previous: Iterable[TopicId]) -> None:
-        """Register all groups of the previous partitions at the start of a new one, so that it keeps their messages."""
+        """Register all groups of the previous partitions at the start of a new partition, which then holds messages."""
         names = set()
         for one in previous:
             with suppress(TopicNotFound):
@@ -264,27 +264,33 @@ class Families:
                 try:
                     self._change(member, properties)
                 except TopicNotFound:
-                    # Another program has deleted it.
+                    # A client has deleted the partition on its own, so create it again.
                     self._make(member, properties)
 
     def _update_routes(self, row: TopicMetadata, request: PartitionRequest, permit: Permit) -> None:
         topic, old_routes = row.topic, routes_of(row.properties)
         if not old_routes or request.partitions is not None:
             raise BadRequest(
-                f"Topic {topic} cannot have routes.", "Routes are set when a topic is created; create another topic."
+                f"Topic {topic} has routes, so it cannot have partitions."
+                if old_routes
+                else f"Topic {topic} cannot have routes, because it was created without routes.",
+                "Create another topic.",
             )
         routes = request.routes or old_routes
         if missing := old_routes.keys() - routes.keys():
-            raise BadRequest(f"Topic {topic} has a route {min(missing)}.", "Name it too; its messages may be unread.")
+            raise BadRequest(
+                f"Topic {topic} has a route {min(missing)}, which may have unread messages.",
+                "Add the route to the property routes.",
+            )
         layout = Layout(topic, routes=tuple(routes))
-        properties = {**request.others, **noted(layout, routes)}
+        properties = {**request.others, **layout_properties(layout, routes)}
         self._topics.check(properties)
         new = [
             one
             for name in routes.keys() - old_routes.keys()
             for one in _tree(layout.route(name), routes[name], {}, request.others, topic)
         ]
-        self._check_free(new, permit)
+        self._check_names_unused(new, permit)
         for one in new:
             self._recreate(*one)
         for name in old_routes:
@@ -292,7 +298,7 @@ class Families:
         self._change(topic, properties)
 
     def _finish(self, topic: TopicId) -> TopicMetadata:
-        """Seal the families that are not the last one, note that in the topic, and return its metadata."""
+        """Seal all families except the last one, record the seals in the topic, and return the topic's metadata."""
         with self._lock:
             row = self._topics.get(topic)
             layout = layout_of(topic, row.properties)
@@ -304,7 +310,7 @@ class Families:
                 if family.sealed_ms is None:
                     self._seal(layout.members(family), topic, now_ms)
             sealed = (family._replace(sealed_ms=family.sealed_ms or now_ms) for family in previous)
-            properties = {**row.properties, **noted(layout._replace(families=(*sealed, last)))}
+            properties = {**row.properties, **layout_properties(layout._replace(families=(*sealed, last)))}
             self._topics.update(topic, properties, expected=row)
             return self._topics.get(topic)
 
@@ -314,10 +320,10 @@ class Families:
                 if member != topic:
                     self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
 
-    def _check_free(self, made: Sequence[Made], permit: Permit) -> None:
+    def _check_names_unused(self, made: Sequence[NewTopic], permit: Permit) -> None:
         """Check that topics can be created.
 
-        The permissions come first, so that a client without permission does not learn about other topics.
+        Check all permissions first, so that a client without permission does not learn which topics exist.
         """
         for topic, _ in made:
             permit(topic)
@@ -329,7 +335,7 @@ class Families:
                 if found.properties.get(PART_OF) != properties.get(PART_OF) or self._whole(found) is not None:
                     raise TopicExists(
                         f"Topic {topic} already exists.",
-                        "One of the partitions would have that name. Choose another name.",
+                        "A partition or route would have the same name. Choose another name.",
                     )
 
     def _require_whole(self, topic: TopicMetadata) -> None:
@@ -338,7 +344,7 @@ class Families:
             raise BadRequest(f"Topic {topic.topic} is part of {whole}.", f"Change {whole}.")
 
     def _whole(self, part: TopicMetadata) -> TopicId | None:
-        """Return the topic that a part belongs to; None: it belongs to no topic, or an interrupted request left it."""
+        """Return the topic that a part belongs to; None: it is not a part, or an interrupted request has left it."""
         with suppress(TopicNotFound):
             if PART_OF in part.properties:
                 whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
@@ -355,7 +361,7 @@ class Families:
                 if self._has_rows(member):
                     return True
             return False
-        # Another server leads one of them.
+        # A partition with another leader cannot be checked here, so assume that it has messages.
         return True
 
     # -- one topic ----------------------------------------------------------------------------------------------------
@@ -363,13 +369,13 @@ class Families:
     def _make(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         with self._making:
             made = self._topics.create(topic, properties)
-            # A server that does not lead the topic has created it, but cannot read its rows.
+            # A server that does not lead the topic can create it, but not read its rows.
             with suppress(Unavailable):
                 if made.generation == 1 and not self._has_rows(topic):
                     self._newborn[topic] = made
 
     def _recreate(self, topic: TopicId, properties: Mapping[str, str]) -> None:
-        """Create a topic; first delete what an interrupted request has left of it."""
+        """Delete a topic that an interrupted request may have left, and create it."""
         self._delete_if_there(topic)
         self._make(topic, properties)
 
@@ -401,19 +407,19 @@ def _tree(
     routes: Mapping[str, int],
     others: Mapping[str, str],
     part_of: TopicId | None = None,
-) -> Iterator[Made]:
+) -> Iterator[NewTopic]:
     """Yield a topic and its parts with their properties, in the order of their creation: parts first."""
     own = dict(others) if part_of is None else {**others, PART_OF: part_of.topic}
     if partitions is not None:
         layout = Layout(topic, (Family(1, partitions),))
         for member in layout.members(layout.families[0]):
             yield member, {**others, PART_OF: topic.topic}
-        own |= noted(layout)
+        own |= layout_properties(layout)
     elif routes:
         layout = Layout(topic, routes=tuple(routes))
         for name, number in routes.items():
             yield from _tree(layout.route(name), number, {}, others, topic)
-        own |= noted(layout, routes)
+        own |= layout_properties(layout, routes)
     yield topic, own
 
 

@@ -1,12 +1,12 @@
-"""Reading messages: the start, the visibility of rows, and payloads in the payload table.
+"""Fetches of messages: the start, the visibility of rows, and payloads in the payload table.
 
-A fetch reads page by page and keeps nothing open in between. It reads the cache if that has all rows from the current
-position on, and the store otherwise. A fetch stops at the last row that was acknowledged at its start. Therefore every
-reader sees the same order, and a fetch terminates while messages keep arriving.
+A fetch reads page by page and holds no resources between pages. It reads the cache if the cache has all rows from the
+current position on, and the store otherwise. A fetch stops at the last row that was acknowledged at its start.
+Therefore all readers see the same order, and a fetch terminates while messages keep arriving.
 
-CDAP differs (``docs/reference/conformance/messages.md``). It loses messages if a limit falls inside a reference to the
-payload table, and it loses the first payload after an exclusive start. It applies the payload part of an expired start
-to the first reference that follows. A reference without payloads counts towards its limit.
+CDAP differs (``docs/reference/conformance/messages.md``): it loses messages if a limit falls inside a reference to the
+payload table, and the first payload after an exclusive start. It applies the payload part of an expired start to the
+first reference that follows, and counts a reference without payloads towards the limit.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: The size of a page in bytes; a page has at least one message. Larger pages are slower, because the allocator returns
-#: their memory to the system each time.
+#: The target size of a page in bytes; a page has at least one message. Larger pages are slower, because the allocator
+#: returns their memory to the system each time.
 PAGE_BYTES = 240_000
-#: The most rows in one read of the store.
+#: The maximum number of rows in one read of the store.
 MAX_PAGE_ROWS = 4000
-#: After so many reads, a page is returned even if it is small, so that a reader does not wait for a full page.
+#: The maximum number of reads for a page; then a small page is returned, so that the reader does not wait for more.
 _PAGE_READS = 8
 
-#: The reads of a fetch.
+#: The columns that a fetch reads from the message table and from the payload table.
 _COLUMNS, _PAYLOADS = COLUMNS.within(PAGE_BYTES), PAYLOADS.within(PAGE_BYTES)
-_NONE = MessageList([], [])
+_EMPTY = MessageList([], [])
 _payload = itemgetter(1)
 _tail_in = itemgetter(slice(-MESSAGE_TAIL_BYTES, None))
 
@@ -51,9 +51,9 @@ class ReadPath(NamedTuple):
     """The sources of messages, and the rules for reading them.
 
     Attributes:
-        cached_ms: the age up to which a reader in a transaction may read rows from the cache, in milliseconds.
+        cached_ms: the maximum age of cached rows for a reader in a transaction, in milliseconds.
         first_reads: the delays until messages are first read.
-        floor: the holds of messages after their topic's TTL; None: no holds.
+        floor: the hold of unread messages after their TTL; None: messages are not held.
         lifetime_ms: how long after its start a transaction may write, in milliseconds.
     """
 
@@ -72,17 +72,17 @@ class Fetch:
     """A fetch of messages (``CoreMessageFetcher``).
 
     Args:
-        steps_over: whether it skips undecided messages and continues after them.
+        skips_undecided: whether to continue after undecided messages; otherwise the fetch stops at the first one.
 
     Attributes:
         holes: the skipped ranges of undecided messages: the first position, and the position after the last.
     """
 
     def __init__(
-        self, read_path: ReadPath, topic: TopicMetadata, request: FetchRequest, *, steps_over: bool = False
+        self, read_path: ReadPath, topic: TopicMetadata, request: FetchRequest, *, skips_undecided: bool = False
     ) -> None:
         self.holes: list[tuple[int, int]] = []
-        self._steps_over = steps_over
+        self._skips_undecided = skips_undecided
         self._read_path = read_path
         self._topic = topic
         self._open_topic = read_path.open_topics.messages(topic)
@@ -100,10 +100,10 @@ class Fetch:
 
     @property
     def position(self) -> MessageId | None:
-        """Return the first id of a later fetch of the same reader that misses no message.
+        """Return the id at which a later fetch of the same reader can start without missing a message.
 
-        It is after the last row that was read, or at the first undecided row. None: no row was read, or a limit has
-        stopped the fetch; then continue after the last message.
+        This is the id after the last row that was read, or of the first undecided row. None: no row was read, or a
+        limit has stopped the fetch; then continue after the last message.
         """
         if self._read_up_to is None or self._is_full or self._read_up_to >= POSITIONS:
             return None
@@ -116,7 +116,7 @@ class Fetch:
 
     @property
     def is_sealed(self) -> bool:
-        """Return whether the topic takes no more messages, because other partitions do."""
+        """Return whether the topic accepts no more messages, because other partitions have replaced it."""
         return SEALED in self._topic.properties or FAMILIES in self._topic.properties
 
     @property
@@ -126,12 +126,12 @@ class Fetch:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the size of the largest payload that this process has read of the topic."""
+        """Return the size in bytes of the largest payload that this process has read from the topic."""
         return self._open_topic.largest_bytes
 
     @contextmanager
-    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Call a function, from any thread, whenever messages arrive in the topic while the block runs."""
+    def on_messages(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Call ``wake``, from any thread, whenever messages arrive in the topic while the block runs."""
         self._open_topic.wakes[wake] = None
         try:
             yield
@@ -141,20 +141,20 @@ class Fetch:
     def pages(self) -> Iterator[MessageList]:
         """Yield the messages in pages of about ``PAGE_BYTES``, with at most one read of the store between two pages.
 
-        An empty page after an unproductive read gives the caller an opportunity to do other work.
+        A read without visible messages yields an empty page, so that the caller can do other work in between.
 
         Raises:
             StoreError: the store could not be read; the messages so far are valid.
         """
-        page = _NONE
+        page = _EMPTY
         size = reads = 0
         for messages, length in self._pieces():
             if isinstance(messages, SharedList):
-                # A page of its own, so that its encoding is the same for all readers.
+                # Yield a shared list as a separate page, so that all readers can use the same encoding.
                 if page:
                     yield self._read(page)
                 yield self._read(messages)
-                page, size, reads = _NONE, 0, 0
+                page, size, reads = _EMPTY, 0, 0
                 continue
             if page:
                 page.ids += messages.ids
@@ -165,9 +165,9 @@ class Fetch:
             reads += not messages
             if size >= PAGE_BYTES or (page and reads >= _PAGE_READS):
                 yield self._read(page)
-                page, size, reads = _NONE, 0, 0
+                page, size, reads = _EMPTY, 0, 0
             elif not messages:
-                yield _NONE
+                yield _EMPTY
         if page:
             yield self._read(page)
 
@@ -176,7 +176,7 @@ class Fetch:
         return page
 
     def _pieces(self) -> Iterator[tuple[MessageList, int]]:
-        """Yield the messages in lists of at most about a page, each with its size; an empty list follows each read."""
+        """Yield lists of messages of at most about a page, each with its size; an empty list follows each read."""
         for messages in self._lists():
             if not messages:
                 yield messages, 0
@@ -185,12 +185,12 @@ class Fetch:
             rows = -(-len(messages) * PAGE_BYTES // size)
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
-                yield self._up_to_bytes(piece, size if piece is messages else piece.size)
+                yield self._limit_bytes(piece, size if piece is messages else piece.size)
                 if self._bytes_remaining <= 0:
                     return
 
-    def _up_to_bytes(self, piece: MessageList, size: int) -> tuple[MessageList, int]:
-        """Return the messages of a piece within the limit of bytes, at least one, and their size."""
+    def _limit_bytes(self, piece: MessageList, size: int) -> tuple[MessageList, int]:
+        """Return the messages of a piece that fit into the size limit, at least one, and their size."""
         if size > self._bytes_remaining:
             sizes = list(accumulate(len(payload) + MESSAGE_BYTES for payload in piece.payloads))
             piece = piece[: max(1, bisect_right(sizes, self._bytes_remaining))]
@@ -204,14 +204,14 @@ class Fetch:
         return not self._rows_remaining or self._bytes_remaining <= 0
 
     def _lists(self) -> Iterator[MessageList]:
-        """Yield the messages in the lists in which they are read; an empty list follows each read."""
+        """Yield the messages as read from cache or store; an empty list follows each read."""
         while self._at < self._end and not self._is_full:
             runs = self._cached_runs()
             yield from filter(None, self._from_store() if runs is None else self._from_cache(runs))
-            yield _NONE
+            yield _EMPTY
 
     def _note_read(self, at: int) -> None:
-        """Note that this reader never needs a row before a position again."""
+        """Record that this reader never needs a row before a position again."""
         if self._notes_read:
             self._read_up_to = at
 
@@ -222,8 +222,8 @@ class Fetch:
         if self._transaction is not None:
             oldest = position(max(0, self._read_path.clock.now_ms() - self._read_path.cached_ms))
         runs = self._read_path.cache.read(self._open_topic.prefix, self._at, self._end, PAGE_BYTES, oldest)
-        # Rule L7: the janitor, maybe in another process, may have deleted released rows that the cache still has. Most
-        # polls of consumers that keep up find no rows, and need not read the released position.
+        # Rule L7: the janitor, possibly in another process, may have deleted released rows that the cache still has.
+        # Polls without cached rows, the most frequent case, do not read the announced limit.
         if runs and max(self._at, runs[0].first) < self._read_path.open_topics.first_kept(self._topic):
             return None
         return runs
@@ -231,9 +231,9 @@ class Fetch:
     def _from_cache(self, runs: list[CachedRun]) -> Iterator[MessageList]:
         end = self._end
         for run in runs:
-            first, stop = max(self._at, self._living(run)), min(run.stop, self._end)
-            visible = first < stop and _see(self._transaction, run.pointer)
-            if visible is None and not self._steps_over:
+            first, stop = max(self._at, self._first_unexpired(run)), min(run.stop, self._end)
+            visible = first < stop and _is_visible(self._transaction, run.pointer)
+            if visible is None and not self._skips_undecided:
                 self._end, self._undecided = 0, True
                 self._note_read(first)
                 return
@@ -241,7 +241,7 @@ class Fetch:
                 self.holes.append((first, min(run.stop, self._end)))
             elif visible and run.payloads is not None:
                 for messages in self._read_path.cache.messages(run, first, min(stop, first + self._rows_remaining)):
-                    # An encoded list was measured before.
+                    # The payloads of an encoded list were measured when it was first read.
                     if not (isinstance(messages, SharedList) and messages.encoded):
                         self._learn_largest(messages.payloads)
                     yield self._limit_messages(messages)
@@ -251,11 +251,11 @@ class Fetch:
             self._note_read(min(end, self._end))
         self._at = end
 
-    def _living(self, run: CachedRun) -> int:
-        """Return the first position of a run whose message has not expired by its own TTL; they expire in order."""
+    def _first_unexpired(self, run: CachedRun) -> int:
+        """Return the first position of a run whose message has not expired by its own TTL; messages expire in order."""
         first = run.first
         if run.ttl_ms is not None:
-            now_ms = self._expiring_ms()
+            now_ms = self._expiry_time_ms()
             while first < run.stop and expires_ms(first, run.ttl_ms) <= now_ms:
                 first += 1
         return first
@@ -287,14 +287,14 @@ class Fetch:
         keys, size = rows.keys, len(self._open_topic.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
             rows = rows.only([len(key) == size for key in keys])
-        if self._open_topic.mortal and (expired := self._expired_keys(keys)):
+        if self._open_topic.has_ttls and (expired := self._expired_keys(keys)):
             rows = rows.only([key not in expired for key in rows.keys])
         if self._transaction is None or rows.pointers is None:
             return rows
-        visible = {pointer: _see(self._transaction, pointer) for pointer in set(rows.pointers)}
-        return rows if all(visible.values()) else rows.only(self._chosen(rows.keys, rows.pointers, visible))
+        visible = {pointer: _is_visible(self._transaction, pointer) for pointer in set(rows.pointers)}
+        return rows if all(visible.values()) else rows.only(self._select_visible(rows.keys, rows.pointers, visible))
 
-    def _chosen(
+    def _select_visible(
         self, keys: list[bytes], pointers: list[int | None], visible: Mapping[int | None, bool | None]
     ) -> list[bool]:
         """Return for each row whether the reader sees it, up to the first undecided row."""
@@ -303,7 +303,7 @@ class Fetch:
             sees = visible[pointer]
             if sees is None:
                 at = _position(key, len(self._open_topic.prefix))
-                if not self._steps_over:
+                if not self._skips_undecided:
                     self._end, self._undecided = 0, True
                     self._note_read(at)
                     break
@@ -319,9 +319,9 @@ class Fetch:
                 yield from self._reference(_position(key, len(self._open_topic.prefix)), pointer)
 
     def _reference(self, at: int, pointer: int) -> Iterator[MessageList]:
-        """Yield the payloads that a row refers to: all payloads of its transaction, in the order of their storage."""
+        """Yield the payloads that a row refers to: all payloads of its transaction, in the order of their keys."""
         if self._transaction is None or pointer >= self._transaction.transaction_id:
-            # The transaction may store more payloads, so a later fetch has to read this row again.
+            # The transaction may store more payloads, so a later fetch must read this row again.
             self._notes_read = False
         prefix = pointer_prefix(self._topic.topic.prefix, self._topic.generation, java_abs(pointer))
         start: bytes | None = prefix
@@ -339,11 +339,11 @@ class Fetch:
             start = page.resume
 
     def _rows(self) -> int:
-        """Return the number of rows to read: about the missing number, doubled after each read that found too few."""
+        """Return the number of rows to read: the missing number, doubled after each read, up to a page."""
         return min(self._page_rows, self._rows_remaining << min(self._reads, SEQUENCE_BITS))
 
     def _learn(self, size: int, rows: int) -> int:
-        """Enlarge the next read, up to the bytes of a page; return the average bytes of a row."""
+        """Adapt the size of the next read to the observed row size; return the average size of a row in bytes."""
         self._reads += 1
         row_bytes = size // (rows or 1) + MESSAGE_BYTES
         self._page_rows = min(self._page_rows * 4, _page_rows(row_bytes))
@@ -354,17 +354,17 @@ class Fetch:
 
     def _expired_keys(self, keys: list[bytes]) -> frozenset[bytes]:
         """Return the keys of messages that have expired by their own TTL (rule L6)."""
-        now_ms = self._expiring_ms()
+        now_ms = self._expiry_time_ms()
         return frozenset(
             key for key, moment_ms in self._read_path.expiries.moments(keys).items() if moment_ms <= now_ms
         )
 
-    def _expiring_ms(self) -> int:
-        """Return the time for TTLs of single messages; with ``hold: transaction``, earlier by a lifetime."""
+    def _expiry_time_ms(self) -> int:
+        """Return the time up to which own TTLs are expired: now, or with ``hold: transaction`` a lifetime earlier."""
         return self._read_path.clock.now_ms() - (self._read_path.lifetime_ms if self._topic.holds_transactions else 0)
 
     def _limit_messages(self, messages: MessageList) -> MessageList:
-        """Return the messages within the limit."""
+        """Return the messages that fit into the limit of messages."""
         if len(messages) > self._rows_remaining:
             messages = messages[: self._rows_remaining]
         self._rows_remaining -= len(messages)
@@ -380,7 +380,7 @@ def _from_ms(request: FetchRequest) -> int:
 
 
 def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes] | None]:
-    """Return the first position; for a start inside a reference, also the position of the row and the payload's key.
+    """Return the start position; for a start inside a reference, also the row's position and the payload key's tail.
 
     An expired id is ignored completely, including its payload part and ``inclusive``.
     """
@@ -397,8 +397,8 @@ def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes
     return at if request.inclusive else at + 1, None
 
 
-def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
-    """Return whether a reader sees a row; None: it is undecided, so the fetch stops (``TransactionMessageFilter``)."""
+def _is_visible(transaction: Transaction | None, pointer: int | None) -> bool | None:
+    """Return whether a reader sees a row; None: its transaction is undecided (``TransactionMessageFilter``)."""
     if transaction is None or pointer is None:
         return True
     if pointer < 0:
@@ -415,7 +415,7 @@ def _is_payload(payload: bytes | None) -> TypeGuard[bytes]:
 
 
 def _page_rows(row_bytes: int) -> int:
-    """Return how many rows fill a page."""
+    """Return the number of rows that fill a page."""
     return min(-(-PAGE_BYTES // row_bytes), MAX_PAGE_ROWS)
 
 

@@ -1,15 +1,15 @@
 """Message ids: strictly increasing per topic, independent of the clock.
 
-An id is a millisecond and one of 65,536 sequence numbers. A *position* is ``milliseconds * 65,536 + sequence``; as ten
-big-endian bytes it is the last part of a row key. The next id is the next position, or the first position of the
-current millisecond if that is higher. Therefore ids continue after a backward step of the clock, and after the last
-sequence number of a millisecond. CDAP restarts at sequence 0 whenever the clock has changed, and overwrites messages.
+An id is a publish time in milliseconds and a sequence number below 65,536. A *position* is ``milliseconds * 65,536 +
+sequence``; its ten big-endian bytes are the last part of a row key. The next id is the next position, or the first
+position of the current millisecond if that is higher. Therefore ids keep increasing after a backward step of the clock
+and after the last sequence number of a millisecond. CDAP restarts at sequence 0 whenever the clock has changed, and
+overwrites messages.
 
-Readers and publishers share one clock that never goes back. Otherwise a message could be published with an expired
-time.
+Readers and publishers share one clock that never goes back; otherwise a message could be expired when it is published.
 
-Ids do not follow a *forward* jump of the clock (:class:`tms_core.clock.HonestClock`): ids cannot go back, and messages
-from the future would outlive their TTL (invariant S7).
+Ids do not follow a *forward* jump of the clock (:class:`tms_core.clock.HonestClock`), because they could not return
+afterwards, and messages from the future would outlive their TTL (invariant S7).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tms_core.errors import Unavailable
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, NEGATIVE
 from tms_core.tables.base import Page
 
-#: Sequence numbers within a millisecond, as a power of two.
+#: The number of bits of a sequence number.
 SEQUENCE_BITS = 16
-#: The first position that no row can have.
+#: The number of positions; the highest position is one less.
 POSITIONS = (LONG_MAX + 1) << SEQUENCE_BITS
-#: The keys of a page in the search for the last key.
+#: The number of keys in a page of the search for the last key.
 _PAGE_KEYS = 256
-#: The first step back in that search, in milliseconds, and the ratio of two steps.
+#: The first backward step of that search in milliseconds, and the growth factor of the steps.
 _FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32
 
 #: A function that reads keys of a range: start, stop, limit.
@@ -55,7 +55,7 @@ def expires_ms(at: int, ttl_ms: int) -> int:
 
 
 def tail(at: int) -> bytes:
-    """Return the last ten bytes of the key of a position."""
+    """Return the last ten bytes of the row key at a position."""
     return at.to_bytes(MESSAGE_TAIL_BYTES, "big")
 
 
@@ -74,24 +74,24 @@ class Ids:
         self._lock = Lock()
 
     def first(self, now_ms: int) -> int:
-        """Return the next position at a time."""
+        """Return the next position for a message published at ``now_ms``."""
         return max(self._free, now_ms << SEQUENCE_BITS)
 
     def skip(self, free: int) -> None:
-        """Mark all positions before ``free`` as taken.
+        """Mark all positions before ``free`` as used.
 
         Raises:
-            Unavailable: no later id is left.
+            Unavailable: no higher id exists.
         """
         _check(free)
         with self._lock:
             self._free = max(self._free, free)
 
-    def take(self, first: int, stop: int) -> None:
-        """Reserve the positions from ``first`` to before ``stop``; no reader passes them until :meth:`release`.
+    def reserve(self, first: int, stop: int) -> None:
+        """Reserve the positions from ``first`` to before ``stop``; readers stop before them until :meth:`release`.
 
         Raises:
-            Unavailable: no later id is left.
+            Unavailable: no higher id exists.
         """
         _check(stop)
         with self._lock:
@@ -99,18 +99,18 @@ class Ids:
             self._in_flight, self._free = first, max(stop, self._free)
 
     def release(self) -> None:
-        """Note that the rows at the reserved positions are written, or never will be."""
+        """Let readers pass the reserved positions: their rows are written, or will never be written."""
         with self._lock:
             self._in_flight = None
 
     @property
     def free(self) -> int:
-        """Return the lowest position that is not taken."""
+        """Return the lowest unused position."""
         return self._free
 
     @property
     def end(self) -> int:
-        """Return the limit of readers: they see the rows before this position."""
+        """Return the limit of readers, who see only rows before this position."""
         with self._lock:
             return self._free if self._in_flight is None else self._in_flight
 
@@ -118,7 +118,7 @@ class Ids:
 def _check(free: int) -> None:
     if free > POSITIONS:
         raise Unavailable(
-            "The topic has a message with the latest time there is, so no later id is left.",
+            "The topic has a message with the highest possible publish time, so no higher id exists.",
             "Delete the topic and create it again.",
         )
 
@@ -126,9 +126,8 @@ def _check(free: int) -> None:
 def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
     """Return the first position after the last key that starts with ``prefix`` and continues with a position.
 
-    Tables can only be read forwards, so this searches for the last key: backwards from ``now_ms`` in growing steps,
-        then
-    by bisection. That takes about ten reads for an active topic, and at most some hundreds.
+    Tables support only forward scans. Therefore this searches backwards from ``now_ms`` in growing steps, and then by
+    bisection. That takes about ten reads for an active topic, and at most a few hundred.
 
     Args:
         prefix: the start of the keys, before the position.
@@ -151,7 +150,7 @@ def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
 
 
 def _find_end(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
-    """Return the first position after the last key, which is at ``low`` or between it and ``high``."""
+    """Return the first position after the last key, which lies in ``low`` (inclusive) to ``high`` (exclusive)."""
     while True:
         middle = (low + high + 1) // 2
         found = _last_of_page(read, prefix, middle, high)
@@ -166,9 +165,7 @@ def _find_end(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
 
 
 def _last_of_page(read: ReadKeys, prefix: bytes, start: int, stop: int) -> tuple[int, bool] | None:
-    """Return the last position of the first page of a range, and whether there may be more; None: the range is
-    empty.
-    """
+    """Return the last position of a range's first page, and whether more keys may follow; None: the range is empty."""
     first: bytes | None = prefix + tail(start)
     last = prefix + (NEGATIVE if stop >= POSITIONS else tail(stop))
     while first is not None and first < last:

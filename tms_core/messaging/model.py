@@ -11,19 +11,19 @@ from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.topic import INT_MAX
 from tms_core.transaction.model import Transaction
 
-#: The memory of a message in addition to its payload, in bytes; measured. It bounds a page of empty messages, too.
+#: The measured memory of a message without its payload, in bytes. It also bounds a page of empty messages.
 MESSAGE_BYTES = 160
-#: How long a fetch may wait for a message, in seconds.
-MOST_WAIT_SECONDS = 60
-#: The most bytes that the label of a producer's transaction may have.
+#: The maximum time that a fetch may wait for a message, in seconds.
+MAX_WAIT_SECONDS = 60
+#: The maximum size of the label of a producer's transaction, in bytes.
 LABEL_BYTES = 1000
 
 
 class RollbackRange(NamedTuple):
-    """The contiguous rows that a publish wrote into the message table; first and last row included.
+    """The contiguous rows that a publish wrote into the message table, from the first to the last row inclusive.
 
     Attributes:
-        pointer: their write pointer.
+        pointer: the write pointer of the rows.
         start_ms, start_sequence: the id of the first row.
         end_ms, end_sequence: the id of the last row.
     """
@@ -48,7 +48,7 @@ class FetchedMessage(NamedTuple):
 
 
 class MessageList(Sequence[FetchedMessage]):
-    """A list of messages with separate lists of ids and payloads, so that passing it on makes no object per message.
+    """A list of messages, stored as a list of ids and a list of payloads, without an object per message.
 
     Args:
         ids, payloads: as of :class:`FetchedMessage`.
@@ -91,7 +91,7 @@ class SharedList(MessageList):
     """An immutable list of messages that several readers share.
 
     Attributes:
-        encoded: their encoded form, once a reader has made it; it does not depend on the reader.
+        encoded: the encoded messages, set by the first reader; the encoding does not depend on the reader.
     """
 
     __slots__ = ("encoded", "size")
@@ -111,10 +111,10 @@ class FetchRequest:
     Attributes:
         start: a message id, a publish time in milliseconds (>= 0), or None for the first message.
         inclusive: whether to return the message with the id ``start``.
-        limit: the most messages to return, at least 1.
-        limit_bytes: the memory in bytes after which no further message is returned; at least one is returned.
-        transaction: the reading transaction; None sees everything, including rolled back messages.
-        wait_seconds: the longest wait for a message.
+        limit: the maximum number of messages, at least 1.
+        limit_bytes: the maximum memory of the messages in bytes; a first message is returned whatever its size.
+        transaction: the reading transaction; None reads all messages, including rolled back messages.
+        wait_seconds: the maximum wait for a message.
 
     Raises:
         BadRequest: a limit below 1, a start time below 0, or a wait of more than a minute.
@@ -128,23 +128,23 @@ class FetchRequest:
     wait_seconds: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.wait_seconds <= MOST_WAIT_SECONDS:
+        if not 0 <= self.wait_seconds <= MAX_WAIT_SECONDS:
             raise BadRequest(
-                f"A poll cannot wait for {self.wait_seconds} s.", f"Give 0 to {MOST_WAIT_SECONDS} whole seconds."
+                f"A poll cannot wait for {self.wait_seconds} s.", f"Use 0 to {MAX_WAIT_SECONDS} whole seconds."
             )
         if self.limit < 1:
-            raise BadRequest(f"A limit of {self.limit} messages is not possible.", "Give 1 or more.")
+            raise BadRequest(f"A limit of {self.limit} messages is not possible.", "Use a limit of at least 1.")
         if isinstance(self.start, int) and not 0 <= self.start <= LONG_MAX:
-            raise BadRequest(f"{self.start} is not a time.", "Give milliseconds since the epoch.")
+            raise BadRequest(f"{self.start} is not a time.", "Use milliseconds since 1970.")
 
 
 class Ages(NamedTuple):
     """The ages of a topic's messages.
 
     Attributes:
-        messages: the number of live messages, including rolled back and uncommitted messages.
+        messages: the number of unexpired messages, including rolled back and uncommitted messages.
         older: the number of messages older than the given age.
-        at_least: whether counting stopped early, so that both numbers may be larger.
+        at_least: whether counting stopped at its limit, so that both numbers are lower bounds.
         hold_seconds: how long the server's janitor holds rows that a shorter TTL makes due; None: unknown.
     """
 

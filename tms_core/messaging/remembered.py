@@ -1,7 +1,4 @@
-"""Caches of rows of the side table, and of their numbers, for the only server that writes them.
-
-Threads may share them.
-"""
+"""Caches of the side table's rows and of the number of rows, for the only server that writes them; thread-safe."""
 
 from __future__ import annotations
 
@@ -16,18 +13,19 @@ from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
 
-#: The most cached rows, and their age in milliseconds: the janitor changes rows of producers that were idle for days.
-_ROWS, _MEMORY_MS = 20_000, 3_600_000
-#: The most producers and the most consumers of a topic, so that a list or a search takes a second and some MB; and the
-#: most topics whose numbers are cached.
-MOST_NAMES, _COUNTED = 20_000, 10_000
+#: The maximum number of cached rows, and their maximum age in milliseconds. The age is limited because the janitor
+#: changes rows of producers that were idle for days.
+_MAX_ROWS, _MAX_AGE_MS = 20_000, 3_600_000
+#: The maximum number of producers, and of consumers, of a topic; a list of them takes about a second and a few MB. And
+#: the maximum number of topics whose counts are cached.
+MAX_NAMES, _MAX_COUNTS = 20_000, 10_000
 
 
 class RememberedRows(RecentlySet[bytes, bytes | None]):
-    """A cache of rows that also changes them; a subscription reads a row that is not cached."""
+    """A write-through cache of rows; a subscription reads a row that is not cached."""
 
     def __init__(self, side: SideTable) -> None:
-        super().__init__(_ROWS)
+        super().__init__(_MAX_ROWS)
         self._side = side
         self._since_ms = 0
         self._changes = 0
@@ -45,7 +43,7 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
         changes = self._changes
         value = self._side.get(key)
         with self._lock:
-            # A change during the read may be newer than the value, so the value is not cached then.
+            # If another thread changed rows during the read, the value may be outdated: do not cache it.
             if changes == self._changes:
                 self[key] = value
         return value
@@ -59,8 +57,7 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
             made = self._side.exchange_each(changes)
         finally:
             alone = self._drop(keys) == before + 1
-        # A row that another thread changed or read in between may be newer or older than these values: cache nothing
-        # then.
+        # If another thread changed rows in between, its values may be newer than these: do not cache them.
         if alone and all(made):
             with self._lock:
                 if self._changes == before + 1:
@@ -68,8 +65,8 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
         return made
 
     def forget_old(self, now_ms: int) -> None:
-        """Drop entries that are older than an hour."""
-        if not 0 <= now_ms - self._since_ms < _MEMORY_MS:
+        """Drop all entries an hour after the last drop."""
+        if not 0 <= now_ms - self._since_ms < _MAX_AGE_MS:
             self.forget()
             self._since_ms = now_ms
 
@@ -80,7 +77,7 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
             self.clear()
 
     def _drop(self, keys: Sequence[bytes]) -> int:
-        """Drop rows that are being changed, and return the number of changes so far."""
+        """Drop rows that are being changed, and return the number of changes including this one."""
         with self._lock:
             self._changes += 1
             for key in keys:
@@ -89,44 +86,44 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
 
 
 class CountedNames:
-    """A limit of names that clients choose, each a row; counts the rows once, and again at the limit.
+    """A limit of the names that clients register for a topic; counts the rows at the first use and at the limit.
 
     Args:
-        side: the table of the rows.
+        side: the table with a row for each name.
     """
 
     def __init__(self, side: SideTable) -> None:
         self._side = side
-        #: An upper bound of their number, by the start of their keys.
-        self._numbers: RecentlySet[bytes, int] = RecentlySet(_COUNTED)
+        #: An upper bound of the number of names, by key prefix.
+        self._numbers: RecentlySet[bytes, int] = RecentlySet(_MAX_COUNTS)
 
-    def make_room(self, prefix: bytes, topic: TopicId, kind: str, hint: str) -> None:
-        """Count one more name.
+    def count_new(self, prefix: bytes, topic: TopicId, kind: str, hint: str) -> None:
+        """Count a new name before its row is written.
 
         Args:
-            prefix: the start of the keys.
-            topic: their topic.
-            kind: their kind for the error, as ``producers``.
+            prefix: the key prefix of the rows.
+            topic: the topic, for the error.
+            kind: the kind of name for the error, such as ``producers``.
             hint: the hint of the error.
 
         Raises:
             BadRequest: the limit is reached.
             StoreError: the rows could not be read.
         """
-        number = self._numbers.get(prefix, MOST_NAMES)
-        if number >= MOST_NAMES:
-            number = sum(1 for _ in islice(every(self._side.rows, prefix, stop_key(prefix)), MOST_NAMES))
-        if number >= MOST_NAMES:
-            raise BadRequest(f"Topic {topic} has {MOST_NAMES} {kind}, the most there may be.", hint)
+        number = self._numbers.get(prefix, MAX_NAMES)
+        if number >= MAX_NAMES:
+            number = sum(1 for _ in islice(every(self._side.rows, prefix, stop_key(prefix)), MAX_NAMES))
+        if number >= MAX_NAMES:
+            raise BadRequest(f"Topic {topic} has {MAX_NAMES} {kind}, the maximum.", hint)
         self._numbers[prefix] = number + 1
 
     def forget(self) -> None:
-        """Drop the cached numbers."""
+        """Drop the cached counts."""
         self._numbers.clear()
 
 
 def _changed_keys(change: SideChange) -> Sequence[bytes]:
-    """Return the keys of the changed rows."""
+    """Return the keys of all rows that a change writes or deletes."""
     if not change.puts and not change.deletes:
         return (change.key,)
     return (change.key, *(key for key, _ in change.puts), *change.deletes)

@@ -1,8 +1,8 @@
-"""The messaging service: topics, publishing and consuming over one store (``CoreMessagingService``).
+"""The messaging service: topics, publishing and consuming on one store (``CoreMessagingService``).
 
-Methods block, and any number of threads may call them; ``submit_publish`` and ``submit_store`` do not block, for
-callers with an event loop. Only one process at a time may publish to a store: ids and the cache depend on that. A
-process that becomes the publisher calls :meth:`MessagingService.forget` first.
+All methods are thread-safe. They block, except ``submit_publish`` and ``submit_store``, which are for event loops. Only
+one process at a time may publish to a store, because it assigns ids and caches rows. A process that becomes the
+publisher calls :meth:`MessagingService.forget` first.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class ServiceOptions:
     """Options of a messaging service.
 
     Attributes:
-        default_ttl_seconds: the TTL of a topic without the property.
+        default_ttl_seconds: the TTL of a topic without the property ``ttl``.
         max_lifetime_seconds: how long after its start a transaction may write.
-        grace_seconds: the least time after that during which the transaction stays on the invalid list.
+        grace_seconds: how long after its lifetime an invalid transaction stays at least on the invalid list.
         cache_bytes: the size of the cache of the newest rows; 0: no cache.
-        consumer_hold_seconds: how long after its TTL an unread message is held; None: not at all.
-        retry_seconds: the delay before a consumer group gets a message that failed once again; 0: no delay.
-        longest_retry_seconds: the longest delay after several failures.
+        consumer_hold_seconds: the maximum hold of an unread message after its TTL; None: messages are not held.
+        retry_seconds: the delay before the next delivery of a message that failed once; 0: no delay.
+        longest_retry_seconds: the maximum delay after several failures.
     """
 
     default_ttl_seconds: int = 604_800
@@ -74,9 +74,9 @@ class MessagingService:
     Args:
         store: the tables; the caller closes them afterwards.
         side: the side table: TTLs of single messages, producers, positions and claims.
-        workers: the threads that write batches, closed with the service; None: new threads.
-        transactions: the manager in this process, which knows the issued pointers and the transactions in progress;
-            None: another process manages transactions, and the server trusts the client.
+        workers: the threads that write batches; the service closes them. None: start threads.
+        transactions: the transaction manager in this process; None: another process manages transactions, and this
+            server trusts its clients about them.
         fenced_side: ``side`` with the leader's fence; None: no other server writes.
 
     Attributes:
@@ -101,7 +101,7 @@ class MessagingService:
         options = options or ServiceOptions()
         self._transactions = transactions
         self._store = store
-        # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
+        # If another process increased the TTL, the cache would show rows that the janitor has deleted before.
         self._topics = TopicRegistry(
             store.metadata,
             options.default_ttl_seconds,
@@ -140,7 +140,7 @@ class MessagingService:
             store, self._open_topics, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
         self.consumers = ConsumerRegistry(self._topics, self._read_path, table, CLOCK_ALLOWANCE_MS, transactions)
-        # Without the fence: groups are registered and searched in partitions that other servers lead, too.
+        # Without the fence, because groups are also registered in partitions that other servers lead.
         self._families = Families(self._topics, store, self._open_topics, honest, side, self._queues.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
         self.groups = Groups(
@@ -152,17 +152,17 @@ class MessagingService:
     def create_topic(
         self, topic: TopicId, properties: Mapping[str, str] | None = None, *, permit: Permit = permit_all
     ) -> None:
-        """Create a topic; the new properties replace those of a deleted topic of this name.
+        """Create a topic; properties of a deleted topic of the same name are discarded.
 
         Args:
             properties: properties that differ from the defaults; ``ttl`` in seconds.
-            permit: called with each topic that this creates, including partitions and routes, before the first one.
+            permit: called with each new topic, including partitions and routes, before the first topic is created.
 
         Raises:
-            Forbidden: ``permit`` raised it.
+            Forbidden: raised by ``permit``.
             BadRequest: the name, the TTL or a generation is invalid.
-            MetadataError, StoreError, Unavailable: its row is damaged, the store failed, or other processes keep
-                changing it.
+            MetadataError, StoreError, Unavailable: the topic's row is damaged, the store failed, or other processes
+                keep changing the topic.
             TopicExists: the topic exists.
         """
         self._families.create(topic, properties or {}, permit)
@@ -174,7 +174,7 @@ class MessagingService:
             permit: as :meth:`create_topic`.
 
         Raises:
-            Forbidden: ``permit`` raised it.
+            Forbidden: raised by ``permit``.
             TopicNotFound: the topic does not exist, or was deleted.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
         """
@@ -203,7 +203,7 @@ class MessagingService:
         return True
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
-        """Return the number of live messages, and of those older than so many seconds; count at most 100,000.
+        """Count the unexpired messages of a topic, and the messages above an age; count at most 100,000.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
@@ -235,11 +235,11 @@ class MessagingService:
         self._families.delete(topic)
 
     def note_past(self, past_ms: int) -> None:
-        """Note a time that has passed, as :meth:`tms_core.clock.HonestClock.note_past`."""
+        """Report a time that is certainly in the past, see :meth:`tms_core.clock.HonestClock.note_past`."""
         self._clock.note_past(past_ms)
 
     def refusal(self) -> str:
-        """Return the reason why the clock prevents publishing now; empty: publishing works."""
+        """Return the reason why the clock prevents publishing; empty: publishing is possible."""
         try:
             self._clock.publish_ms()
         except ClockJumped as error:
@@ -248,7 +248,7 @@ class MessagingService:
 
     @property
     def topic_changes(self) -> int:
-        """Return the number of changes of topics that this service has made or seen."""
+        """Return the number of changes of topics that this service has made or observed."""
         return self._topics.changes
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
@@ -284,28 +284,28 @@ class MessagingService:
         Args:
             messages: the payloads; they get consecutive ids. An empty list, in a transaction, publishes its stored
                 payloads.
-            pointer: the transaction's write pointer; None: outside a transaction.
+            pointer: the transaction's write pointer; None: outside transactions.
             ttl_seconds: the TTL of these messages, if it is shorter than the topic's TTL.
-            sent: the producer headers of the request; it then takes effect once, however often it is repeated.
+            sent: the producer headers of the request, which make repetitions of it idempotent.
             principal: the requesting principal. A transaction in progress belongs to its first user, and counts as
                 ended for other principals. None: clients are not authenticated.
 
         Returns:
-            A future, done when the messages are durable, with the rows to roll back, or None outside a transaction. It
-            fails with ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError`` or
-            ``ProducerFenced`` (nothing was written), with ``TransactionEnded`` (no reader in a transaction sees
-            anything), or with ``StoreError`` (rows of a transaction are rolled back if possible).
+            A future that is done when the messages are durable. Its result is the range to roll back, or None outside
+            transactions. It fails with ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError`` or
+            ``ProducerFenced`` (nothing was written), with ``TransactionEnded`` (readers in transactions see no message
+            of the request), or with ``StoreError`` (messages of a transaction are rolled back if possible).
 
         Raises:
-            BadRequest: there is neither a message nor a transaction, or a number is invalid.
+            BadRequest: the request has neither messages nor a transaction, or a number is invalid.
             Unavailable: the service is closed.
         """
         if not messages and pointer is None:
-            raise BadRequest("A message outside a transaction needs a payload.", "Send at least one.")
+            raise BadRequest("A message outside a transaction needs a payload.", "Send at least one payload.")
         if pointer is not None:
             _check_pointer(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
-            raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
+            raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Use whole seconds from 1 to {INT_MAX}.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
         self._store.message.check_sizes(messages)
         return self._queues.message(topic).submit(PublishEntry(messages, pointer, ttl_ms, sent, principal))
@@ -323,17 +323,17 @@ class MessagingService:
         sent: Sent | None = None,
         principal: str | None = None,
     ) -> Answer[RollbackRange | None]:
-        """Write payloads to the payload table, without waiting; an empty publish in the transaction publishes them.
+        """Write payloads to the payload table without waiting; an empty publish in the transaction publishes them.
 
         Args:
             pointer: the transaction's write pointer.
             principal: as of :meth:`submit_publish`.
 
         Returns:
-            A future, done when they are durable; it fails as that of :meth:`submit_publish`.
+            A future that is done when the payloads are durable, and fails as the future of :meth:`submit_publish`.
 
         Raises:
-            BadRequest: there is no payload, or the pointer is invalid.
+            BadRequest: the request has no payload, or the pointer is invalid.
             Unavailable: the service is closed.
         """
         if not messages:
@@ -359,47 +359,48 @@ class MessagingService:
         sent: Sent | None = None,
         principal: str | None = None,
     ) -> None:
-        """Roll back a publish, so that readers in transactions do not see it.
+        """Roll back a publish, so that readers in transactions do not see its messages.
 
-        Only rows with the publish's own pointer are changed, and rows of old generations too: the topic may have been
-        created again since the publish. CDAP leaves those rows, because nobody reads them unless an archive restores
-        them.
+        This changes only rows with the pointer of the publish, also in old generations, because the topic may have been
+        created again since the publish. CDAP does not change rows of old generations, which readers see only after a
+        restore from an archive.
 
         Args:
             published: the result of the publish; or a write pointer, to roll back all of its rows. Each checkpoint has
-                its own pointer.
-            sent: the producer headers of the request; at the producer's home, the transaction is first marked as rolled
+                a separate pointer.
+            sent: the producer headers of the request. At the producer's home, the transaction is first marked as rolled
                 back, so that late requests are rejected.
             principal: as of :meth:`submit_publish`.
 
         Raises:
-            TransactionEnded: the transaction has ended and is not invalid, so nothing is rolled back.
+            TransactionEnded: the transaction is committed, or was rolled back before.
             TopicNotFound, MetadataError: the topic does not exist, or its row is damaged.
             StoreError: the store failed; some rows may be rolled back. Invalidate the transaction.
             BadRequest: the range or the pointer is invalid.
         """
         if isinstance(published, int):
             _check_pointer(published)
-            # A transaction has no row before its start, except by the difference of clocks of several machines.
+            # A transaction has no row before its start, apart from clock differences between machines.
             first_ms = max(0, transaction_ms(published) - CLOCK_ALLOWANCE_MS)
             published = RollbackRange(published, first_ms, 0, LONG_MAX, _MAX_SEQUENCE)
         pointer, start_ms, start_sequence, end_ms, end_sequence = published
         _check_pointer(pointer)
         if not (0 <= start_ms <= LONG_MAX and 0 <= end_ms <= LONG_MAX):
             raise BadRequest(
-                "A rollback's times lie between 0 and 2^63-1.", "Send the rollback range from the response to publish."
+                f"The times {start_ms} and {end_ms} of the rollback are not both from 0 to 2^63-1.",
+                "Send the rollback range from the response to publish.",
             )
         if not (0 <= start_sequence <= _MAX_SEQUENCE and 0 <= end_sequence <= _MAX_SEQUENCE):
             raise BadRequest(
-                "A rollback's sequence ids lie between 0 and 65535.",
+                f"The sequence ids {start_sequence} and {end_sequence} of the rollback are not both from 0 to 65535.",
                 "Send the rollback range from the response to publish.",
             )
         signed = sent if sent is not None and sent.home == topic else None
         if signed is not None:
-            # First, because ProducerFenced is final, and the state of the transaction is not.
+            # Check the producer first, because ProducerFenced is final, and the transaction's state is not.
             self.producers.require_newest(signed)
-        # Entered before the check: a commit either precedes it and is seen here, or is rejected. Otherwise a commit
-        # between check and rollback would lose committed messages.
+        # Announce the rollback before the check: a commit either precedes the announcement, and the check sees it, or
+        # the manager rejects it. Otherwise a commit between check and rollback would lose committed messages.
         with nullcontext() if self._transactions is None else self._transactions.rolling_back(pointer):
             self._require_open(pointer, principal)
             if signed is not None:
@@ -422,8 +423,8 @@ class MessagingService:
         """Read messages in order.
 
         Returns:
-            Non-empty pages of the rows that were durable at the call. Each page is read on demand, with nothing open in
-            between, and raises ``StoreError`` if the store fails.
+            Non-empty pages of the messages that were durable at the call. Each page is read on demand, and raises
+            ``StoreError`` if the store fails; no resources are held between pages.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
@@ -431,7 +432,7 @@ class MessagingService:
         return filter(None, self.begin_fetch(topic, request).pages())
 
     def begin_fetch(self, topic: TopicId, request: FetchRequest) -> Fetch:
-        """Return a fetch, for callers that need its position, or wait for messages.
+        """Return a fetch, for callers that need its position or wait for messages.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
@@ -452,10 +453,10 @@ class MessagingService:
         """Drop cached data of some topics, because another process may have written to them until now.
 
         Args:
-            concerns: selects topics, by the start of their keys.
+            concerns: selects topics by their key prefix.
 
         Returns:
-            False if earlier accepted requests are not written yet; they would use outdated ids.
+            False if accepted requests are still queued, which would use outdated ids.
         """
         self._open_topics.forget(concerns)
         self.groups.forget()
@@ -475,17 +476,17 @@ class MessagingService:
         self.close()
 
     def _require_open(self, pointer: int, principal: str | None) -> None:
-        """Check that a transaction may be rolled back: it is not committed, and belongs to the principal.
+        """Check that a transaction may be rolled back: it is in progress or invalid, and belongs to the principal.
 
         Raises:
-            TransactionEnded: it has ended and is not invalid, or belongs to another principal.
+            TransactionEnded: the transaction was committed or aborted, or belongs to another principal.
         """
         manager = self._transactions
         if manager is None:
             return
         if manager.status(pointer) == "ended" or not manager.belongs_to(pointer, principal):
             raise TransactionEnded(
-                f"Transaction {pointer} is neither in progress nor invalid, so nothing of it is rolled back.",
+                f"Transaction {pointer} is neither in progress nor invalid, so nothing was rolled back.",
                 "Its writes are committed, or were rolled back before.",
             )
 

@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tms_core.clock import CLOCK_ALLOWANCE_MS, Clock
-from tms_core.consumers.claim_rows import all_claims, free_void
+from tms_core.consumers.claim_rows import all_claims, release_void_claims
 from tms_core.errors import ConfigurationError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
@@ -136,7 +136,7 @@ def release_rows(side: SideTable, is_leaving: Callable[[int], bool]) -> None:
     Raises:
         StoreError, FormatError: the table could not be read or written, or a row is damaged.
     """
-    freed = free_void(side, is_leaving, lambda _: False)
+    freed = release_void_claims(side, is_leaving, lambda _: False)
     marked = mark_void(side, is_leaving)
     if freed or marked:
         text = "before ids leave the invalid list, %d claims of groups and %d transactions of producers were given up"

@@ -209,7 +209,7 @@ class _Service(Collector):
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        cache = self._service.cache.figures
+        cache = self._service.cache.stats
         yield GaugeMetricFamily(
             "tms_publish_queue_size", "Accepted requests that are not durable yet.", self._service.workers.requests
         )

@@ -19,7 +19,7 @@ from tms_core.client.protocol.core import Core
 from tms_core.client.protocol.values import Retry
 from tms_core.client.transactions.participant import ClaimedBatch
 from tms_core.errors import BadRequest, PartitionsChanged, TopicNotFound
-from tms_core.messaging.topics.partitions import Layout, layout_of, number_of
+from tms_core.messaging.topics.partitions import Layout, hash_key, layout_of
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, no_topic
 
@@ -59,10 +59,10 @@ def number_for(core: Core, key: Key | None) -> Number:
     if key is None:
         return next(core.turns)
     if isinstance(key, Mapping):
-        return {route: number_of(one) for route, one in key.items()}
+        return {route: hash_key(one) for route, one in key.items()}
     if not isinstance(key, bytes | str):
         raise BadRequest(f"A key is bytes or text, not {type(key).__name__}.", "Encode it: str(key).encode().")
-    return number_of(key)
+    return hash_key(key)
 
 
 def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:

@@ -1,9 +1,9 @@
-"""Consumer groups: each message goes to one transaction of a group, and counts as processed once that is committed.
+"""Consumer groups: each message is delivered to one transaction of a group, whose commit marks it as processed.
 
-A group's poll claims its messages (:mod:`tms_core.consumers.claims`), durably and before the response. The server
-caches the claims together with the position of the group. Each change of claims also changes the position, which each
-poll reads. Therefore a poll reads one row, however many claims are open. The server handles one request of a group at a
-time.
+A poll of a group claims the returned messages (:mod:`tms_core.consumers.claims`); the claim is durable before the
+response. The server caches the claims together with the group's position. Each change of claims also changes the
+position, which every poll reads. Therefore a poll reads one row, however many claims are open. The server handles one
+request of a group at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
-from tms_core.consumers.claim_rows import claims_of, drained_in, pack, pack_drained
+from tms_core.consumers.claim_rows import claims_of, draining_transaction, pack, pack_drained
 from tms_core.consumers.claims import (
     LOWEST,
     Backoff,
@@ -29,12 +29,12 @@ from tms_core.consumers.claims import (
     Segment,
     batch_limit,
     claim_outcome,
+    isolating_size,
     marks,
     rank,
     release_claims,
     runs,
     settle_claim,
-    share_of,
     undo_claims,
     view_group,
 )
@@ -55,12 +55,12 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction, transaction_ms
 
-#: The most cached claims and groups.
-_MOST_ROWS = 200_000
-#: The most ranges of failed messages in a response.
-_MOST_FAILED = 100
-#: Released claims, and claims that stay.
-_Divided = tuple[list[GroupClaim], list[GroupClaim]]
+#: The maximum number of cached claims and groups together.
+_MAX_ROWS = 200_000
+#: The maximum number of ranges of failed messages in a response.
+_MAX_FAILED = 100
+#: The released claims, and the remaining claims.
+_Division = tuple[list[GroupClaim], list[GroupClaim]]
 
 
 class Order(Enum):
@@ -68,7 +68,7 @@ class Order(Enum):
 
     #: One batch at a time, in the order of the messages' ids.
     PARTITION = "partition"
-    #: Several batches at a time; undecided messages follow later.
+    #: Several batches at a time; undecided messages are skipped and delivered later.
     NONE = "none"
 
 
@@ -77,10 +77,10 @@ class GroupPoll:
     """The parameters of a group's poll.
 
     Attributes:
-        limit: the most messages, at least 1.
-        limit_bytes: the size in bytes after which no further message is returned; at least one is returned.
-        max_deliveries: the highest number of deliveries of a message, at least 1; the last one delivers it alone. None:
-            no limit.
+        limit: the maximum number of messages, at least 1.
+        limit_bytes: the maximum size of the messages in bytes; a first message is returned whatever its size.
+        max_deliveries: the maximum number of deliveries of a message, at least 1; the last delivery has a single
+            message. None: unlimited.
         principal: the requesting principal. A transaction in progress belongs to its first user, and counts as ended
             for other principals. None: clients are not authenticated.
     """
@@ -94,17 +94,19 @@ class GroupPoll:
 
 
 class GroupBatch(NamedTuple):
-    """The claims of a poll.
+    """The result of a poll.
 
     Attributes:
-        deliveries: their number of deliveries, including this one; 0 without messages.
-        held: the transaction whose open claim must be decided first; None: no transaction blocks the group.
-        position: without messages, the lowest id of the next message, if no message before it is undecided or claimed.
-        at_end: whether all messages are delivered, and no earlier one is undecided or claimed by another transaction.
-        sealed: whether the topic takes no more messages, and all running writes have finished.
-        drained: whether it is sealed, and the group has read it completely.
-        earlier_partition: the partition that the group must read completely first; None: no partition.
-        wait_ms: without messages, the milliseconds until failed messages are delivered again; None: none wait.
+        deliveries: the number of deliveries of the messages, including this one; 0 without messages.
+        held: the transaction that must be decided before the group continues; None: no transaction blocks the group.
+        position: without messages, the lowest possible id of the next message, if no earlier message is undecided or
+            claimed.
+        at_end: whether all messages are delivered, and none is undecided or claimed by another transaction.
+        sealed: whether the topic accepts no more messages, and all running writes have finished.
+        drained: whether the topic is sealed, and the group has read all of its messages.
+        earlier_partition: the partition that the group must drain first; None: no partition.
+        wait_ms: without messages, the milliseconds until failed messages are delivered again; None: no failed message
+            waits.
     """
 
     messages: list[FetchedMessage]
@@ -119,11 +121,11 @@ class GroupBatch(NamedTuple):
 
 
 class FailedRange(NamedTuple):
-    """Messages that a program received and did not process.
+    """Messages that a worker has received but not processed.
 
     Attributes:
-        mark: their range, number of deliveries, and delay.
-        message: the message that failed alone; None: several messages failed together.
+        mark: the range, the number of deliveries, and the delay.
+        message: the message that failed in a batch of its own; None: several messages failed together.
     """
 
     mark: GroupClaim
@@ -134,8 +136,8 @@ class _Part(NamedTuple):
     """The messages read from a segment, and their claims.
 
     Attributes:
-        ranges: the ranges that were read, without undecided rows.
-        is_whole: whether this is the whole segment with all its messages.
+        ranges: the ranges of ids that were read, without undecided rows.
+        is_whole: whether the segment was read completely.
     """
 
     messages: list[FetchedMessage]
@@ -146,22 +148,26 @@ class _Part(NamedTuple):
 
 
 class _KnownRows(NamedTuple):
-    """The cached claims of a group; valid while the position and ``taken_back`` are unchanged.
+    """The cached claims of a group; valid while the position and ``resets`` are unchanged.
 
     Attributes:
-        taken_back: :attr:`ConsumerRegistry.taken_back`, which changes when a client sets a position.
+        resets: :attr:`ConsumerRegistry.resets`, which changes when a client sets a position.
     """
 
     position: Position
-    taken_back: int
+    resets: int
     rows: list[tuple[bytes, GroupClaim]]
 
 
 class _Choice(NamedTuple):
-    """The result of a read: the messages, their claims, and the position up to which all is processed or invisible."""
+    """The messages to deliver and their new claims.
+
+    Attributes:
+        base: the id up to which all messages are processed or invisible.
+    """
 
     batch: GroupBatch
-    taken: list[GroupClaim]
+    claims: list[GroupClaim]
     base: MessageId
 
 
@@ -190,11 +196,11 @@ class Groups:
         self._read_path = read_path
         self._transactions = transactions
         self._backoff = backoff
-        #: By group, the newest transaction whose claims became part of the position. Then the newest transaction that
-        #: had started when entries were dropped, and when this process started to serve the groups.
+        #: For each group, the newest transaction whose claims are merged into the position.
         self._merged: dict[ConsumerGroup, int] = {}
+        #: The newest transaction when entries of `_merged` were dropped, and when this process became the leader.
         self._forgotten = self._interrupted = self._last_pointer()
-        #: Whether the last poll tried failed messages first; see _in_turn.
+        #: Whether the last poll tried failed messages first; see _order_segments.
         self._failed_first = False
         self._rows: dict[ConsumerGroup, _KnownRows] = {}
         self._known_row_count = 0
@@ -211,12 +217,15 @@ class Groups:
             BadRequest: a number or the name is invalid.
             ConsumerConflict: the transaction has ended, or is too old.
             ConsumerNotFound, TopicNotFound, MetadataError: the group or the topic does not exist, or a row is damaged.
-            Unavailable: another server leads, or has changed the group; nothing was delivered.
-            StoreError: the store failed. A claim may be written, so invalidate the transaction.
+            Unavailable: another server leads the topic, or has changed the group; nothing was delivered.
+            StoreError: the store failed. The claim may be stored, so invalidate the transaction.
         """
         check_name(name)
         if request.limit < 1 or (request.max_deliveries is not None and request.max_deliveries < 1):
-            raise BadRequest("A limit and a number of deliveries are at least 1.", "Give 1 or more.")
+            raise BadRequest(
+                f"The limit {request.limit} or the number of deliveries {request.max_deliveries} is below 1.",
+                "Use numbers of at least 1.",
+            )
         reader = request.transaction
         pointer = reader.transaction_id
         self._require_open(pointer, request.principal)
@@ -226,49 +235,49 @@ class Groups:
             return GroupBatch([], at_end=True, sealed=True, drained=True)
         earlier = self._find_earlier(metadata, name, request)
         if earlier is not None:
-            # Raises for a group that is not registered here: it would hold no messages of this partition while it reads
-            # the earlier one.
-            self._consumers.found(metadata, name)
+            # Raise an error for a group that is not registered here: this partition would not hold messages for it
+            # while it reads the earlier partition.
+            self._consumers.find(metadata, name)
             return GroupBatch([], earlier_partition=earlier)
         sealed = layout is not None or SEALED in metadata.properties
         if sealed:
-            # A write that was admitted before the seal may still add messages; only after it, "drained" is final.
+            # A write that was admitted before the seal may still add messages; "drained" must be final.
             self._families.settle(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group), self._claiming(pointer, request.principal):
-            previous = self._consumers.found(metadata, name)
+            previous = self._consumers.find(metadata, name)
             rows = self._rows_of(group, previous)
             now_ms = self._read_path.clock.now_ms()
             claims = [claim for _, claim in rows]
             settle = partial(settle_claim, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
-            seen = view_group(previous.id, claims, reader, settle)
-            self._log_failed(metadata, name, _failed_since(seen.free, seen.obsolete), reader)
-            held = self._blocking_transaction(group, previous, seen, request)
-            self._remember(group, seen.merged)
-            found = _Choice(GroupBatch([], held=held), [], seen.base)
+            view = view_group(previous.id, claims, reader, settle)
+            self._log_failed(metadata, name, _new_failures(view.free, view.obsolete), reader)
+            held = self._blocking_transaction(group, previous, view, request)
+            self._remember(group, view.merged)
+            choice = _Choice(GroupBatch([], held=held), [], view.base)
             if held is None:
-                found = self._read(metadata, seen, request)
-            if found.base != seen.base:
-                # The new base may touch done claims, which merge with it.
-                seen = view_group(found.base, claims, reader, settle)
-                self._remember(group, seen.merged)
-            drained = sealed and found.batch.at_end and seen.own == LOWEST
-            noted = self._drained_row(group, pointer) if drained else []
-            if found.taken and self._transactions is not None:
+                choice = self._read(metadata, view, request)
+            if choice.base != view.base:
+                # The new base may adjoin done claims, which merge with it.
+                view = view_group(choice.base, claims, reader, settle)
+                self._remember(group, view.merged)
+            drained = sealed and choice.batch.at_end and view.own == LOWEST
+            drained_rows = self._drained_row(group, pointer) if drained else []
+            if choice.claims and self._transactions is not None:
                 # Before the claim is written: from here on, an abort invalidates the transaction. The claims of an
                 # aborted transaction would count as processed.
                 self._transactions.note_written(pointer, group.label)
-            new = [*found.taken, *marks(seen.free, seen.base, [*seen.covered, *found.taken])]
-            self._write(metadata, previous, seen.base, seen.obsolete, new, noted)
-            # `is_in_progress` does not wait for the transaction log: if its disk failed, this would report a claim as
-            # not written although it is.
-            if found.taken and self._transactions is not None and not self._transactions.is_in_progress(pointer):
-                # The transaction ended while the claim was being written, so release the claim, and return no messages.
-                previous = self._consumers.found(metadata, name)
+            new = [*choice.claims, *marks(view.free, view.base, [*view.covered, *choice.claims])]
+            self._write(metadata, previous, view.base, view.obsolete, new, drained_rows)
+            # `is_in_progress` does not wait for the transaction log. If the log's disk failed, an error here would
+            # report the claim as not written although it is.
+            if choice.claims and self._transactions is not None and not self._transactions.is_in_progress(pointer):
+                # The transaction ended while the claim was being written: release the claim, and return no messages.
+                previous = self._consumers.find(metadata, name)
                 rows = self._rows_of(group, previous)
-                self._free(metadata, previous, rows, pointer, undo_claims([claim for _, claim in rows], found.taken))
+                self._free(metadata, previous, rows, pointer, undo_claims([claim for _, claim in rows], choice.claims))
                 raise _not_in_progress(pointer)
-        return found.batch._replace(sealed=sealed, drained=drained)
+        return choice.batch._replace(sealed=sealed, drained=drained)
 
     def roll_back(
         self,
@@ -283,8 +292,8 @@ class Groups:
         Call it before the abort, because the claims of an aborted transaction count as processed.
 
         Args:
-            after: release only messages after this id, without counting a delivery; None: all.
-            principal: the requesting principal, as of :class:`GroupPoll`; claims of another principal stay.
+            after: release only messages after this id, without counting a delivery; None: release all.
+            principal: the requesting principal, as of :class:`GroupPoll`; claims of other principals stay.
 
         Raises:
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
@@ -297,69 +306,72 @@ class Groups:
         metadata = self._topics.get(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
-            previous = self._consumers.found(metadata, name)
+            previous = self._consumers.find(metadata, name)
             rows = self._rows_of(group, previous)
             if not self._belongs_to(pointer, principal) or all(claim.pointer != pointer for _, claim in rows):
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
-                raise ConsumerConflict(f"Transaction {pointer} has ended.", "Its claims cannot be released.")
+                raise ConsumerConflict(
+                    f"The claims of transaction {pointer} cannot be released, because it has ended.",
+                    f"To process the messages again, set the group back: tms consumer set {topic} {name} --since TIME",
+                )
             now_ms = self._read_path.clock.now_ms()
             free, remaining = release_claims([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
             self._free(metadata, previous, rows, pointer, (free, remaining))
             if after is None:
-                self._log_failed(metadata, name, _failed_since(free, free), None)
+                self._log_failed(metadata, name, _new_failures(free, free), None)
             if self._transactions is not None and all(claim.pointer != pointer for claim in remaining):
                 self._transactions.note_taken_back(pointer, group.label)
 
     def failed(self, topic: TopicId, name: str) -> list[FailedRange]:
-        """Return messages that a group received and did not process, the most failures first; at most 100 ranges.
+        """Return messages that a group has received but not processed, most deliveries first; at most 100 ranges.
 
         Raises:
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`poll`.
         """
         metadata = self._topics.get(topic)
-        self._consumers.found(metadata, name)
+        self._consumers.find(metadata, name)
         claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(metadata, name))]
         now_ms = self._read_path.clock.now_ms()
         marked = (
-            claim._replace(retry_ms=self._backoff.still(claim.retry_ms, now_ms))
+            claim._replace(retry_ms=self._backoff.pending_ms(claim.retry_ms, now_ms))
             for claim in claims
             if not claim.pointer and claim.tries
         )
         reader = None if self._transactions is None else self._transactions.visibility().dummy_transaction()
         found: list[FailedRange] = []
-        for mark in sorted(marked, key=lambda mark: -mark.tries)[:_MOST_FAILED]:
+        for mark in sorted(marked, key=lambda mark: -mark.tries)[:_MAX_FAILED]:
             if mark.size == 1:
-                found += [FailedRange(mark, one) for one in self._inside(metadata, mark, reader, _MOST_FAILED)]
+                found += [FailedRange(mark, one) for one in self._ids_in(metadata, mark, reader, _MAX_FAILED)]
             else:
                 found.append(FailedRange(mark, None))
-        return found[:_MOST_FAILED]
+        return found[:_MAX_FAILED]
 
     def _log_failed(
         self, metadata: TopicMetadata, name: str, failed: Sequence[GroupClaim], reader: Transaction | None
     ) -> None:
-        """Log each message that has failed alone in its batch."""
+        """Log each message that has failed in a batch of its own."""
         for mark in failed:
-            for message in self._inside(metadata, mark, reader, 1) if mark.size == 1 else ():
+            for message in self._ids_in(metadata, mark, reader, 1) if mark.size == 1 else ():
                 seconds = max(0, mark.retry_ms - self._read_path.clock.now_ms()) / 1000
-                text = "message %s of %s has failed %d times for consumer %s, and comes again in %.1f s"
+                text = "message %s of %s has failed %d times for consumer %s; next delivery in %.1f s"
                 self._seldom.log(logging.WARNING, text, message, metadata.topic, mark.tries, name, seconds)
 
-    def _inside(
-        self, metadata: TopicMetadata, mark: GroupClaim, reader: Transaction | None, most: int
+    def _ids_in(
+        self, metadata: TopicMetadata, mark: GroupClaim, reader: Transaction | None, limit: int
     ) -> list[MessageId]:
         """Return the ids of the first messages in the range of a mark that a reader sees."""
-        fetch_request = FetchRequest(mark.first, inclusive=False, limit=most, transaction=reader)
+        fetch_request = FetchRequest(mark.first, inclusive=False, limit=limit, transaction=reader)
         ids = (
             MessageId.parse(message.id)
-            for page in Fetch(self._read_path, metadata, fetch_request, steps_over=True).pages()
+            for page in Fetch(self._read_path, metadata, fetch_request, skips_undecided=True).pages()
             for message in page
         )
         return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
 
     def forget(self) -> None:
         """Drop cached data, because another process may have written."""
-        # Not the merged transactions: they stay merged, and `_forgotten` covers those that another process has merged.
+        # `_merged` stays valid, and `_forgotten` covers the transactions that another process has merged.
         self._forgotten = self._interrupted = self._last_pointer()
         self._rows.clear()
         self._drained_history.forget()
@@ -367,27 +379,27 @@ class Groups:
     # -- the messages to deliver --------------------------------------------------------------------------------------
 
     def _blocking_transaction(
-        self, group: ConsumerGroup, previous: Position, seen: GroupView, request: GroupPoll
+        self, group: ConsumerGroup, previous: Position, view: GroupView, request: GroupPoll
     ) -> int | None:
-        """Return the transaction that must be decided before a group in order continues; it may be the reader's own."""
+        """Return the transaction that must be decided before an ordered group continues; it may be the reader's own."""
         if request.order is Order.NONE:
             return None
         reader = request.transaction
-        # The reader must not build on the results of a transaction that is not in its snapshot.
-        if seen.own == LOWEST and self._is_too_old(reader, previous):
+        # The reader must not process messages after those of a transaction whose results its snapshot does not have.
+        if view.own == LOWEST and self._is_too_old(reader, previous):
             return reader.transaction_id
-        merged = max(seen.merged, self._merged.get(group, 0))
+        merged = max(view.merged, self._merged.get(group, 0))
         if merged and claim_outcome(merged, reader) is ClaimOutcome.OPEN:
             return merged
-        return min((claim.pointer for claim in seen.open), default=None)
+        return min((claim.pointer for claim in view.open), default=None)
 
     def _is_too_old(self, reader: Transaction, previous: Position) -> bool:
-        """Return whether a group has moved since a transaction started, and the moving transaction may be forgotten."""
+        """Return whether a forgotten transaction may have advanced the group since the reader's transaction started."""
         pointer = reader.transaction_id
         return pointer <= self._forgotten and transaction_ms(pointer) <= previous.updated_ms
 
     def _last_pointer(self) -> int:
-        """Return the last started transaction; 0: another process manages transactions."""
+        """Return the newest transaction; 0: another process manages transactions."""
         return 0 if self._transactions is None else self._transactions.last_pointer
 
     def _remember(self, group: ConsumerGroup, merged: int) -> None:
@@ -398,24 +410,22 @@ class Groups:
             self._merged[group] = merged
 
     def _find_earlier(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
-        """Return the first partition of an earlier family that a group in order has not read completely for a reader;
-        None: it has read all.
-        """
+        """Return the first partition of an earlier family that an ordered group has not drained; None: all drained."""
         if request.order is Order.NONE or PART_OF not in metadata.properties:
             return None
-        return self._drained_history.unread(metadata, name, request.transaction)
+        return self._drained_history.find_unread(metadata, name, request.transaction)
 
-    def _read(self, metadata: TopicMetadata, seen: GroupView, request: GroupPoll) -> _Choice:
-        """Read the first free messages."""
-        base, position, at_end, retry_ms = seen.base, None, False, list[int]()
-        segments = self._in_turn(seen.segments, request)
+    def _read(self, metadata: TopicMetadata, view: GroupView, request: GroupPoll) -> _Choice:
+        """Read the first unclaimed messages."""
+        base, position, at_end, retry_ms = view.base, None, False, list[int]()
+        segments = self._order_segments(view.segments, request)
         for at, segment in enumerate(segments):
-            # A transaction only reads forwards. Therefore messages that its program did not receive are after those
-            # that it did, and a rollback with `after` separates them.
-            if rank(segment.after) < seen.own:
+            # A transaction only reads forwards. Therefore the messages that its worker did not receive follow the
+            # messages that it did receive, and a rollback with `after` separates them.
+            if rank(segment.after) < view.own:
                 continue
             if segment.retry_ms:
-                # In order, the group waits for failed messages; without an order, other messages come first.
+                # An ordered group waits for failed messages; other groups read later messages first.
                 retry_ms.append(segment.retry_ms)
                 if request.order is Order.PARTITION:
                     break
@@ -424,45 +434,44 @@ class Groups:
                 metadata, segment, request, batch_limit(request.limit, segment.tries, request.max_deliveries)
             )
             if part.messages:
-                messages, claims = self._with_next(metadata, segments[at + 1 :], request, part, segment.tries)
+                messages, claims = self._fill_batch(metadata, segments[at + 1 :], request, part, segment.tries)
                 return _Choice(GroupBatch(messages, segment.tries + 1), claims, base)
             if part.ranges and segment.after == base == part.ranges[0][0]:
                 base = part.ranges[0][1]
             fetch = part.fetch
             if not fetch.is_at_end and request.order is Order.PARTITION and segment.until is None:
                 break
-            # Claims of other transactions may be released at any time, without a new message; then waiting would miss
-            # it.
-            if segment.until is None and fetch.is_at_end and not fetch.holes and not seen.open:
+            # Another transaction may release its claims without a new message, which would not wake a waiting poll.
+            if segment.until is None and fetch.is_at_end and not fetch.holes and not view.open:
                 at_end, position = True, fetch.position or _after(segment.after)
         wait_ms = max(1, min(retry_ms) - self._read_path.clock.now_ms()) if retry_ms else None
         return _Choice(GroupBatch([], position=position, at_end=at_end and not retry_ms, wait_ms=wait_ms), [], base)
 
-    def _in_turn(self, segments: Sequence[Segment], request: GroupPoll) -> Sequence[Segment]:
+    def _order_segments(self, segments: Sequence[Segment], request: GroupPoll) -> Sequence[Segment]:
         """Return the segments in the order in which to try them.
 
-        Without an order and without waits, failed messages and others come first in turns. If failed ones always came
-        first, a message that always fails would stop the queue. If they always came last, it would not reach its last
-        delivery while others arrive, and the base of the group would stay before it.
+        For an unordered group without delays, polls alternate between failed and other messages. If failed messages
+        always came first, a poison message would block the queue. If they always came last, it would not reach its last
+        delivery while other messages arrive, and the base of the group would stay before it.
         """
         if request.order is Order.PARTITION or self._backoff.first_ms or not any(one.tries for one in segments):
             return segments
         self._failed_first = not self._failed_first
         return sorted(segments, key=lambda one: ((one.tries > 0) != self._failed_first, one.tries))
 
-    def _with_next(
+    def _fill_batch(
         self, metadata: TopicMetadata, segments: Sequence[Segment], request: GroupPoll, part: _Part, tries: int
     ) -> tuple[list[FetchedMessage], list[GroupClaim]]:
-        """Return the messages of a segment and of the next segments with the same number of deliveries, and claims."""
-        most = batch_limit(request.limit, tries, request.max_deliveries)
+        """Add messages of further segments with the same number of deliveries; return all messages and claims."""
+        limit = batch_limit(request.limit, tries, request.max_deliveries)
         messages, claims = list(part.messages), list(part.claims)
         in_order = request.order is Order.PARTITION
         for segment in segments:
             left_bytes = request.limit_bytes - sum(len(one.payload) + MESSAGE_BYTES for one in messages)
-            if len(messages) >= most or left_bytes <= 0 or (in_order and not part.is_whole):
+            if len(messages) >= limit or left_bytes <= 0 or (in_order and not part.is_whole):
                 break
             if segment.tries == tries and not segment.retry_ms:
-                part = self._part(metadata, segment, request, most - len(messages), left_bytes)
+                part = self._part(metadata, segment, request, limit - len(messages), left_bytes)
                 messages += part.messages
                 claims += part.claims
             elif in_order:
@@ -470,19 +479,19 @@ class Groups:
         return messages, claims
 
     def _part(
-        self, metadata: TopicMetadata, segment: Segment, request: GroupPoll, room: int, room_bytes: int | None = None
+        self, metadata: TopicMetadata, segment: Segment, request: GroupPoll, limit: int, limit_bytes: int | None = None
     ) -> _Part:
-        """Read the first messages of a segment, and their claims."""
+        """Read the first messages of a segment, and return them with their new claims."""
         fetch_request = FetchRequest(
             segment.after,
             inclusive=False,
-            limit=room,
-            limit_bytes=room_bytes or request.limit_bytes,
+            limit=limit,
+            limit_bytes=limit_bytes or request.limit_bytes,
             transaction=request.transaction,
         )
-        fetch = Fetch(self._read_path, metadata, fetch_request, steps_over=request.order is Order.NONE)
+        fetch = Fetch(self._read_path, metadata, fetch_request, skips_undecided=request.order is Order.NONE)
         messages, end = _collect(fetch, segment)
-        share = share_of(segment, len(messages))
+        share = isolating_size(segment, len(messages))
         if share < len(messages):
             messages, end = messages[:share], MessageId.parse(messages[share - 1].id)
         holes = [(_before(first), _before(stop)) for first, stop in fetch.holes]
@@ -505,25 +514,25 @@ class Groups:
         base: MessageId,
         old: Iterable[GroupClaim],
         new: Iterable[GroupClaim],
-        noted: Sequence[tuple[bytes, bytes]] = (),
+        drained_rows: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Write the position and the changed rows of a group, if there are any changes.
+        """Write the position and the changed rows of a group; do nothing if nothing has changed.
 
         Args:
-            old, new: the rows before and after.
-            noted: additional rows to write.
+            old, new: the claims and marks before and after.
+            drained_rows: additional rows to write.
         """
         group = ConsumerGroup.of(metadata, previous.name)
         old_rows, new_rows = set(old), set(new)
         packed = [(*pack(group, claim), claim) for claim in new_rows - old_rows]
         changed = {key: value for key, value, _ in packed}
-        puts = [*changed.items(), *noted]
+        puts = [*changed.items(), *drained_rows]
         obsolete = old_rows - new_rows
         deletes = [key for key, _ in (pack(group, claim) for claim in obsolete) if key not in changed]
         if puts or deletes or base != previous.id:
             read_ms = base.publish_ms if base != previous.id else 0
-            # Always higher, whatever the clock says: a late write of a former leader compares with the old value, and
-            # fails.
+            # Increase the time even if the clock stands still: a late write of a former leader compares with the old
+            # value, and fails.
             updated_ms = max(self._read_path.clock.now_ms(), previous.updated_ms + 1, read_ms)
             after = Position(previous.name, base, updated_ms, previous.since_ms)
             known = self._rows.pop(group, None)
@@ -538,36 +547,36 @@ class Groups:
         """Return the claims of a group, each with its key.
 
         Args:
-            previous: the position that was just read.
+            previous: the position as read by this request.
         """
         known = self._rows.get(group)
-        # Before the read of the claims: the next poll then notices a position that is set during the read.
-        taken_back = self._consumers.taken_back
-        if known is None or known.position != previous or known.taken_back != taken_back:
-            known = _KnownRows(previous, taken_back, claims_of(self._side, group))
+        # Read the counter before the claims: the next poll then notices a position that a client sets in between.
+        resets = self._consumers.resets
+        if known is None or known.position != previous or known.resets != resets:
+            known = _KnownRows(previous, resets, claims_of(self._side, group))
             self._keep(group, known)
         return known.rows
 
     def _keep(self, group: ConsumerGroup, known: _KnownRows) -> None:
-        # A group without claims takes memory, too, even after its topic was deleted, so it counts as a row.
+        # A group without claims uses memory as well, even after its topic was deleted, so it counts as a row.
         size = len(known.rows) + 1
         self._known_row_count += size
-        if self._known_row_count > _MOST_ROWS:
-            # Entries count each time they are replaced, so the cache is emptied now and then.
+        if self._known_row_count > _MAX_ROWS:
+            # The count includes replaced entries, so the cache is cleared more often than necessary.
             self._rows.clear()
             self._known_row_count = size
         self._rows[group] = known
 
     def _drained_row(self, group: ConsumerGroup, reader: int) -> list[tuple[bytes, bytes]]:
-        """Return the row that notes a drained partition; an empty list if it is stored already.
+        """Return the row that marks a partition as drained; an empty list if it is already stored.
 
         Args:
-            reader: the transaction that found it drained.
+            reader: the transaction that found the partition drained.
         """
-        if drained_in(self._side, group) is not None:
+        if draining_transaction(self._side, group) is not None:
             return []
-        # After a restart the last transaction that read the partition may be unknown. The reader has its results in its
-        # snapshot, so the others wait as if the reader had been the last one.
+        # After a restart, the last transaction that read the partition may be unknown. The reader's snapshot contains
+        # its results, so other transactions wait for the reader instead.
         return [pack_drained(group, self._merged.get(group, reader))]
 
     def _free(
@@ -576,10 +585,10 @@ class Groups:
         previous: Position,
         rows: list[tuple[bytes, GroupClaim]],
         pointer: int,
-        divided: _Divided,
+        division: _Division,
     ) -> None:
-        """Replace the released claims of a transaction by marks; the others stay."""
-        free, remaining = divided
+        """Replace the released claims of a transaction by marks."""
+        free, remaining = division
         old = [claim for _, claim in rows if claim.pointer in (0, pointer)]
         new = [*(claim for claim in remaining if claim.pointer == pointer), *marks(free, previous.id, remaining)]
         self._write(metadata, previous, previous.id, old, new)
@@ -588,11 +597,11 @@ class Groups:
 
     def _require_open(self, pointer: int, principal: str | None) -> None:
         if not 0 < pointer <= LONG_MAX:
-            raise BadRequest(f"{pointer} is not a transaction.", "Send the transaction as start returned it.")
+            raise BadRequest(f"{pointer} is not a transaction id.", "Send the transaction as returned by its start.")
         lifetime_ms = self._read_path.lifetime_ms
         if transaction_ms(pointer) + lifetime_ms <= self._read_path.clock.now_ms():
             raise ConsumerConflict(
-                f"Transaction {pointer} is older than {lifetime_ms // 1000} s, the longest one may last.",
+                f"Transaction {pointer} is older than {lifetime_ms // 1000} s, the maximum lifetime.",
                 "Start another transaction.",
             )
         if not self._is_open(pointer) or not self._belongs_to(pointer, principal):
@@ -600,9 +609,10 @@ class Groups:
 
     @contextmanager
     def _claiming(self, pointer: int, principal: str | None) -> Iterator[None]:
-        """Run the block with a noted write: an abort of the transaction during the block invalidates it instead.
+        """Announce a write to the transaction manager for the time of the block.
 
-        Otherwise a claim that is written after the abort would count as processed.
+        An abort during the block then invalidates the transaction; a claim written after an abort would count as
+        processed.
 
         Raises:
             ConsumerConflict: the transaction is not in progress.
@@ -622,12 +632,12 @@ class Groups:
         return self._transactions is None or self._transactions.status(pointer) == "in progress"
 
 
-def _failed_since(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> list[GroupClaim]:
-    """Return new failures that are not yet marks in the table.
+def _new_failures(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> list[GroupClaim]:
+    """Return the failures that are not stored as marks yet.
 
     Args:
-        free: marks, and released claims of a transaction.
-        rows: rows of the group, including its marks.
+        free: new marks, or the released claims of a transaction.
+        rows: rows of the group, including its stored marks.
     """
     known = {(claim.first, claim.tries) for claim in rows if not claim.pointer}
     return [claim for claim in free if claim.tries > 1 and (claim.first, claim.tries) not in known]
@@ -635,12 +645,12 @@ def _failed_since(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> lis
 
 def _not_in_progress(pointer: int) -> ConsumerConflict:
     return ConsumerConflict(
-        f"Transaction {pointer} is not in progress, so it claims nothing.", "Start another transaction."
+        f"Transaction {pointer} is not in progress, so it cannot claim messages.", "Start another transaction."
     )
 
 
 def _collect(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], MessageId | None]:
-    """Return the messages of a segment, and the id up to which all rows were read; None: no row was read."""
+    """Return the messages of a segment, and the id up to which its rows were read; None: no row was read."""
     messages = [message for page in fetch.pages() for message in page]
     read_to = None if fetch.position is None else _before(position(fetch.position.publish_ms, fetch.position.sequence))
     if segment.until is not None:
@@ -660,18 +670,18 @@ def _collect(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], Mess
 def _with_messages(
     parts: Sequence[tuple[MessageId, MessageId]], messages: Sequence[FetchedMessage]
 ) -> list[tuple[MessageId, MessageId]]:
-    """Return the ranges that contain at least one of the messages; both are in order."""
+    """Return the ranges that contain at least one message; ranges and messages are in order."""
     ranks = [rank(MessageId.parse(message.id)) for message in messages]
     return [part for part in parts if bisect_right(ranks, rank(part[0])) < bisect_right(ranks, rank(part[1]))]
 
 
 def _before(at: int) -> MessageId:
-    """Return the id of the row before a position."""
+    """Return the id of the position before a position."""
     return MessageId(*id_parts(max(0, at - 1)))
 
 
 def _after(message: MessageId) -> MessageId | None:
-    """Return the id of the row after a message; None: the message is a stored payload."""
+    """Return the id of the position after a message; None: the message is a stored payload."""
     if message.in_payload_table:
         return None
     return MessageId(*id_parts(position(message.publish_ms, message.sequence) + 1))

@@ -1,7 +1,8 @@
-"""The earlier partitions that consumer groups have read completely.
+"""A cache of the partitions that consumer groups have drained.
 
-The history is read from the side table once and cached, because a family may follow a thousand partitions. An entry is
-valid until a position is set back or a consumer is deleted. If another server may do that, it is valid for 5 seconds.
+A family may follow a thousand earlier partitions, so their rows in the side table are read once and cached. An entry is
+valid until a client sets a position back or deletes a consumer, or for 5 seconds if another server may process that
+request.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ from tms_core.tables.recently_set import RecentlySet
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: The most cached groups.
+#: The maximum number of cached groups.
 KNOWN_GROUPS = 10_000
-#: How long an entry is valid if another server may set a group back, in milliseconds.
+#: The lifetime of an entry in milliseconds, if other servers may set positions.
 _KNOWN_MS = 5000
 
 
 class _DrainedNote(NamedTuple):
-    """A note that a group has read all partitions before a family.
+    """The fact that a group has drained all partitions before a family.
 
     Attributes:
-        pointer, topic: the last transaction that completed a partition, and the partition.
-        taken_back: :attr:`ConsumerRegistry.taken_back` before the read.
+        pointer, topic: the last transaction that drained a partition, and the partition.
+        resets: :attr:`ConsumerRegistry.resets` before the read.
         read_ms: the time of the read.
     """
 
     pointer: int
     topic: TopicId
-    taken_back: int
+    resets: int
     read_ms: int
 
 
 class DrainedHistory:
-    """The partitions that groups have read completely; threads may share it.
+    """The partitions that groups have drained; threads may share it.
 
     Args:
-        alone: whether no other server sets positions.
+        alone: whether only this server sets positions.
     """
 
     def __init__(self, families: Families, consumers: ConsumerRegistry, clock: HonestClock, *, alone: bool) -> None:
@@ -49,11 +50,11 @@ class DrainedHistory:
         self._consumers = consumers
         self._clock = clock
         self._alone = alone
-        #: The notes, by the last partition before the family.
+        #: The key has the last partition before the family.
         self._known: RecentlySet[ConsumerGroup, _DrainedNote] = RecentlySet(KNOWN_GROUPS)
 
-    def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
-        """Return the first earlier partition that a group has not read completely for a reader; None: it has read all.
+    def find_unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
+        """Return the first earlier partition that a group has not drained, as seen by a reader; None: all are drained.
 
         Raises:
             FormatError, MetadataError, StoreError: as :meth:`Families.drained`.
@@ -61,18 +62,18 @@ class DrainedHistory:
         before = self._families.before(part)
         if not before:
             return None
-        now_ms, taken_back = self._clock.now_ms(), self._consumers.taken_back
+        now_ms, resets = self._clock.now_ms(), self._consumers.resets
         group = ConsumerGroup(before[-1], part.generation, name)
         known = self._known.get(group)
-        if known is None or known.taken_back != taken_back or self._is_old(known, now_ms):
+        if known is None or known.resets != resets or self._is_old(known, now_ms):
             found = []
             for topic in before:
                 pointer = self._families.drained(topic, name)
                 if pointer is None:
                     return topic
                 found.append((pointer, topic))
-            known = self._known[group] = _DrainedNote(*max(found), taken_back, now_ms)
-        # The reader must not build on the results of a transaction that is not in its snapshot.
+            known = self._known[group] = _DrainedNote(*max(found), resets, now_ms)
+        # The reader must not process messages after those of a transaction whose results its snapshot does not have.
         return known.topic if claim_outcome(known.pointer, reader) is ClaimOutcome.OPEN else None
 
     def forget(self) -> None:

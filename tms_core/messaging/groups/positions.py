@@ -1,7 +1,6 @@
 """Named consumers: their stored positions and their lags.
 
-A consumer may set any position, and may go back to read again. This module reads no payloads, and counting a lag
-changes no position.
+A client may set any position, also an earlier one to read messages again. Counting a lag is read-only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tms_core.consumers import lag, retention
 from tms_core.consumers.claim_rows import claims_of, drained_key, list_previous_claims
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, rank, view_group
 from tms_core.consumers.lag import Lag
-from tms_core.consumers.positions import Position, Positions, cutoff_at, names
+from tms_core.consumers.positions import Position, Positions, consumer_prefix, cutoff_at
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, quoted
 from tms_core.messaging.fetcher import ReadPath
 from tms_core.messaging.ids import position
@@ -25,9 +24,9 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 
-#: The most rows counted for one response, for all consumers of a topic: about a second's work.
+#: The maximum number of rows counted for one response, for all consumers of a topic; that takes about a second.
 COUNTED_ROWS = 100_000
-#: The number of locks that consumers share.
+#: The number of locks; consumers are assigned to locks by hash.
 _LOCKS = 64
 
 
@@ -50,7 +49,7 @@ class ConsumerRegistry:
         transactions: the manager in this process; None: another process manages transactions.
 
     Attributes:
-        taken_back: counts changes after which a group may have unread messages before its previous position.
+        resets: the number of changes after which a consumer may have unread messages before its previous position.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ConsumerRegistry:
         self._transactions = transactions
         self._locks = [Lock() for _ in range(_LOCKS)]
         self._lock = Lock()
-        self.taken_back = 0
+        self.resets = 0
 
     def put(
         self,
@@ -82,16 +81,17 @@ class ConsumerRegistry:
         only_new: bool = False,
         principal: str | None = None,
     ) -> None:
-        """Store the position of a consumer; register it if it is new. Durable on return.
+        """Set the position of a consumer, and register the consumer if it is new. Durable on return.
 
-        The consumer's claims, and its notes about drained partitions, are deleted. Messages that were released because
-        all other consumers had processed them (rule L7) do not return: the consumer starts after them.
+        This deletes the consumer's claims, and its row for a drained partition. Messages that were released because all
+        other consumers had processed them (rule L7) are skipped.
 
         Args:
-            message: the last message it has read; all zeros: it has read nothing.
-            force: also set it if claims are open; their transactions are invalidated first, if they are managed here.
-            only_new: only register a new consumer.
-            principal: the requesting principal; transactions of another principal are not invalidated. None: clients
+            message: the last message that the consumer has read; all zeros: no message.
+            force: set the position although claims are open, after an invalidation of their transactions if this
+                process manages transactions.
+            only_new: fail if the consumer exists.
+            principal: the requesting principal; transactions of other principals are not invalidated. None: clients
                 are not authenticated.
 
         Raises:
@@ -99,65 +99,68 @@ class ConsumerRegistry:
             ConsumerConflict: claims are open (with ``force``, of another principal), or with ``only_new`` the consumer
                 exists.
             TopicNotFound, MetadataError: the topic does not exist, or its row is damaged.
-            Unavailable: another server has changed the consumer; nothing was done.
+            Unavailable: another server has changed the consumer; nothing was changed.
             StoreError: the store failed.
         """
         check_name(name)
         if message.publish_ms < 0 or message.payload_ms < 0:
-            raise BadRequest(f"{message} is not a message id: its times lie before 1970.", "Send an id from a poll.")
+            raise BadRequest(f"{message} is not a message id: a time is before 1970.", "Send an id from a poll.")
         metadata = self._topics.read(topic)
         with self.lock(ConsumerGroup.of(metadata, name)):
             previous = self._positions.get(metadata, name)
             if only_new and previous is not None:
-                raise ConsumerConflict(f"Topic {topic} has a consumer {name} already.", "Use it as it is.")
+                raise ConsumerConflict(
+                    f"Consumer {name} of topic {topic} already exists.",
+                    f"Use it, or change its position: tms consumer set {topic} {name}",
+                )
             if previous is None:
-                hint = f"Delete consumers that are no longer needed: tms consumer delete {topic} NAME"
-                self._names.make_room(names(topic, metadata.generation), topic, "consumers", hint)
+                hint = f"Delete unused consumers: tms consumer delete {topic} NAME"
+                self._names.count_new(consumer_prefix(topic, metadata.generation), topic, "consumers", hint)
             self._put(metadata, name, message, previous, _Force(force, principal))
 
     def get(self, topic: TopicId, name: str) -> Position:
-        """Return the position of a consumer, including adjoining claims of its group that are done.
+        """Return the position of a consumer, advanced by the adjoining done claims of its group.
 
         Raises:
             ConsumerNotFound: the topic has no consumer of that name.
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
         metadata = self._topics.get(topic)
-        return self._moved_on(metadata, self.found(metadata, name))
+        return self._advance(metadata, self.find(metadata, name))
 
     def delete(self, topic: TopicId, name: str, *, force: bool = False, principal: str | None = None) -> None:
-        """Delete a consumer and its claims; no messages are held for it from then on.
+        """Delete a consumer and its claims, so that messages are no longer held for it.
 
         Raises:
-            ConsumerConflict: claims are open, with ``force`` of another principal.
+            ConsumerConflict: claims are open (with ``force``, of another principal).
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
         """
         metadata = self._topics.get(topic)
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
-            self.found(metadata, name)
+            self.find(metadata, name)
             claims = self._release_claims(metadata, name, _Force(force, principal))
             try:
-                # The position first: claims without a position count for nothing, and the next registration of the name
-                # deletes them.
+                # Delete the position first: claims without a position are ignored, and the next registration of the
+                # name deletes them.
                 self._positions.delete(metadata, name)
                 self._side.delete([*claims, drained_key(ConsumerGroup.of(metadata, name))])
             finally:
-                self.taken_back += 1
+                self.resets += 1
 
     def forget(self) -> None:
-        """Drop cached numbers of consumers, because another process may have written."""
+        """Drop the cached counts of consumers, because another process may have written."""
         self._names.forget()
 
     def claims(self, topic: TopicId, name: str) -> list[GroupClaim]:
         """Return the claims of a consumer whose transactions are in progress, in the order of their messages.
 
-        If another process manages transactions, return all claims that are not known to be done.
+        If another process manages transactions, return all stored claims.
 
         Raises:
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
         """
         metadata = self._topics.get(topic)
-        self.found(metadata, name)
+        self.find(metadata, name)
         return self._open_claims(metadata, name)
 
     def move(
@@ -168,9 +171,9 @@ class ConsumerRegistry:
         puts: Sequence[tuple[bytes, bytes]],
         deletes: Sequence[bytes],
     ) -> None:
-        """Replace a position and its claims, as ``Positions.move``; the caller holds the consumer's :meth:`lock`.
+        """Replace a position and its claims, see ``Positions.move``; the caller holds the consumer's :meth:`lock`.
 
-        It does not need the lock of :meth:`put`, because an advancing position holds no released messages.
+        The lock of :meth:`put` is not necessary, because an advancing position never holds released messages.
         """
         self._positions.move(topic, previous, position, puts, deletes)
 
@@ -179,20 +182,20 @@ class ConsumerRegistry:
         return self._locks[hash(group) % _LOCKS]
 
     def lags(self, topic: TopicId) -> tuple[list[Lag], int]:
-        """Return the lags of a topic's consumers in the order of their names, and their time in milliseconds.
+        """Return the lags of a topic's consumers in the order of their names, and the time of the count in ms.
 
-        At most :data:`COUNTED_ROWS` are counted, from the latest position back.
+        At most :data:`COUNTED_ROWS` rows are counted, first for the latest position.
 
         Raises:
             TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
         metadata, now_ms = self._topics.get(topic), self._read_path.clock.now_ms()
-        positions = [self._moved_on(metadata, position) for position in self._positions.of(metadata)]
+        positions = [self._advance(metadata, position) for position in self._positions.of(metadata)]
         tables = lag.LagTables(self._read_path.store, self._read_path.expiries, self._read_path.floor)
         counting = lag.count(tables, metadata, positions, now_ms, COUNTED_ROWS)
         return lag.finish(counting), now_ms
 
-    def found(self, topic: TopicMetadata, name: str) -> Position:
+    def find(self, topic: TopicMetadata, name: str) -> Position:
         """Return the stored position of a consumer.
 
         Raises:
@@ -202,7 +205,7 @@ class ConsumerRegistry:
         found = self._positions.get(topic, name)
         if found is None:
             hint = (
-                f"Create it at the newest message (--since 0: at the first): "
+                f"Create it at the newest message (--since 0: at the first message): "
                 f"tms consumer set {topic.topic} {name} --since now"
             )
             raise ConsumerNotFound(f"Topic {topic.topic} has no consumer {name}.", hint)
@@ -211,35 +214,35 @@ class ConsumerRegistry:
     def _put(
         self, metadata: TopicMetadata, name: str, message: MessageId, previous: Position | None, force: _Force
     ) -> None:
-        # One consumer at a time: otherwise a position could be written with a cutoff that another consumer's move has
-        # passed in the meantime.
+        # One consumer at a time: otherwise a position could be written with a cutoff that another consumer's change of
+        # position has passed in between.
         with self._lock:
             now_ms = self._read_path.clock.now_ms()
             claims = self._release_claims(metadata, name, force)
             if previous is None:
                 self._positions.forget_previous(metadata)
                 self._side.delete(list_previous_claims(self._side, metadata))
-            begin, deletes = None, claims
+            start, deletes = None, claims
             is_set_back = previous is None or bool(claims) or rank(message) < rank(previous.id)
             if is_set_back:
                 deletes = [*claims, drained_key(ConsumerGroup.of(metadata, name))]
             try:
-                # Rule L7: read the announced limit again after the write. If it was announced before the write, this
-                # read sees it; if later, the janitor reads this position before it deletes.
-                while begin != (begin := retention.begin(self._side, metadata, message)):
+                # Rule L7: read the announced limit again after the write. A limit announced before the write is seen
+                # by that read; after a later announcement, the janitor reads this position before it deletes.
+                while start != (start := retention.start_after(self._side, metadata, message)):
                     since = cutoff_at(
-                        metadata, now_ms, self._read_path.floor, begin.publish_ms, self._read_path.lifetime_ms
+                        metadata, now_ms, self._read_path.floor, start.publish_ms, self._read_path.lifetime_ms
                     )
-                    after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
+                    after = Position(name, start, self._update_ms(metadata, start, now_ms), since.ms)
                     self._positions.move(metadata, previous, after, deletes=deletes)
                     previous = after
             finally:
-                self.taken_back += is_set_back
+                self.resets += is_set_back
 
-    def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
-        """Return the update time of a position in milliseconds, and reserve all ids up to it.
+    def _update_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
+        """Return the update time of a position in milliseconds, and mark all ids up to the position as used.
 
-        A position may also lie in the future, so that a consumer skips messages until then; it reserves no ids.
+        A position in the future, which makes a consumer skip messages until then, does not use up ids.
         """
         ids, at = self._read_path.open_topics.messages(topic).ids, position(message.publish_ms, message.sequence)
         if at >= max(ids.free, position(now_ms + self._allowance_ms)):
@@ -247,8 +250,8 @@ class ConsumerRegistry:
         ids.skip(at + 1 if at else 0)
         return max(now_ms, message.publish_ms)
 
-    def _moved_on(self, topic: TopicMetadata, position: Position) -> Position:
-        """Return a position with its adjoining claims that are done; the next poll of the group stores it."""
+    def _advance(self, topic: TopicMetadata, position: Position) -> Position:
+        """Return a position advanced by its adjoining done claims; the next poll of the group stores it."""
         claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, position.name))]
         if not claims or self._transactions is None:
             return position
@@ -256,7 +259,7 @@ class ConsumerRegistry:
         return position._replace(id=view_group(position.id, claims, reader).base)
 
     def _release_claims(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
-        """Return the keys of a consumer's claims, after open ones were released.
+        """Invalidate the transactions of a consumer's open claims, and return the keys of all its claims.
 
         Raises:
             ConsumerConflict: claims are open, and may not be released.
@@ -264,15 +267,15 @@ class ConsumerRegistry:
         pointers, manager = sorted({claim.pointer for claim in self._open_claims(topic, name)}), self._transactions
         if pointers and not force.is_set:
             raise ConsumerConflict(
-                f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
-                f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",
+                f"Consumer {name} has open claims in {len(pointers)} transactions, the first is {pointers[0]}.",
+                f"Try again when they have ended, or release the claims: tms consumer release {topic.topic} {name}",
             )
         other = [one for one in pointers if manager is not None and not manager.belongs_to(one, force.principal)]
         if other:
             raise ConsumerConflict(
-                f"Consumer {name} has claims open in {len(other)} transactions that belong to other principals, "
-                f"{other[0]} the first of them.",
-                f"Try again when they have ended, or end them: tms consumer release {topic.topic} {name}",
+                f"Consumer {name} has open claims in {len(other)} transactions that belong to other principals, the "
+                f"first is {other[0]}.",
+                f"Try again when they have ended, or release the claims: tms consumer release {topic.topic} {name}",
             )
         for pointer in pointers:
             if manager is not None:

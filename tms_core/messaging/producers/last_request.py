@@ -1,8 +1,8 @@
-"""The last request of a producer to a topic, and the announcements for the next requests.
+"""The last request of a producer to a topic, and its announcement, which may cover future requests.
 
-Positions are defined in :mod:`tms_core.messaging.ids`. The sequence numbers of a millisecond are divided into places.
-The requests of a producer use the places in turn, so the position of a request encodes its number. If several producers
-announce requests, each has a lane, a part of the sequence numbers, and the lane is divided into places.
+The sequence numbers of a millisecond (:mod:`tms_core.messaging.ids`) are divided into 32 places. The requests of a
+producer use the places in turn, so the position of a request encodes its number modulo 32. If several producers
+announce requests, each has a lane, a part of the sequence numbers, which is divided into places.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from tms_core.messaging.ids import SEQUENCE_BITS, position
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 _VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
-#: The most requests that an announcement covers, and the most producers that announce requests at the same time.
+#: The number of places, and the number of lanes.
 _PLACES, LANES = 32, 32
-#: Bits of the sequence number within a place of a producer that is alone (or within a lane); and within a lane's place.
+#: The bits of the sequence number within a place (or a lane), and within a place of a lane.
 _PLACE_BITS, _LANE_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
 #: A millisecond in positions, and the mask of the sequence number in a position.
 _MILLISECOND = position(1)
-_TAKEN = _MILLISECOND - 1
-#: The most rows of a request whose producer has a lane.
+_SEQUENCE_MASK = _MILLISECOND - 1
+#: The maximum number of rows of a request whose producer has a lane.
 LANE_ROWS = 1 << _LANE_BITS
 
 
 class LastRequest(NamedTuple):
     """The last request of a producer to a topic, stored before its rows.
 
-    While only producers write to the topic, it may also cover the next requests. Then all rows after it and before
+    While only producers write to the topic, it may also cover future requests. Then all rows after it and before
     ``until``, in its lane if it has one, belong to these requests.
 
     Attributes:
         first: the position of its first row, in the message table or among the transaction's stored payloads.
         number: the number of its rows.
-        until: the end of the covered positions (excluded); 0: the next requests have announcements of their own.
-        lane: the part of the sequence numbers of the next requests, from 1; 0: all.
+        until: the end of the covered positions (exclusive); 0: future requests are not covered.
+        lane: the lane of future requests, from 1; 0: they may use all sequence numbers.
     """
 
     generation: int
@@ -68,7 +68,7 @@ class LastRequest(NamedTuple):
         """
         until, lane = value[_VALUE.size :][:MESSAGE_TAIL_BYTES], value[_VALUE.size + MESSAGE_TAIL_BYTES :]
         if len(value) < _VALUE.size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(lane) > 1:
-            raise FormatError(f"a producer's last request has {len(value)} bytes, not {_VALUE.size}")
+            raise FormatError(f"the last request of a producer has {len(value)} bytes, not {_VALUE.size}")
         generation, sequence, first, number = _VALUE.unpack(value[: _VALUE.size])
         return cls(
             generation,
@@ -85,12 +85,12 @@ class LastRequest(NamedTuple):
         return max(self.first + self.number, self.until)
 
     def announces(self, generation: int, sequence: int) -> bool:
-        """Return whether it covers a request with a higher number."""
+        """Return whether it covers the future request with this number."""
         return self.until > 0 and generation == self.generation and 0 < sequence - self.sequence < _PLACES
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
-        """Return a later request at the first possible position from ``at`` on; None: this does not cover it."""
-        # Unpacked, because each request of a producer comes this way.
+        """Return a future request at its first possible position from ``at`` on; None: it is not covered."""
+        # Unpacked for speed, because each request of a producer calls this.
         announced_generation, announced_sequence, _, _, until, lane = self
         if generation != announced_generation or not 0 < sequence - announced_sequence < _PLACES:
             return None
@@ -99,26 +99,26 @@ class LastRequest(NamedTuple):
         first = place_request(lane, sequence, at)
         return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
 
-    def found(self, positions: Sequence[int]) -> LastRequest:
-        """Return the last written request, by the positions of the rows after this one."""
+    def last_written(self, positions: Sequence[int]) -> LastRequest:
+        """Return the last request that was written, given the positions of the covered rows after this request."""
         if self.lane:
             positions = [at for at in positions if (at >> _PLACE_BITS) % LANES == self.lane - 1]
         if not positions:
             return self
         bits = _LANE_BITS if self.lane else _PLACE_BITS
-        # The last place shows the request: its number modulo the places, counted from this request on.
+        # The place of the last row encodes the request's number modulo _PLACES, relative to this request.
         place = positions[-1] >> bits
         sequence = self.sequence + (place - self.sequence) % _PLACES
         number = sum(at >> bits == place for at in positions)
         return LastRequest(self.generation, sequence, place << bits, number)
 
 
-#: Makes a LastRequest without a call of its constructor.
+#: Creates a LastRequest faster than its constructor.
 _request = partial(tuple.__new__, LastRequest)
 
 
 def place_request(lane: int, sequence: int, at: int) -> int:
-    """Return the first position of a request's place from ``at`` on.
+    """Return the first position, from ``at`` on, that starts the place of a request.
 
     Args:
         lane: the lane of its producer; 0: the producer is alone.
@@ -126,19 +126,19 @@ def place_request(lane: int, sequence: int, at: int) -> int:
     place = sequence % _PLACES << (_LANE_BITS if lane else _PLACE_BITS)
     if lane:
         place += lane - 1 << _PLACE_BITS
-    offset = at & _TAKEN
+    offset = at & _SEQUENCE_MASK
     first = at - offset + place
     return first if offset <= place else first + _MILLISECOND
 
 
 @dataclass(slots=True)
 class RememberedRequest:
-    """A last request, and whether its rows exist.
+    """A cached last request, and whether its rows exist.
 
     Attributes:
-        value: the stored announcement: of this request, or of an earlier one that covers it.
-        is_written: whether its rows are known to exist.
-        since: the first position of the search that found it; None: no search was needed.
+        value: the stored announcement of this request, or of an earlier request that covers it.
+        is_written: whether the rows are known to exist.
+        since: the start of the search that found the request; None: no search was needed.
     """
 
     value: bytes

@@ -1,7 +1,7 @@
-"""Registrations of producers: the newest instance of a producer fences all older ones.
+"""Registrations of producers: the newest instance of a producer fences all older instances.
 
-A registration stores a higher generation, waits for running requests of older instances, and aborts their open
-transactions. Therefore, after its response, no message of an older generation becomes visible.
+A registration stores a higher generation, waits for running requests of older instances, and invalidates their open
+transactions. Therefore no message of an older generation becomes visible after its response.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 
 #: The hint for a topic with too many producers.
-_USE_AGAIN = "Use a name again, as each start of one program does; names that were idle for a week are forgotten."
+_REUSE_NAMES = "Use the same name at each start of a program. Names without requests are deleted after a week."
 #: The default of ``ended``: the client reports no outcomes.
-_NOTHING: Mapping[int, TransactionOutcome] = MappingProxyType({})
+_NO_OUTCOMES: Mapping[int, TransactionOutcome] = MappingProxyType({})
 
 
 class Registered(NamedTuple):
     """The response to the registration of an instance.
 
     Attributes:
-        previous: the last transaction before it, with its outcome; None: there was no transaction.
-        undecided: transactions of older instances that may still become visible. The client has to invalidate them and
-            to report their outcomes. Empty if the manager is in this process.
+        previous: the last transaction of older instances, with its outcome; None: no transaction.
+        undecided: transactions of older instances that may still be committed. The client must invalidate them and
+            report their outcomes. Empty if the manager is in this process.
     """
 
     generation: int
@@ -59,8 +59,8 @@ class Producers:
     """The producers of one store's topics; threads may share it.
 
     Args:
-        transactions: the manager in this process; None: another process manages transactions, and the client has to
-            find out their outcomes.
+        transactions: the manager in this process; None: another process manages transactions, and clients report their
+            outcomes.
         hide_late: hides late rows of a producer's requests from all readers.
     """
 
@@ -86,33 +86,33 @@ class Producers:
         home: TopicId,
         name: str,
         instance: UUID,
-        ended: Mapping[int, TransactionOutcome] = _NOTHING,
+        ended: Mapping[int, TransactionOutcome] = _NO_OUTCOMES,
         principal: str | None = None,
     ) -> Registered:
-        """Register an instance, and fence all older ones. Durable on return; the same instance may repeat it.
+        """Register an instance, and fence all older instances. Durable on return, and idempotent for an instance.
 
         Args:
-            instance: a random number that identifies the instance.
-            ended: the outcomes of the transactions that its first registration returned as undecided.
-            principal: the requesting principal; transactions of another principal are not changed. None: clients are
+            instance: a random id of the instance.
+            ended: the outcomes of the transactions that the first registration of this instance returned as undecided.
+            principal: the requesting principal; transactions of other principals are not changed. None: clients are
                 not authenticated.
 
         Raises:
             BadRequest: the name or the instance is invalid, or the topic has too many producers.
-            Unavailable: another instance is being registered, requests of an older one take too long, or a transaction
-                of another principal is open; try again.
+            Unavailable: another instance is being registered, requests of an older instance take too long, or a
+                transaction of another principal is open; try again.
             TopicNotFound, MetadataError, StoreError: the topic does not exist, its row is damaged, or the store failed.
         """
         if instance == NO_INSTANCE:
-            raise BadRequest("An instance has a number other than 0.", "Use a random number.")
-        producer = self._requests.named(home, name)
-        with self._requests.in_flight.only(producer.key):
+            raise BadRequest("The instance id 0 is reserved.", "Use a random instance id.")
+        producer = self._requests.producer(home, name)
+        with self._requests.in_flight.lock(producer.key):
             raw = self._side.get(producer.key)
             known = None if raw is None else registration(raw)
             if known is None:
-                self._names.make_room(producer._replace(name="").key, home, "producers", _USE_AGAIN)
+                self._names.count_new(producer._replace(name="").key, home, "producers", _REUSE_NAMES)
                 for earlier in earlier_homes(self._side, producer):
-                    with self._requests.in_flight.only(earlier.key):
+                    with self._requests.in_flight.lock(earlier.key):
                         self._fence(earlier)
             if known is None or known.instance != instance:
                 now_ms = self._clock.now_ms()
@@ -121,16 +121,14 @@ class Producers:
                 self._change(producer.key, raw, made)
                 known = made
             # In this order: the stored generation rejects new requests of older instances, the wait covers running
-            # ones, and hide_late covers rows of a former leader. Only then are the open transactions of older instances
-            # final.
+            # requests, and hide_late covers rows of a former leader. Only then can no open transaction of an older
+            # instance get more rows.
             self._requests.in_flight.wait_for_older(producer.key, name, known.generation)
             self._hide_late(producer)
             return self._settle(producer, known, ended, principal)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[StartedTransaction]]]:
-        """Return a topic's producers in the order of their names, with their open transactions; raises as
-        :meth:`register`.
-        """
+        """Return a topic's producers with their open transactions, sorted by name; raises as :meth:`register`."""
         metadata = self._topics.get(home)
         return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
 
@@ -141,43 +139,43 @@ class Producers:
             ProducerNotFound: the topic has no producer of that name.
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
         """
-        producer = self._requests.named(home, name)
+        producer = self._requests.producer(home, name)
         return self._read_registration(producer), self._open(producer)
 
     def delete(self, home: TopicId, name: str, principal: str | None = None) -> None:
-        """Delete a producer: invalidate its open transactions, and reject its instance from now on.
+        """Delete a producer: fence its instance, and invalidate its open transactions.
 
-        The next deletion finishes a deletion that was interrupted.
+        A repeated call completes an interrupted deletion.
 
         Raises:
             ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
         """
-        producer = self._requests.named(home, name)
-        with self._requests.in_flight.only(producer.key):
+        producer = self._requests.producer(home, name)
+        with self._requests.in_flight.lock(producer.key):
             self._read_registration(producer, deleting=True)
             fenced = self._fence(producer)
-            older = self._older(producer, fenced, _NOTHING, principal)
-            # Rows of undecided transactions stay, so that a later instance of the name invalidates them.
+            older = self._older(producer, fenced, _NO_OUTCOMES, principal)
+            # Keep the rows of undecided transactions, so that a later instance of the name invalidates them.
             decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
-            # The producer's row stays until the janitor deletes it, so that no generation is assigned twice.
+            # The registration remains until the janitor deletes it, so that no generation is assigned twice.
             forgotten = fenced._replace(previous=None, settled=True)
             self._change(producer.key, fenced.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
     def store_transaction(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Store a transaction without messages, so that a newer instance invalidates it. Durable on return.
 
-        Call it before the commit. Otherwise claims and data in other systems would be committed although a newer
+        Call this before the commit. Otherwise claims, and data in other systems, could be committed although a newer
         instance is registered.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`.
             ProducerFenced: a newer instance is registered.
-            TransactionEnded: it is not in progress, or was rolled back.
+            TransactionEnded: the transaction is not in progress, or was rolled back.
         """
         check(sent)
-        producer = self._requests.named(sent.home, sent.name)
+        producer = self._requests.producer(sent.home, sent.name)
         manager = self._transactions
-        # An abort from here on invalidates the transaction: a stored transaction that was aborted counts as committed.
+        # From here on, an abort invalidates the transaction: a stored transaction that is aborted counts as committed.
         is_open = manager is None or manager.begin_write(pointer, principal)
         try:
             self._requests.require_newest(sent)
@@ -186,24 +184,24 @@ class Producers:
                 raise TransactionEnded(f"Transaction {pointer} has ended.", "Start another transaction.")
             if value is None:
                 made = StartedTransaction(pointer, sent.generation, void=False, label=sent.label).pack()
-                deletes = self._requests.not_needed(producer, pointer, sent)
+                deletes = self._requests.obsolete_transactions(producer, pointer, sent)
                 if manager is not None:
                     manager.note_written(pointer, producer.label)
                 self._requests.change((sent.name, SideChange(key, None, made, deletes=deletes)))
-            # Check again after the row is durable: an instance that was registered in between has not found the row.
+            # Check again after the row is durable: an instance registered in between has not seen the row.
             self._requests.require_newest(sent)
         finally:
             if manager is not None and is_open:
                 manager.end_write(pointer)
 
     def require_newest(self, sent: Sent) -> None:
-        """Check that the newest instance sends a request; raises as :meth:`roll_back`."""
+        """Check that a request comes from the newest instance; raises as :meth:`roll_back`."""
         self._requests.require_newest(sent)
 
     def roll_back(self, sent: Sent, pointer: int) -> None:
         """Mark a transaction as rolled back, before its messages are rolled back. Durable on return.
 
-        Call it before the abort, because the pointer of an aborted transaction counts as committed for readers.
+        Call this before the abort, because readers treat the pointer of an aborted transaction as committed.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`; after a StoreError,
@@ -211,7 +209,7 @@ class Producers:
             ProducerFenced: a newer instance is registered.
         """
         self._requests.require_newest(sent)
-        producer = self._requests.named(sent.home, sent.name)
+        producer = self._requests.producer(sent.home, sent.name)
         key = producer.transaction_key(pointer)
         value = self._side.get(key)
         if value is None:
@@ -227,10 +225,10 @@ class Producers:
         self._names.forget()
         self._requests.forget()
 
-    # -- how ----------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _read_registration(self, producer: ProducerName, *, deleting: bool = False) -> Registration:
-        """Return a producer; with ``deleting``, also a producer whose deletion was interrupted."""
+        """Return a producer's registration; with ``deleting``, also if its deletion was interrupted."""
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)
         if known is None or (known.instance == NO_INSTANCE and not (deleting and not known.settled)):
@@ -249,7 +247,7 @@ class Producers:
         self._requests.change(("of this name", SideChange(key, raw, known.pack(), deletes=deletes)))
 
     def _fence(self, producer: ProducerName) -> Registration:
-        """Fence all instances of a producer, and wait until no request of them is under way or late."""
+        """Fence all instances of a producer, wait for their running requests, and hide their late rows."""
         raw = self._side.get(producer.key)
         known = Registration(0, NO_INSTANCE, 0, None, settled=True) if raw is None else registration(raw)
         if known.instance != NO_INSTANCE:
@@ -266,9 +264,9 @@ class Producers:
         ended: Mapping[int, TransactionOutcome],
         principal: str | None,
     ) -> Registered:
-        """Invalidate open transactions of older generations, and store the outcome of the last one.
+        """Invalidate open transactions of older generations, and store the outcome of the last transaction.
 
-        While a transaction is undecided, all rows stay, because the next instance has to find them, too.
+        While a transaction is undecided, no row is deleted, because the next instance needs the same rows.
         """
         if known.settled:
             return Registered(known.generation, known.previous, [])
@@ -278,8 +276,8 @@ class Producers:
             unsettled = StartedTransaction(inherited.transaction, 0, void=False, label=inherited.label)
             outcomes, inherited = [(unsettled, self._outcome(unsettled, ended, principal)), *outcomes], None
         previous = last_of(outcomes, inherited)
-        # A topic that was created again is a new home: transactions of the old home are invalidated, but their outcomes
-        # are not reported.
+        # A topic that was created again is a different home: open transactions of the old home are invalidated, but
+        # their outcomes are not reported as `previous`.
         for earlier in earlier_homes(self._side, producer):
             rows = transactions_of(self._side, earlier)
             earlier_outcomes = [(key, started, self._outcome(started, ended, principal)) for key, started in rows]
@@ -298,7 +296,7 @@ class Producers:
         ended: Mapping[int, TransactionOutcome],
         principal: str | None,
     ) -> list[tuple[bytes, StartedTransaction, TransactionOutcome]]:
-        """Return the transactions of older generations with their outcomes; invalidate open ones if possible here."""
+        """Return the transactions of older generations with their outcomes; invalidate open ones if managed here."""
         rows = [
             (key, started)
             for key, started in transactions_of(self._side, producer)
@@ -309,7 +307,7 @@ class Producers:
     def _outcome(
         self, started: StartedTransaction, ended: Mapping[int, TransactionOutcome], principal: str | None
     ) -> TransactionOutcome:
-        """Return the outcome of a transaction; invalidate it if it is open and belongs to a principal."""
+        """Return the outcome of a transaction; first invalidate it if it is open and belongs to the principal."""
         manager = self._transactions
         if started.void:
             return TransactionOutcome.ABORTED
@@ -317,9 +315,9 @@ class Producers:
             return ended.get(started.pointer, TransactionOutcome.PENDING)
         if not manager.belongs_to(started.pointer, principal):
             raise Unavailable(
-                f"An older instance has transaction {started.pointer} open, which belongs to another principal.",
-                f"Try again when it has ended, or end it: tms tx invalidate {started.pointer}",
+                f"Transaction {started.pointer} of an older instance is open and belongs to another principal.",
+                f"Try again when the transaction has ended, or invalidate it: tms tx invalidate {started.pointer}",
             )
-        if manager.invalidate(manager.transaction_of(started.pointer)) or self._requests.is_given_up(started):
+        if manager.invalidate(manager.transaction_of(started.pointer)) or self._requests.is_aborted(started):
             return TransactionOutcome.ABORTED
         return TransactionOutcome.COMMITTED

@@ -5,12 +5,10 @@ instances are rejected from then on. The side table (:mod:`tms_core.tables.side`
 
 * ``w`` + home + generation of the home + name: the producer (:class:`Registration`).
 * ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction of the producer
-  (:class:`StartedTransaction`). As a claim, it counts if its transaction is committed. A rolled back transaction is
-  marked void.
+  (:class:`StartedTransaction`). Like a claim, it takes effect if the transaction is committed. A rolled back
+  transaction is marked as void.
 * ``q`` + topic + generation + home + 0 + name: the last request to that topic (``LastRequest`` in
-  :mod:`.last_request`). No other message gets its ids. In a store on this machine it may cover the next requests, too.
-
-This module has the rows and the rules, without a clock and without waiting.
+  :mod:`.last_request`). Its ids are reserved. In a store on this machine it may also cover future requests.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from tms_core.transaction.model import transaction_ms
 _PRODUCER, _TRANSACTIONAL, _TRANSACTION, _REQUEST = b"w", b"t", b"p", b"q"
 _REGISTRATION = struct.Struct(">q16sqqBB")
 _POINTER, _TRANSACTION_VALUE = struct.Struct(">q"), struct.Struct(">qB")
-#: The instance of a producer that was deleted or forgotten.
+#: The instance of a producer that is deleted, or forgotten because it was idle.
 NO_INSTANCE = UUID(int=0)
-#: After so many milliseconds without a request, a producer without open transactions is forgotten.
+#: A producer without open transactions is forgotten after this time without a request, in milliseconds.
 IDLE_MS = 7 * 86_400_000
 
 
@@ -60,36 +58,36 @@ class ProducerName(NamedTuple):
 
     @classmethod
     def of(cls, home: TopicMetadata, name: str) -> ProducerName:
-        """Return a producer of a topic in its current generation."""
+        """Return a producer of the current generation of a topic."""
         return cls(home.topic, home.generation, name)
 
     @property
     def key(self) -> bytes:
-        """Return the key of its registration."""
+        """Return the key of the registration."""
         return _PRODUCER + generation_prefix(self.home.prefix, self.home_generation) + self.name.encode("ascii")
 
     @property
     def transactions_prefix(self) -> bytes:
-        """Return the start of the keys of its transactions."""
+        """Return the key prefix of the producer's transactions."""
         prefix = generation_prefix(self.home.prefix, self.home_generation)
         return _TRANSACTIONAL + prefix + _TRANSACTION + self.name.encode("ascii") + b"\0"
 
     def transaction_key(self, pointer: int) -> bytes:
-        """Return the key of one of its transactions."""
+        """Return the key of a transaction of the producer."""
         return self.transactions_prefix + _POINTER.pack(pointer)
 
     def request_key(self, prefix: bytes) -> bytes:
-        """Return the key of its last request to a generation of a topic, by the start of the topic's row keys."""
+        """Return the key of the last request to the topic and generation with this row key prefix."""
         return _REQUEST + prefix + self.home.prefix + b"\0" + self.name.encode("ascii")
 
     @property
     def label(self) -> str:
-        """Return its name for messages."""
+        """Return a description for messages to operators."""
         return f"producer {self.name} of {self.home}"
 
 
 class LastTransaction(NamedTuple):
-    """The last transaction of earlier generations that was not aborted; if all were aborted, the last one."""
+    """The last transaction of older instances that was not aborted; if all were aborted, the last of them."""
 
     transaction: int
     label: str
@@ -100,11 +98,11 @@ class Registration(NamedTuple):
     """The registration of a producer.
 
     Attributes:
-        generation: the generation of the newest instance. The first one is the time in milliseconds, so that a name
-            never has the same generation twice.
+        generation: the generation of the newest instance. The first generation of a name is the time in milliseconds,
+            so that a name never has the same generation twice.
         instance: the newest instance; all zeros: the producer was forgotten.
-        updated_ms: the time of its registration.
-        previous: the last transaction of the older instances, with its outcome; None: they had no transaction.
+        updated_ms: the time of the registration in milliseconds.
+        previous: the last transaction of older instances, with its outcome; None: no transaction.
         settled: whether ``previous`` is final.
     """
 
@@ -131,7 +129,7 @@ class Registration(NamedTuple):
             *numbers, number, settled = _REGISTRATION.unpack(value[: _REGISTRATION.size])
             outcome, label = _OUTCOMES[number], value[_REGISTRATION.size :].decode()
         except (struct.error, IndexError, UnicodeDecodeError) as error:
-            raise FormatError(f"a producer's row cannot be read: {error}") from error
+            raise FormatError(f"the row of a producer cannot be read: {error}") from error
         generation, instance, updated_ms, pointer = numbers
         previous = None if outcome is None else LastTransaction(pointer, label, outcome)
         return cls(generation, UUID(bytes=instance), updated_ms, previous, bool(settled))
@@ -148,11 +146,11 @@ def newest_generation(value: bytes) -> int | None:
 
 
 class StartedTransaction(NamedTuple):
-    """A transaction that a producer has started.
+    """A stored transaction of a producer.
 
     Attributes:
-        void: whether it was rolled back, or is invalid.
-        label: its label.
+        void: whether the transaction was rolled back, or is invalid.
+        label: the label that the client has given it.
     """
 
     pointer: int
@@ -176,16 +174,16 @@ class StartedTransaction(NamedTuple):
             generation, void = _TRANSACTION_VALUE.unpack(value[: _TRANSACTION_VALUE.size])
             return cls(pointer, generation, bool(void), value[_TRANSACTION_VALUE.size :].decode())
         except (struct.error, UnicodeDecodeError) as error:
-            raise FormatError(f"a producer's transaction {quoted(key)} cannot be read: {error}") from error
+            raise FormatError(f"the transaction {quoted(key)} of a producer cannot be read: {error}") from error
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
 def next_generation(known: Registration | None, now_ms: int) -> int:
-    """Return the generation of a new instance: the last one plus 1, or the time in milliseconds for an unknown name.
+    """Return the generation of a new instance: the last generation plus 1, or for a new name the time in milliseconds.
 
-    Therefore a forgotten name starts above all its earlier generations, unless it had an instance each millisecond.
+    A forgotten name restarts above all its earlier generations, unless it had an instance in each millisecond.
     """
     return now_ms if known is None else known.generation + 1
 
@@ -193,11 +191,11 @@ def next_generation(known: Registration | None, now_ms: int) -> int:
 def last_of(
     transactions: list[tuple[StartedTransaction, TransactionOutcome]], inherited: LastTransaction | None
 ) -> LastTransaction | None:
-    """Return the newest transaction that was not aborted, after which the producer continues; else the newest one.
+    """Return the transaction after which a new instance continues: the newest not aborted one, else the newest.
 
     Args:
         transactions: transactions with their outcomes.
-        inherited: the result of the previous registration, which is older than all of these.
+        inherited: the result of the previous registration, which is older than all these transactions.
     """
     found = [] if inherited is None else [inherited]
     for one, outcome in sorted(transactions, key=lambda pair: (pair[0].generation, pair[0].pointer)):
@@ -218,13 +216,13 @@ def is_of_producer(key: bytes) -> bool:
 
 
 def transactions_of(
-    side: SideTable, producer: ProducerName, before: int | None = None, most: int | None = None
+    side: SideTable, producer: ProducerName, before: int | None = None, limit: int | None = None
 ) -> list[tuple[bytes, StartedTransaction]]:
-    """Return the stored transactions of a producer, each with its key, the oldest first.
+    """Return the stored transactions of a producer with their keys, oldest first.
 
     Args:
         before: return only transactions with a lower pointer; None: all.
-        most: the most transactions; None: all.
+        limit: the maximum number of transactions; None: unlimited.
 
     Raises:
         FormatError: a row is damaged.
@@ -233,8 +231,8 @@ def transactions_of(
     stop = stop_key(producer.transactions_prefix) if before is None else producer.transaction_key(before)
     rows = (
         every(side.rows, producer.transactions_prefix, stop)
-        if most is None
-        else side.rows(producer.transactions_prefix, stop, most).items
+        if limit is None
+        else side.rows(producer.transactions_prefix, stop, limit).items
     )
     return [(key, StartedTransaction.parse(key, value)) for key, value in rows]
 
@@ -247,19 +245,19 @@ def started_transactions(side: SideTable) -> Iterator[tuple[ProducerName, Starte
         StoreError: the table could not be read.
     """
     for key, value in _rows(side, _TRANSACTIONAL):
-        producer = _beginner(key)
+        producer = _transaction_owner(key)
         if producer is not None:
             yield producer, StartedTransaction.parse(key, value)
 
 
 def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerName, Registration]]:
-    """Return the producers whose home a topic is, in the order of their names."""
+    """Return the producers of a topic, in the order of their names."""
     found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, ProducerName.of(home, "").key))
     return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
 
 
 def earlier_homes(side: SideTable, producer: ProducerName) -> list[ProducerName]:
-    """Return the producers of this name that the home had in old generations."""
+    """Return the producers of the same name in old generations of the home."""
     found: list[ProducerName] = []
     start, stop = (
         _PRODUCER + generation_prefix(producer.home.prefix, number) for number in (0, producer.home_generation)
@@ -272,14 +270,12 @@ def earlier_homes(side: SideTable, producer: ProducerName) -> list[ProducerName]
 
 
 def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
-    """Return the keys of a producer's last requests, of all topics."""
+    """Return the keys of a producer's last requests to all topics."""
     return [key for key, _ in _rows(side, _REQUEST) if _home_and_name(key) == (producer.home, producer.name)]
 
 
 def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
-    """Return the starts of the row keys of all topics and generations to which producers of a home have sent
-    requests.
-    """
+    """Return the row key prefixes of all topics and generations to which producers of a home have sent requests."""
     found = set()
     for key, _ in _rows(side, _REQUEST):
         if _home_and_name(key)[0] == home and (topic := topic_prefix(key[1:])) is not None:
@@ -288,22 +284,22 @@ def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
 
 
 def first_unannounced(side: SideTable, prefix: bytes) -> int:
-    """Return the first position after all announcements of producers for a generation of a topic.
+    """Return the first position after all announcements of producers in a generation of a topic.
 
     Args:
-        prefix: the start of the generation's row keys.
+        prefix: the row key prefix of the generation.
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
     return max((request.stop for request in found), default=0)
 
 
 def announced_ahead(side: SideTable, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the key ranges that announcements of producers cover ahead, each as start and stop.
+    """Return the key ranges that announcements reserve for future requests, each as start and stop.
 
-    Do not write other rows there: after a restart, the server would count them as rows of a producer.
+    Do not write other rows there: after a restart, the server would treat them as rows of a producer.
 
     Args:
-        prefix: the start of the generation's row keys.
+        prefix: the row key prefix of the generation.
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
     pairs = ((one.first + one.number, one.until) for one in found if one.until)
@@ -319,13 +315,13 @@ def tidy(
 ) -> tuple[int, int]:
     """Mark invalid transactions of producers as void, and forget idle producers and producers of deleted topics.
 
-    Call it before an id leaves the invalid list, because its transaction would count as committed afterwards. A former
-    transaction that was undecided at a registration is marked as aborted for the same reason.
+    Call this before a transaction is removed from the invalid list, because it would count as committed afterwards. For
+    the same reason, an invalid previous transaction that was undecided at a registration is marked as aborted.
 
     Args:
         is_invalid: whether a transaction is on the invalid list.
         is_undecided: whether a transaction may still be committed; its producer is not idle.
-        is_deleted: whether a topic was deleted, or has another generation than this.
+        is_deleted: whether a topic was deleted, or has another generation.
         idle_before_ms: producers without a request since this time are forgotten.
 
     Returns:
@@ -335,8 +331,8 @@ def tidy(
         FormatError: a row is damaged.
         StoreError: the table could not be read or written.
     """
-    # Read transactions and requests before registrations: a producer that is registered in between then has a
-    # registration without rows here, and loses nothing. In the other order, its rows would count as orphans.
+    # Read transactions and requests before registrations: a producer that is registered in between then appears without
+    # rows, and loses nothing. In the other order, its rows would appear as orphans, and be deleted.
     marked, transactions, active, opened = _mark_void(side, is_invalid, is_undecided, idle_before_ms)
     requested = list(_rows(side, _REQUEST))
     producers = dict(_rows(side, _PRODUCER))
@@ -360,15 +356,15 @@ def tidy(
         producer, known = _producer(key), Registration.parse(value)
         rows = [*transactions.pop(key, ()), *requests.get(key, ())]
         if producer is None or is_deleted(producer.home, producer.home_generation):
-            # Open transactions stay: the first instance in a new home of this name invalidates them.
+            # Keep open transactions: the first instance after a new creation of the topic invalidates them.
             obsolete += [] if key in opened else [key, *rows]
         elif max(known.updated_ms, active.get(key, 0)) >= idle_before_ms:
             continue
         elif known.instance == NO_INSTANCE:
             obsolete.append(key)
         else:
-            # Compare-and-set, because a server may be changing the row. A later pass deletes it. Its `previous` is
-            # older than the transactions that are forgotten here, so it is dropped, too.
+            # Compare-and-set, because a server may be changing the row; a later pass deletes the row. Drop `previous`
+            # as well, which is older than the transactions that are forgotten here.
             forgotten += side.exchange(
                 key, value, known._replace(instance=NO_INSTANCE, previous=None, settled=True).pack(), deletes=rows
             )
@@ -401,14 +397,14 @@ def _mark_void(
     """Mark invalid transactions as void.
 
     Returns:
-        The number of marked transactions; by producer, the keys of its transactions, and the start of the newest one
-        (ms); and the producers with open transactions.
+        The number of marked transactions; for each producer the keys of its transactions, and the start of the newest
+        transaction (ms); and the producers with open transactions.
     """
     marked, opened = 0, set[bytes]()
     keys: dict[bytes, list[bytes]] = {}
     active: dict[bytes, int] = {}
     for key, value in _rows(side, _TRANSACTIONAL):
-        producer = _beginner(key)
+        producer = _transaction_owner(key)
         if producer is None:
             continue
         started = StartedTransaction.parse(key, value)
@@ -423,7 +419,7 @@ def _mark_void(
 
 
 def _mark_previous(side: SideTable, key: bytes, value: bytes, is_invalid: Callable[[int], bool]) -> bytes:
-    """Mark an invalid former transaction as aborted, and return the new value of the producer's row."""
+    """Mark an invalid previous transaction as aborted, and return the new value of the registration."""
     while True:
         known = Registration.parse(value)
         previous = known.previous
@@ -436,7 +432,7 @@ def _mark_previous(side: SideTable, key: bytes, value: bytes, is_invalid: Callab
         marked = known._replace(previous=previous._replace(outcome=TransactionOutcome.ABORTED)).pack()
         if side.exchange(key, value, marked):
             return marked
-        # A server has changed the row since; try again with its value.
+        # A server has changed the row in between: try again with the new value.
         value = side.get(key) or marked
 
 
@@ -445,7 +441,7 @@ def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _producer(key: bytes) -> ProducerName | None:
-    """Return the producer whose registration has this key."""
+    """Return the producer of a registration's key."""
     prefix = topic_prefix(key[1:])
     home = None if prefix is None else TopicId.from_prefix(prefix)
     if home is None or prefix is None:
@@ -455,15 +451,15 @@ def _producer(key: bytes) -> ProducerName | None:
     return ProducerName(home, int.from_bytes(rest[:GENERATION_BYTES], "big"), name)
 
 
-def _beginner(key: bytes) -> ProducerName | None:
-    """Return the producer that has started the transaction with this key; None: it is another kind of row."""
+def _transaction_owner(key: bytes) -> ProducerName | None:
+    """Return the producer of a transaction's key; None: the key is of another kind of row."""
     found = _producer(key[: -_POINTER.size])
     kind, name = (found.name[:1], found.name[1:-1]) if found else ("", "")
     return found._replace(name=name) if found and kind == "p" and found.name.endswith("\0") else None
 
 
 def _home_and_name(key: bytes) -> tuple[TopicId | None, str]:
-    """Return home and name of the producer whose last request has this key."""
+    """Return the home and the name of the producer of a last request's key."""
     topic = topic_prefix(key[1:]) or b""
     home, zero, name = key[1 + len(topic) + GENERATION_BYTES :].partition(b"\0")
     return TopicId.from_prefix(home), name.decode("ascii", "replace") if zero else ""

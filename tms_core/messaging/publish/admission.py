@@ -1,4 +1,4 @@
-"""The first stage of the write path: it rejects requests that may not be written, and answers repeated requests."""
+"""The first stage of the write path: reject requests that may not be written, and respond to repeated requests."""
 
 from __future__ import annotations
 
@@ -31,31 +31,34 @@ def admit_by_topic(topic: TopicMetadata, entries: Sequence[PublishEntry]) -> Seq
     for entry in entries:
         if requirement == REQUIRED and entry.pointer is None:
             entry.drop(
-                BadRequest(f"Topic {topic.topic} takes messages in transactions only.", "Publish in a transaction.")
+                BadRequest(f"Topic {topic.topic} requires transactions.", "Publish the messages in a transaction.")
             )
         elif requirement == FORBIDDEN and entry.pointer is not None:
-            entry.drop(BadRequest(f"Topic {topic.topic} takes no messages in transactions.", "Publish outside of one."))
+            entry.drop(
+                BadRequest(f"Topic {topic.topic} forbids transactions.", "Publish the messages without a transaction.")
+            )
     return remaining(entries)
 
 
 def require_open(topic: TopicMetadata) -> None:
-    """Check that a topic takes messages.
+    """Check that a topic accepts messages.
 
     Raises:
-        PartitionsChanged: its partitions, or partitions of a newer family, take them.
+        PartitionsChanged: messages go to the topic's partitions, or to partitions of a newer family.
     """
     if FAMILIES in topic.properties or SEALED in topic.properties:
         name = topic.topic if FAMILIES in topic.properties else topic.properties.get(PART_OF)
         raise PartitionsChanged(
-            f"Topic {topic.topic} takes no messages itself.", f"Publish to a partition that {name} names now."
+            f"Topic {topic.topic} does not accept messages.",
+            f"Publish to a current partition of {name}: tms topic show {topic.topic.namespace}:{name}",
         )
 
 
 def admit_transactions(context: WriterContext, entries: Sequence[PublishEntry], now_ms: int) -> Sequence[PublishEntry]:
-    """Note the running writes of transactions, and reject entries of transactions that are not in progress.
+    """Report the writes to the transaction manager, and reject entries of transactions that are not in progress.
 
-    If a transaction is aborted while a write is under way, the manager invalidates it instead. Then readers never see
-    its late rows, even if this process dies before the recheck. Call :func:`release` afterwards.
+    During a reported write, the manager turns an abort of the transaction into an invalidation. Therefore readers never
+    see late rows, even if this process crashes before the recheck. Call :func:`release` afterwards.
     """
     if (manager := context.transactions) is None:
         return entries
@@ -83,28 +86,28 @@ def admit_producers(
             entry.admission = admission = requests.admit(topic, sent, entry.pointer, entry.rows)
             if (repeated := admission.repeated) is not None:
                 last = repeated.request
-                # If rows of the first attempt may be deleted, a part of them does not prove a failed write: keep it.
+                # If rows of the first attempt may be deleted, missing rows do not prove a failed write: keep the rest.
                 may_be_deleted = _may_be_deleted(context, topic, entry, last.first, now_ms)
-                if repeated.is_written or rows.has_all(entry, last, keeps=may_be_deleted):
+                if repeated.is_written or rows.has_all(entry, last, keeps_part=may_be_deleted):
                     entry.first = last.first
                     rows.conclude(entry)
                     entry.is_dropped = True
                 elif may_be_deleted:
-                    entry.drop(_not_known(sent))
+                    entry.drop(_unknown_outcome(sent))
             elif (
-                # A request with a TTL is never covered by an announcement of an earlier request.
+                # Announcements of earlier requests never cover a request with a TTL.
                 admission.since is not None
                 and entry.ttl_ms is None
                 and _may_be_deleted(context, topic, entry, admission.since, now_ms)
             ):
-                entry.drop(_not_known(sent))
+                entry.drop(_unknown_outcome(sent))
         except TmsError as error:
             entry.drop(error)
     return remaining(entries)
 
 
 def release(context: WriterContext, entries: Sequence[PublishEntry]) -> None:
-    """Note that no write of these entries is under way any longer."""
+    """Report that the writes of these entries have finished."""
     context.requests.in_flight.end([entry.admission.keys.request for entry in entries if entry.admission is not None])
     if (manager := context.transactions) is not None:
         for entry in entries:
@@ -113,35 +116,35 @@ def release(context: WriterContext, entries: Sequence[PublishEntry]) -> None:
 
 
 def is_in_time(context: WriterContext, entry: PublishEntry, at: int) -> bool:
-    """Return whether the transaction of an entry may still write at a position; reject the entry if not.
+    """Return whether the transaction of an entry may write at a position; if not, reject the entry.
 
-    The time of the row decides, which may be ahead of the clock. Rule L5 relies on this bound: no row of a transaction
-    is younger than its start plus the lifetime.
+    The publish time of the row counts, which may be ahead of the clock. Rule L5 relies on this bound: no row of a
+    transaction is dated later than its start plus the lifetime.
     """
     if entry.pointer is None or transaction_ms(entry.pointer) + context.max_lifetime_ms > milliseconds(at):
         return True
     entry.drop(
         TransactionExpired(
             f"Transaction {entry.pointer} is older than {context.max_lifetime_ms // 1000} s, "
-            "the longest a transaction may write.",
-            "Start another one.",
+            "the maximum lifetime, so it cannot write.",
+            "Start another transaction.",
         )
     )
     return False
 
 
-def shows_all(context: WriterContext, topic: TopicMetadata, entry: PublishEntry) -> bool:
-    """Return whether an entry hides no stored payload of its transaction; reject the entry if it does.
+def check_stored_payloads(context: WriterContext, topic: TopicMetadata, entry: PublishEntry) -> bool:
+    """Return whether the stored payloads of an entry's transaction stay visible; if not, reject the entry.
 
-    CDAP publishes either messages or stored payloads in a transaction. Readers would take the messages for the whole
-    transaction, and never see the stored payloads.
+    In CDAP a transaction publishes either messages or stored payloads to a topic. After a publish of messages, readers
+    would never see the stored payloads.
     """
     if entry.pointer is None or not entry.messages or not context.open_topics.hides(topic, entry.pointer):
         return True
     entry.drop(
         BadRequest(
             f"Transaction {entry.pointer} has stored payloads in {topic.topic} that are not published.",
-            "Publish them first, with a publish that has no messages.",
+            "Publish the stored payloads first: send a publish request without messages.",
         )
     )
     return False
@@ -160,7 +163,7 @@ def is_late(context: WriterContext, entry: PublishEntry) -> bool:
 def ended(pointer: int | None) -> TransactionEnded:
     """Return the error for a request whose transaction is not in progress."""
     return TransactionEnded(
-        f"Transaction {pointer} is not in progress, so it writes nothing.", "Start another transaction."
+        f"Transaction {pointer} is not in progress, so it cannot write.", "Start another transaction."
     )
 
 
@@ -175,7 +178,7 @@ def _refusal(context: WriterContext, entry: PublishEntry) -> TmsError:
 
 
 def _may_be_deleted(context: WriterContext, topic: TopicMetadata, entry: PublishEntry, first: int, now_ms: int) -> bool:
-    """Return whether rows from a position on may have been deleted since they were written (rules L3, L6 and L7)."""
+    """Return whether the janitor may have deleted rows from a position on (rules L3, L6 and L7)."""
     if entry.ttl_ms is not None and expires_ms(first, entry.ttl_ms) <= now_ms:
         return True
     if context.requests.is_processed(topic, first):
@@ -183,9 +186,9 @@ def _may_be_deleted(context: WriterContext, topic: TopicMetadata, entry: Publish
     return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
 
-def _not_known(sent: Sent) -> MessagingError:
+def _unknown_outcome(sent: Sent) -> MessagingError:
     return MessagingError(
-        f"It is no longer known whether request {sent.sequence} of producer "
-        f"{sent.name} was done: its messages would have expired by now.",
-        "Check whether the results of these messages are there.",
+        f"The outcome of request {sent.sequence} of producer {sent.name} is unknown, because its messages may have "
+        "been deleted.",
+        "Check whether the results of these messages exist.",
     )

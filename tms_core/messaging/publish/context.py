@@ -1,4 +1,4 @@
-"""The parts that all batches of a store share."""
+"""The dependencies that all batches of a store share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 
 
 class WriterContext(NamedTuple):
-    """The parts of a messaging service that a batch needs.
+    """The parts of a messaging service that process a batch.
 
     Attributes:
         max_lifetime_ms: how long after its start a transaction may write, in milliseconds.

@@ -1,4 +1,4 @@
-"""A publish request on its way through the write path."""
+"""A publish request in the write path."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from tms_core.messaging.producers.requests import Admission, Sent
 from tms_core.messaging.publish.workers import Answer
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
-#: Bytes that a row costs in addition to its payload.
+#: The approximate cost of a row in addition to its payload, in bytes.
 _ROW_BYTES = 100
 
 
 class PublishEntry:
-    """A request with its state in the write path, and its outcome.
+    """A request, its state in the write path, and its outcome.
 
     Attributes:
         messages: the payloads; an empty list publishes the stored payloads of the transaction.
         pointer: the write pointer of its transaction; None without a transaction.
-        ttl_ms: the TTL of its messages in milliseconds; None: that of the topic.
+        ttl_ms: the TTL of its messages in milliseconds; None: the topic's TTL.
         sent: the producer headers of the request; None without a producer.
         principal: the requesting principal; None: the server does not authenticate clients.
-        is_plain: whether it has messages and neither transaction, producer nor TTL.
+        is_plain: whether it has messages, and no transaction, producer or TTL.
         size: the size of the payloads in bytes.
-        weight: bytes that count for the size of a batch; empty messages count, too.
+        weight: the size in bytes that counts towards a batch, including a fixed cost per row.
         rows: the number of rows.
-        answer: done when the rows are durable, or never will be.
-        admission: the producer's state by which it was admitted, while the request is being written.
-        is_write_open: whether the transaction manager knows that a write is under way.
-        lane: the part of the sequence numbers in which its rows must lie; 0: they may start anywhere.
-        announced: the request as an earlier request of the producer has announced it; None: not announced yet.
+        answer: the future outcome, settled when the rows are durable or the request has failed.
+        admission: the state of the producer at the admission, while the request is being written.
+        is_write_open: whether the write is reported to the transaction manager.
+        lane: the lane in which its rows must lie; 0: any position.
+        announced: the request as covered by an earlier announcement of the producer; None: it is not covered.
         first: the position of its first row.
         row_pointer: the write pointer in its rows; negative after an inversion.
-        outcome: an error, or the rows for the response.
-        is_dropped: whether it has its outcome, and no further stage sees it.
+        outcome: an error, or the range of rows for the response.
+        is_dropped: whether the outcome is set, so that further stages skip the entry.
     """
 
     __slots__ = (
@@ -85,22 +85,18 @@ class PublishEntry:
 
     @property
     def stop(self) -> int:
-        """Return the first position after its rows."""
+        """Return the first position after the rows."""
         return self.first + self.rows
 
     def drop(self, outcome: RollbackRange | BaseException | None) -> None:
-        """Set the outcome early, so that no further stage sees the entry."""
+        """Set the outcome, so that further stages skip the entry."""
         self.outcome, self.is_dropped = outcome, True
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        """Return the keys of its rows.
-
-        Args:
-            prefix: the start of the keys, before the position.
-        """
+        """Return the keys of the rows, which are ``prefix`` and a position."""
         return [prefix + at.to_bytes(MESSAGE_TAIL_BYTES, "big") for at in range(self.first, self.first + self.rows)]
 
 
 def remaining(entries: Iterable[PublishEntry]) -> list[PublishEntry]:
-    """Return the entries that have no outcome yet."""
+    """Return the entries that are not dropped."""
     return [entry for entry in entries if not entry.is_dropped]

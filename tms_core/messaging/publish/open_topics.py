@@ -1,14 +1,12 @@
 """The open topics of a server: the next id of each topic, and the delay until messages are first read.
 
-An open topic belongs to one generation. The first batch or fetch opens it from the rows of the store. Its next id is
-after the last stored row, after all announced rows (of producers, and of messages with a TTL), and after all positions
-that consumers have read. From then on this process assigns all ids, so it knows the last id without a read of the
-store. Therefore only one process may publish.
+An open topic belongs to one generation. The first batch or fetch opens it. The next id then follows all stored rows,
+all announced rows (of producers, and of messages with a TTL), and all positions that consumers have read. From then on
+this process assigns all ids, and does not read the store for the last id. Therefore only one process may publish.
 
-The delay between the publish and the first read of a message is the latency of a consumer that keeps up. Only messages
-published since the topic was opened count, because older messages may have been read before. Of each page with unread
-messages, only the oldest unread message is measured. That costs a few microseconds a page, and nothing for pages that
-were read before.
+The delay from the publish to the first read of a message is the latency of a consumer that keeps up. Messages from
+before the topic was opened do not count, because they may have been read before. The delay is measured for the oldest
+unread message of each page. That costs a few microseconds per page, and nothing for pages that were read before.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ from tms_core.transaction.model import TX_PER_MS, transaction_ms
 
 logger = get_logger(__name__)
 
-#: The most transactions of a topic whose last stored payload is remembered; the store has the others.
+#: The maximum number of transactions of a topic whose stored payloads are cached.
 _KNOWN_POINTERS = 10_000
 #: The size of a page in the search for a reference: rows, and bytes of values.
 _PAGE_ROWS, _PAGE_BYTES = 1000, 1 << 20
-#: The kind of a row of the side table, where any kind gives the same leader.
+#: A kind of row of the side table; the leader of a topic's rows does not depend on it.
 _ANY_KIND = b"q"
-#: The upper bounds of the buckets of delays, in milliseconds.
+#: The upper bounds of the histogram buckets, in milliseconds.
 BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000, 3_600_000)
 
 
@@ -54,36 +52,36 @@ class OpenTopic:
     """The messages of one generation of a topic.
 
     Attributes:
-        prefix: the start of their keys.
+        prefix: the row key prefix.
         ids: the assigned and the free ids.
-        mortal: whether some messages may have a TTL of their own.
-        row_bytes: the average size of a row, by the last page that was read.
+        has_ttls: whether some messages may have a TTL of their own.
+        row_bytes: the average size of the rows in the last page that was read, in bytes.
         unread: the first position after all messages that existed at the opening, or were read since.
-        largest_bytes: the largest payload that was read.
-        wakes: called by any thread when messages have arrived, so they must not wait.
-        ahead: announcements that cover the next requests of producers.
-        warned: whether the log says that its messages are dated ahead of the clock.
+        largest_bytes: the size of the largest payload that was read, in bytes.
+        wakes: callbacks for new messages; any thread may call them, so they must not block.
+        ahead: announcements that cover future requests of producers.
+        has_warned: whether a warning about messages dated ahead of the clock was logged.
     """
 
     prefix: bytes
     ids: Ids
-    mortal: bool = False
+    has_ttls: bool = False
     row_bytes: int = 512
     unread: int = 0
     largest_bytes: int = 0
     wakes: dict[Callable[[], None], None] = field(default_factory=dict)
     ahead: AnnouncedAhead = field(default_factory=AnnouncedAhead)
-    warned: bool = False
+    has_warned: bool = False
 
-    def tell(self) -> None:
+    def wake_polls(self) -> None:
         """Wake the polls that wait for messages of this topic."""
         for wake in list(self.wakes):
             harmless(wake)
 
 
 @dataclass(slots=True)
-class _Place:
-    """A slot of an open topic, which is opened again after each invalidation."""
+class _Entry:
+    """The entry of an open topic; an invalidation increases the version, and the next use opens the topic again."""
 
     lock: Lock = field(default_factory=Lock)
     open_topic: OpenTopic | None = None
@@ -96,8 +94,8 @@ class _Stored:
     """The stored payloads of one generation of a topic.
 
     Attributes:
-        pointers: the transactions whose rows ``ids`` has skipped already.
-        hidden: by transaction, whether it has payloads without a message that refers to them.
+        pointers: the transactions whose stored rows ``ids`` has already skipped.
+        hidden: for each transaction, whether it has payloads that no message refers to.
     """
 
     ids: Ids = field(default_factory=lambda: Ids(0))
@@ -110,10 +108,7 @@ class OpenTopics:
 
     Args:
         side: the side table with the positions of consumers and the requests of producers.
-        allowance_ms: the largest difference of clocks of several machines, in milliseconds.
-
-    Attributes:
-        allowance_ms: as given.
+        allowance_ms: the maximum clock difference between machines, in milliseconds.
     """
 
     def __init__(
@@ -130,47 +125,47 @@ class OpenTopics:
         self._clock = clock
         self._cache = cache
         self._expiries = expiries
-        self._places: dict[bytes, _Place] = {}
+        self._entries: dict[bytes, _Entry] = {}
         self._stored: dict[bytes, _Stored] = {}
         self.allowance_ms = allowance_ms
-        # Up to this transaction, other processes may have stored payloads, or its entry was forgotten. None: set it to
-        # the newest possible transaction at the next use.
+        # The stored payloads of transactions up to this one are unknown: other processes may have stored them, or the
+        # cache has dropped them. None: the newest possible transaction at the next use.
         self._unknown: int | None = None
-        # Homes of producers without late rows, since the last invalidation.
+        # The homes of producers that are known to have no late rows, and the number of resets of this set.
         self._without_late: set[bytes] = set()
-        self._forgotten = 0
+        self._resets = 0
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> OpenTopic:
         """Return the open topic of a topic's messages.
 
         Raises:
-            StoreError: it could not be opened.
+            StoreError: the topic could not be opened.
         """
         prefix = topic.rows_prefix
-        place = self._places.get(prefix)
-        if place is None:
+        entry = self._entries.get(prefix)
+        if entry is None:
             with self._lock:
-                place = self._places.setdefault(prefix, _Place())
-        if place.open_version < place.version:
-            with place.lock:
-                if place.open_version < place.version:
-                    # Read before opening: an invalidation during the opening makes the next caller open it again.
-                    version = place.version
-                    place.open_topic = self._open(prefix, place.open_topic or OpenTopic(prefix, Ids(0)))
-                    place.open_version = version
-        return place.open_topic  # type: ignore[return-value]  # opened above
+                entry = self._entries.setdefault(prefix, _Entry())
+        if entry.open_version < entry.version:
+            with entry.lock:
+                if entry.open_version < entry.version:
+                    # Read the version first: after an invalidation during the opening, the next caller opens it again.
+                    version = entry.version
+                    entry.open_topic = self._open(prefix, entry.open_topic or OpenTopic(prefix, Ids(0)))
+                    entry.open_version = version
+        return entry.open_topic  # type: ignore[return-value]  # opened above
 
     def next_position(self, open_topic: OpenTopic, topic: TopicMetadata, now_ms: int) -> int:
-        """Return the position to write at; log once if it is ahead of the clock by more than the allowance."""
+        """Return the position to write at; warn once if it is ahead of the clock by more than the allowance."""
         first = open_topic.ids.first(now_ms)
         ahead_ms = (first >> SEQUENCE_BITS) - now_ms
-        if ahead_ms > self.allowance_ms and not open_topic.warned:
-            open_topic.warned = True
+        if ahead_ms > self.allowance_ms and not open_topic.has_warned:
+            open_topic.has_warned = True
             logger.warning(
-                "messages of %s are dated %s ahead of the clock, as one before them is, and outlive their ttl by that "
-                "time. If the clock is behind, set it right; else read what is there, then: tms topic delete %s; then: "
-                "tms topic create %s",
+                "messages of %s are dated %s ahead of the clock and outlive their ttl by that time, because an earlier "
+                "message is dated ahead. If the clock is slow, correct it. Otherwise read the messages, and recreate "
+                "the topic: tms topic delete %s; tms topic create %s",
                 topic.topic,
                 duration(ahead_ms, rough=True),
                 topic.topic,
@@ -187,9 +182,9 @@ class OpenTopics:
         return announced(self._side, topic) if topic.consumed else 0
 
     def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
-        """Return the ids of a topic's stored payloads, after the payloads of a transaction.
+        """Return the ids for stored payloads of a topic, after all stored payloads of a transaction.
 
-        Only the writer of the topic's payloads calls it.
+        Only the writer of the topic's payloads may call this.
 
         Raises:
             StoreError: the store could not be read.
@@ -201,7 +196,7 @@ class OpenTopics:
             stored.ids.skip(first_unannounced(self._side, prefix))
         if pointer not in stored.pointers:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
-            # Most transactions are new; one read proves that.
+            # Most transactions have no stored payload yet, which one read shows.
             if table.first(prefix, stop_key(prefix)) is not None:
                 stored.ids.skip(first_free(partial(table.read, KEYS), prefix, self._clock.now_ms()))
             stored.pointers[pointer] = None
@@ -210,7 +205,7 @@ class OpenTopics:
         return stored.ids
 
     def note_payloads(self, topic: TopicMetadata, pointer: int, *, hidden: bool) -> None:
-        """Note whether a transaction has stored payloads without a message that refers to them."""
+        """Record whether a transaction has stored payloads that no message refers to."""
         with self._lock:
             known = self._stored_of(topic).hidden
             known.pop(pointer, None)
@@ -221,10 +216,10 @@ class OpenTopics:
                 self._unknown = max(self._known_from(), forgotten)
 
     def hides(self, topic: TopicMetadata, pointer: int) -> bool:
-        """Return whether a transaction has stored payloads without a message that refers to them.
+        """Return whether a transaction has stored payloads that no message refers to.
 
-        The store is read once for each transaction that is older than this process. Most transactions have stored
-        nothing, which takes one read. For the others, all messages since their start are searched for a reference.
+        The store is read once for each transaction that is older than this process. If it has stored payloads, all
+        messages since its start are searched for a reference.
 
         Raises:
             StoreError: the store could not be read.
@@ -238,7 +233,7 @@ class OpenTopics:
         return hidden
 
     def _known_from(self) -> int:
-        """Return the pointer after which this process knows all stored payloads."""
+        """Return the pointer after which this process knows the stored payloads of all transactions."""
         if self._unknown is None:
             self._unknown = (self._clock.now_ms() + self.allowance_ms) * TX_PER_MS
         return self._unknown
@@ -262,74 +257,73 @@ class OpenTopics:
         return found
 
     def hide_late(self, producer: ProducerName) -> None:
-        """Hide late rows of a producer's requests from readers, whichever leader wrote them.
+        """Hide late rows of a producer's requests from readers, also rows of former leaders.
 
-        It covers all producers of the home at once, because the search for their topics reads all requests. Topics with
-        another leader than the home have no requests under way: they were written under another number of slots.
+        This covers all producers of the home, because the search for their topics reads all last requests. Topics with
+        another leader than the home have no running requests: theirs were written with another number of slots.
 
         Raises:
             StoreError: the store failed.
         """
-        prefix, forgotten = generation_prefix(producer.home.prefix, producer.home_generation), self._forgotten
+        prefix, resets = generation_prefix(producer.home.prefix, producer.home_generation), self._resets
         if self._side.private or prefix in self._without_late:
             return
         for one in {prefix, *topics_requested(self._side, producer.home)}:
             if self._side.have_one_leader(_ANY_KIND + prefix, _ANY_KIND + one):
                 self._store.message.reserved(one)
         with self._lock:
-            if forgotten == self._forgotten:
+            if resets == self._resets:
                 self._without_late.add(prefix)
 
     def note_failed(self) -> None:
-        """Note a failed write, whose rows may still appear in the store."""
+        """Record a failed write, whose rows may appear in the store later."""
         with self._lock:
             self._without_late.clear()
-            self._forgotten += 1
+            self._resets += 1
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
-        """Open topics again before their next use, because another process may have written.
+        """Invalidate open topics, because another process may have written; their next use opens them again.
 
         Args:
-            concerns: selects topics, by the start of their keys.
+            concerns: selects topics by their key prefix.
         """
         with self._lock:
-            for prefix in filter(concerns, self._places):
-                self._places[prefix].version += 1
+            for prefix in filter(concerns, self._entries):
+                self._entries[prefix].version += 1
                 self._cache.drop(prefix)
             for prefix in filter(concerns, self._stored):
                 self._stored[prefix].pointers.clear()
                 self._stored[prefix].hidden.clear()
             self._unknown = None
             self._without_late.clear()
-            self._forgotten += 1
+            self._resets += 1
 
     def forget_cached(self, topic: TopicId) -> None:
-        """Drop the cached rows of a topic, because the store may have fewer of them.
+        """Drop the cached rows of a topic, because the janitor may have deleted some of them.
 
-        The topic stays open: opened again, it would count rows of this process as rows of an earlier one.
+        The topic stays open. If it were opened again, rows of this process would count as rows of an earlier process.
         """
         with self._lock:
-            for prefix, place in self._places.items():
-                if prefix.startswith(topic.prefix) and place.open_topic is not None:
-                    self._cache.forget(prefix, place.open_topic.ids.free)
+            for prefix, entry in self._entries.items():
+                if prefix.startswith(topic.prefix) and entry.open_topic is not None:
+                    self._cache.forget(prefix, entry.open_topic.ids.free)
 
     def drop(self, topic: TopicId) -> None:
-        """Forget a deleted topic; a new topic of this name has another generation."""
+        """Close a deleted topic; a new topic of the same name has another generation."""
         with self._lock:
-            for prefix in [one for one in self._places if one.startswith(topic.prefix)]:
-                del self._places[prefix]
+            for prefix in [one for one in self._entries if one.startswith(topic.prefix)]:
+                del self._entries[prefix]
                 self._cache.drop(prefix)
             for prefix in [one for one in self._stored if one.startswith(topic.prefix)]:
                 del self._stored[prefix]
 
     def _open(self, prefix: bytes, open_topic: OpenTopic) -> OpenTopic:
-        """Skip all positions that may be in use, and let the cache keep all rows from then on."""
+        """Skip all positions that may be in use, and start caching rows."""
         now_ms = self._clock.now_ms()
         announced = first_free(self._expiries.keys, prefix, now_ms)
-        # Before the search for the last row: on HBase it fences off late writes of a former leader.
+        # Before the search for the last row: on HBase, `reserved` fences off late writes of a former leader.
         reserved = self._store.message.reserved(prefix)
-        # Rows that consumers have read may be deleted already. A new message at or before such a position would never
-        # be read.
+        # Rows that consumers have read may be deleted. They would never read a new message at or before their position.
         unread = max(first_unread(self._side, prefix), announced_in(self._side, prefix))
         requested = first_unannounced(self._side, prefix)
         open_topic.ids.skip(
@@ -343,7 +337,7 @@ class OpenTopics:
         )
         if open_topic.ids.free and not open_topic.unread:
             self._clock.note_past(milliseconds(open_topic.ids.free - 1))
-        open_topic.mortal = open_topic.mortal or announced > 0
+        open_topic.has_ttls = open_topic.has_ttls or announced > 0
         open_topic.unread = open_topic.unread or open_topic.ids.free
         self._cache.open(prefix, open_topic.ids)
         return open_topic
@@ -353,7 +347,7 @@ class Delays(NamedTuple):
     """The delays until messages were first read.
 
     Attributes:
-        counts: for each bound the number of delays up to it, and then the number of all delays.
+        counts: for each bound the number of delays up to it, and last the number of all delays.
     """
 
     counts: tuple[int, ...]
@@ -374,13 +368,13 @@ class FirstReads:
             return Delays(tuple(accumulate(self._counts)), self._sum_ms)
 
     def note(self, open_topic: OpenTopic, page: MessageList, now_ms: int) -> None:
-        """Note that a page of a topic, in the order of the ids, is read now."""
+        """Record the read of a page of messages in the order of their ids."""
         last, unread = _position(page.ids[-1]), open_topic.unread
         if last < unread:
             return
         first = page.ids[bisect_left(page.ids, tail(unread))]
         delay_ms = max(0, now_ms - milliseconds(_position(first)))
-        # Without a lock: if two threads note the same messages at once, they count twice.
+        # Without a lock: messages that two threads read at the same time may count twice.
         open_topic.unread = last + 1
         with self._lock:
             self._counts[bisect_left(BOUNDS_MS, delay_ms)] += 1

@@ -2,26 +2,24 @@
 
     admit → place → announce → write → recheck → publish → answer
 
-Each stage takes entries and returns the entries for the next stage. A rejected entry carries its error and leaves the
-path, and so does a repeated request. ``docs/explanation/architecture.md`` has a diagram.
+Each stage returns the entries for the next stage. Rejected entries and repeated requests get their outcome and skip the
+remaining stages. ``docs/explanation/architecture.md`` has a diagram.
 
-* **admit** (:mod:`.admission`) checks that the topic accepts the request, that its transaction is in progress, and that
-  the newest instance of its producer sends it.
-* **place** assigns each entry its position, and with it the ids of its messages.
-* **announce** stores, synced, the facts that must be durable before the rows exist.
-* **write** (:mod:`.rows`) stores the rows. Messages of one request are contiguous, and readers see no message of a
-  batch before the whole batch is durable.
+* **admit** (:mod:`.admission`) checks that the topic accepts the request, that the transaction is in progress, and that
+  the newest instance of the producer sends the request.
+* **place** assigns a position to each entry, which determines the ids of its messages.
+* **announce** stores, with a sync, the facts that must be durable before the rows exist.
+* **write** (:mod:`.rows`) stores the rows. The rows of a request are contiguous, and readers see no message of a batch
+  before the whole batch is durable.
 * **recheck** rolls back the rows of transactions that are no longer in progress.
-* **publish** adds the rows to the cache, where readers find them, records the publishes of producers and of
-  transactions, and wakes waiting polls.
-* **answer** (:mod:`.queue`) gives each client its outcome after all notes about running writes were removed.
+* **publish** adds the rows to the cache, records the publishes of producers and transactions, and wakes waiting polls.
+* **answer** (:mod:`.queue`) sends each client its outcome, after the running writes are no longer reported.
 
-An entry without transaction, producer and TTL of its own is *plain*; nearly all entries are plain. A batch of plain
-entries skips announce and recheck, and no stage checks any of the three again. A batch without transactions skips
-recheck, too.
+An entry without a transaction, a producer or a TTL is *plain*, and most entries are plain. A batch of plain entries
+skips announce and recheck, and no stage checks its entries again. A batch without transactions skips recheck.
 
-A failed write may be partly done, because HBase has no batches. Rows outside transactions cannot be rolled back then. A
-client that does not know the outcome invalidates its transaction.
+A failed write may be incomplete, because HBase does not write batches atomically. Rows outside transactions then cannot
+be rolled back. A client that does not know the outcome invalidates its transaction.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ from tms_core.messaging.publish.admission import (
     admit_by_topic,
     admit_producers,
     admit_transactions,
+    check_stored_payloads,
     ended,
     is_in_time,
     is_late,
     release,
     require_open,
-    shows_all,
 )
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry, remaining
@@ -76,13 +74,12 @@ class WriteBatch(ABC):
         self.is_plain = self.is_transactional = False
 
     def process(self, entries: Sequence[PublishEntry]) -> None:
-        """Take entries through all stages except answer.
+        """Run entries through all stages except answer.
 
         Raises:
             TmsError: entries without an outcome were not written, or their outcome is unknown.
         """
-        # Decided once, here: no stage checks an entry of a plain batch again, and the stages of transactions are for
-        # batches with transactions.
+        # Checked once here, so that no stage checks the entries of a plain batch again.
         self.is_plain = all(map(_IS_PLAIN, entries))
         self.is_transactional = bool([entry for entry in entries if entry.pointer is not None])
         if TRANSACTIONS in self.topic.properties:
@@ -98,7 +95,7 @@ class WriteBatch(ABC):
             if admitted := self.admit(entries):
                 self.commit(admitted)
         finally:
-            # Also after an error: newer instances of producers and the ends of transactions wait for this.
+            # Also after an error, because newer instances of producers and ends of transactions wait for this.
             release(self.context, entries)
 
     def admit(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
@@ -106,23 +103,20 @@ class WriteBatch(ABC):
         if self.is_transactional:
             entries = admit_transactions(self.context, entries, self.now_ms)
         entries = admit_producers(self.context, self.topic, self.rows, entries, self.now_ms)
-        # Only after the repetitions: a request that was written before the topic was sealed still gets its outcome.
+        # After repeated requests got their outcome, also if the topic was sealed after their first attempt.
         if entries:
             require_open(self.topic)
         return entries
 
     @abstractmethod
     def commit(self, entries: Sequence[PublishEntry]) -> None:
-        """Take admitted entries through the stages place, announce, write, recheck and publish."""
+        """Run admitted entries through the stages place, announce, write, recheck and publish."""
 
     def recheck(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-        """Roll back and reject entries whose transaction is no longer in progress.
-
-        It follows the write, because the transaction may be decided while the rows are being written.
-        """
+        """Roll back and reject entries whose transaction was decided while the rows were being written."""
         for entry in entries:
             if entry.pointer is not None and is_late(self.context, entry):
-                self.rows.take_back([entry])
+                self.rows.roll_back([entry])
                 entry.row_pointer = -entry.pointer
                 entry.drop(ended(entry.pointer))
         return remaining(entries)
@@ -141,11 +135,11 @@ class MessageWriteBatch(WriteBatch):
         if not entries:
             return
         stop = entries[-1].stop
-        # Readers stop before the first reserved position until it is released. Otherwise a reader could pass these rows
-        # before they exist, and never return to them.
-        open_topic.ids.take(first, stop)
+        # Readers stop before the reserved positions. Otherwise a reader could pass these rows before they exist, and
+        # would never return to them.
+        open_topic.ids.reserve(first, stop)
         try:
-            # Withdraw before the write: after a crash, rows inside a valid announcement count as rows of its producer.
+            # Withdraw before the write: after a crash, all rows inside an announcement count as rows of its producer.
             if open_topic.ahead.is_stale:
                 context.announcements.withdraw(open_topic.ahead, entries, first)
             if not self.is_plain:
@@ -163,20 +157,20 @@ class MessageWriteBatch(WriteBatch):
                 ],
             )
         except BaseException:
-            # The rows may exist or not, so readers must look into the store.
+            # It is unknown which rows exist, so readers must read the store.
             context.cache.forget(open_topic.prefix, stop)
             context.open_topics.note_failed()
             raise
         finally:
             open_topic.ids.release()
         if not self.is_plain:
-            # Inverted rows do not count as written. A transaction manager that could not log the end of a transaction
-            # may forget it; then a repetition has to write the rows again.
+            # Rows rolled back by the recheck do not count as written: the transaction manager may have forgotten an end
+            # that it could not log, and then a repeated request must write the rows again.
             context.announcements.note_written(entries)
         if self.is_transactional:
             self.publish(entries)
         if open_topic.wakes:
-            open_topic.tell()
+            open_topic.wake_polls()
 
     def place(self, open_topic: OpenTopic, entries: Sequence[PublishEntry], at: int) -> Sequence[PublishEntry]:
         """Assign positions from ``at`` on; reject entries of transactions that may not write there."""
@@ -192,26 +186,28 @@ class MessageWriteBatch(WriteBatch):
                 at = entry.announced.first
             elif entry.lane and entry.sent is not None:
                 at = place_request(entry.lane, entry.sent.sequence, at)
-            if entry.pointer is None or (is_in_time(context, entry, at) and shows_all(context, self.topic, entry)):
+            if entry.pointer is None or (
+                is_in_time(context, entry, at) and check_stored_payloads(context, self.topic, entry)
+            ):
                 entry.first, at = at, at + entry.rows
         return remaining(entries) if self.is_transactional else entries
 
     def announce(self, open_topic: OpenTopic, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-        """Store the positions of producers' rows, the TTLs of messages, and the transactions that have rows here."""
+        """Store the positions of producers' rows and the TTLs of messages; report written transactions."""
         entries = self.context.announcements.announce(entries, open_topic.ahead)
-        mortal = [entry for entry in entries if entry.ttl_ms is not None]
-        if mortal:
-            # Rule L6: the TTL is durable before its message. After a crash in between, a run forgets the entry; in the
-            # other order, the message would live as long as the topic's TTL.
-            open_topic.mortal = True
+        expiring = [entry for entry in entries if entry.ttl_ms is not None]
+        if expiring:
+            # Rule L6: the TTL is durable before its message. After a crash in between, a run deletes the unused TTL; in
+            # the other order, the message would live as long as the topic's TTL.
+            open_topic.has_ttls = True
             self.context.expiries.put(
                 (open_topic.prefix + tail(at), expires_ms(at, cast(int, entry.ttl_ms)))
-                for entry in mortal
+                for entry in expiring
                 for at in range(entry.first, entry.stop)
             )
         if self.is_transactional and (manager := self.context.transactions) is not None:
-            # Before the write: from here on, an abort invalidates the transaction unless its rows are rolled back. An
-            # aborted transaction's rows would be visible.
+            # Before the write: from here on, an abort invalidates the transaction unless its rows are rolled back. The
+            # rows of an aborted transaction would be visible.
             for entry in entries:
                 if entry.pointer is not None:
                     manager.note_written(entry.pointer, str(self.topic.topic), entry.rows)
@@ -240,7 +236,7 @@ class PayloadWriteBatch(WriteBatch):
             self.rows.conclude(entry)
 
     def place(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-        """Assign each entry a position after the payloads that its transaction has stored."""
+        """Assign each entry a position after the stored payloads of its transaction."""
         for entry in entries:
             ids = self.context.open_topics.payloads(self.topic, cast(int, entry.pointer))
             at = ids.first(self.now_ms)
@@ -251,9 +247,9 @@ class PayloadWriteBatch(WriteBatch):
 
 
 def announced_position(entry: PublishEntry, at: int) -> int:
-    """Return the position of payloads: ``at``, or for repeated payloads the announced position.
+    """Return the position of payloads: ``at``, or the announced position of a repeated request.
 
-    A late write of a former leader then writes the same rows again, and changes nothing.
+    A late write of a former leader then writes the same rows, and changes nothing.
     """
     admission = entry.admission
     return at if admission is None or admission.repeated is None else admission.repeated.request.first

@@ -1,8 +1,8 @@
-"""Group commit: all queued requests of a topic are written to the disk together, one batch at a time.
+"""Group commit: the queued requests of a topic are written together with one sync, one batch at a time.
 
-A synced write takes as long for one message as for a thousand, so the next batch gathers while the last one is written.
-Each batch reads the topic's metadata and the clock, writes, and then answers. Therefore a topic that was deleted in the
-meantime takes no more messages. A few threads serve all topics in turn, one batch each.
+A synced write takes as long for one message as for a thousand, so requests are queued while a batch is being written.
+Each batch reads the topic's metadata and the clock again, so a deleted topic rejects queued requests. A few threads
+serve all topics in turn, one batch each.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteB
 from tms_core.messaging.publish.workers import Answer
 from tms_core.topic import TopicId
 
-#: The size in bytes after which a batch takes no further request, to limit memory and waiting.
+#: The size of a batch in bytes after which no request is added, to limit memory and latency.
 BATCH_BYTES = 8 << 20
-#: The number of idle queues of messages that are kept.
+#: The number of idle message queues that are kept in memory.
 _RECENT = 64
 
 
@@ -44,7 +44,7 @@ class Queue:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether some requests have no outcome yet."""
+        """Return whether some requests have no outcome."""
         return self._busy
 
     def submit(self, entry: PublishEntry) -> Answer[RollbackRange | None]:
@@ -62,28 +62,29 @@ class Queue:
         return entry.answer
 
     def settle(self) -> None:
-        """Wait until all earlier requests are written, or have failed."""
+        """Wait until all earlier requests have their outcome."""
         with suppress(MessagingError):
-            # An entry without messages is never plain, so no stage writes it once it is dropped.
+            # An entry without messages is never plain, so all stages skip a dropped one.
             entry = PublishEntry(())
             entry.drop(None)
             self.submit(entry).result()
 
     def _run(self) -> None:
-        """Write and answer the next batch, and schedule this again for remaining requests."""
+        """Write and answer the next batch; schedule another run if requests remain."""
         entries, weight = self._take()
         try:
             batch = self._batch(self._context, self._context.topics.get(self.topic))
             batch.process(entries)
-            # Answer only after `process` has removed the notes about running writes. A client may end its transaction,
-            # or send the next request, at once; with a note, the one would be invalidated, the other rejected.
+            # Answer only after `process` has ended the reported writes. A client may immediately abort its transaction
+            # or send the next request; during a reported write, the manager would invalidate the transaction, and the
+            # request would be rejected.
             for entry in entries:
                 entry.answer.settle(entry.outcome)
-        except BaseException as error:  # noqa: BLE001 whatever it is, each client gets an answer
+        except BaseException as error:  # noqa: BLE001 each client gets an answer after any error
             _fail(entries, error)
         self._context.workers.done(len(entries), weight)
         with self._lock:
-            # Under the lock of `submit`: a request that sees the queue busy is always seen here.
+            # Under the lock of `submit`, so that this sees each request that found the queue busy.
             more = self._busy = bool(self._queue)
         if more:
             self._context.workers.run(self._run)
@@ -101,9 +102,9 @@ class Queue:
 
 
 class Queues:
-    """The queues of all topics: for each topic that is written to, one for messages and one for payloads.
+    """The queues of all topics: one for messages and one for payloads of each topic in use.
 
-    A queue lives while it has requests, or while it is one of the last few created, so that unused topics cost nothing.
+    A queue exists while it has requests, or while it is among the last created queues; unused topics need no memory.
     """
 
     def __init__(self, context: WriterContext) -> None:
@@ -136,7 +137,7 @@ class Queues:
             return queue
 
     def settle(self, topic: TopicId) -> None:
-        """Wait until earlier accepted requests of a topic are written, or failed."""
+        """Wait until all accepted requests of a topic have their outcome."""
         self.message(topic).settle()
         self.payload(topic).settle()
 
@@ -144,34 +145,34 @@ class Queues:
         """Return whether some selected topics have requests without an outcome.
 
         Args:
-            concerns: selects topics, by the start of their keys.
+            concerns: selects topics by their key prefix.
         """
         with self._lock:
             queues = [*self._messages.values(), *self._payloads.values()]
         return any(queue.is_busy and concerns(queue.topic.prefix) for queue in queues)
 
     def close(self) -> None:
-        """Forget the idle queues."""
+        """Drop the idle queues."""
         self._recent.clear()
         self._latest = None
 
 
 def _fail(entries: Sequence[PublishEntry], error: BaseException) -> None:
-    """Answer the entries of a failed batch: with its error, if they have no outcome yet."""
-    largest = max(map(_largest, entries))
+    """Answer the entries of a failed batch; entries without an outcome get the error of the batch."""
+    largest = max(map(_largest_bytes, entries))
     for entry in entries:
         if not entry.is_dropped:
-            others = isinstance(error, TooLarge) and _largest(entry) < largest
-            entry.drop(_try_again() if others else error)
+            is_small = isinstance(error, TooLarge) and _largest_bytes(entry) < largest
+            entry.drop(_batch_rejected() if is_small else error)
         if not entry.answer.done():
             entry.answer.settle(entry.outcome)
 
 
-def _largest(entry: PublishEntry) -> int:
+def _largest_bytes(entry: PublishEntry) -> int:
     return max(map(len, entry.messages), default=0)
 
 
-def _try_again() -> Unavailable:
+def _batch_rejected() -> Unavailable:
     return Unavailable(
-        "Nothing was written, because the store refused a larger message that was to be written at once.", "Try again."
+        "The messages were not written, because the store rejected a larger message in the same batch.", "Try again."
     )

@@ -10,12 +10,12 @@ from tms_core.rowkey import GENERATION_BYTES, generation_prefix
 from tms_core.tables.base import CELLS, MessageTable, pages
 from tms_core.topic import TopicMetadata
 
-#: Cells that one read returns.
+#: The maximum number of cells in one read.
 _CELLS = 1000
 
 
 def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> int:
-    """Invert a pointer in the rows between two positions, both included; leave rows with another pointer unchanged.
+    """Invert a pointer in the rows between two positions, inclusive; rows with other pointers stay unchanged.
 
     Returns:
         The number of inverted rows.
@@ -32,7 +32,7 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
 
 
 def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:
-    """Yield the key prefix of each old generation of a topic that still has rows, with one read for each.
+    """Yield the key prefix of each old generation of a topic that has rows, with one read per generation.
 
     Raises:
         StoreError: the store failed.
@@ -40,7 +40,7 @@ def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[b
     prefix = topic.topic.prefix
     start, stop = (generation_prefix(prefix, generation) for generation in (1, topic.generation))
     while start < stop and (key := table.first(start, stop)) is not None:
-        # An unrecognized key may end in the middle of that number.
+        # An unrecognized key may end inside the generation number.
         generation = int.from_bytes(key[len(prefix) : len(start)].ljust(GENERATION_BYTES, b"\0"), "big")
         yield generation_prefix(prefix, generation)
         start = generation_prefix(prefix, generation + 1)

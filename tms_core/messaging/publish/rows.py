@@ -1,4 +1,4 @@
-"""The rows of a batch in their table: of messages, or of stored payloads."""
+"""The rows of a batch in the message table or in the payload table."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TopicRows(ABC):
 
     @abstractmethod
     def write(self, entries: Sequence[PublishEntry]) -> None:
-        """Store the rows of entries; durable on return.
+        """Store the rows of entries. Durable on return.
 
-        After a failure, rows are rolled back as far as the store allows. Rows of a producer stay, because the producer
-        repeats its request: a late rollback could remove rows that another server has acknowledged since.
+        After a failure, rows of transactions are rolled back if the store allows. Rows of producers stay, because
+        producers repeat the request: a late rollback could remove rows that another server has acknowledged since.
 
         Raises:
             TooLarge: nothing was written.
@@ -38,16 +38,16 @@ class TopicRows(ABC):
         """
 
     @abstractmethod
-    def take_back(self, entries: Iterable[PublishEntry]) -> None:
-        """Hide rows from readers in transactions; ignore errors, because the transactions are invalidated then."""
+    def roll_back(self, entries: Iterable[PublishEntry]) -> None:
+        """Hide rows from readers in transactions; ignore errors, after which the client invalidates the transaction."""
 
     @abstractmethod
-    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
+    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps_part: bool) -> bool:
         """Return whether all rows of a repeated request exist.
 
         Args:
-            last: the request as it was announced.
-            keeps: whether to leave a part of the rows alone; otherwise no reader sees them any longer.
+            last: the announced request.
+            keeps_part: if only some rows exist, leave them unchanged; otherwise hide them from all readers.
 
         Raises:
             BadRequest: the repeated request has other contents.
@@ -56,7 +56,7 @@ class TopicRows(ABC):
 
     @abstractmethod
     def conclude(self, entry: PublishEntry) -> None:
-        """Note how an entry changes the visibility of its transaction's payloads, and set its outcome."""
+        """Record whether the transaction's stored payloads are visible after an entry, and set the entry's outcome."""
 
 
 class MessageRows(TopicRows):
@@ -76,10 +76,10 @@ class MessageRows(TopicRows):
         except TooLarge:
             raise
         except StoreError:
-            self.take_back([entry for entry in entries if entry.pointer is not None and entry.sent is None])
+            self.roll_back([entry for entry in entries if entry.pointer is not None and entry.sent is None])
             raise
 
-    def take_back(self, entries: Iterable[PublishEntry]) -> None:
+    def roll_back(self, entries: Iterable[PublishEntry]) -> None:
         cells = [
             TxCell(key, cast(int, entry.pointer), not entry.messages)
             for entry in entries
@@ -89,19 +89,19 @@ class MessageRows(TopicRows):
             with suppress(StoreError):
                 self._table.invert(cells)
 
-    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
+    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps_part: bool) -> bool:
         table, keys = self._table, _announced_keys(self.prefix, last)
         # Count only rows that readers see: KEYS omits hidden rows, CELLS includes them.
-        found, _, origin, *_ = _present(table, keys)
+        found, _, origin, *_ = _visible_keys(table, keys)
         if entry.pointer is None:
-            if 0 < len(found) < last.number and not keeps:
+            if 0 < len(found) < last.number and not keeps_part:
                 table.hide(keys)
                 table.delete(found, origin)
             return len(found) == last.number
         keys_present = frozenset(found)
         cells = read_all(table, CELLS, keys[0], keys[-1] + b"\0")
         own = [cell for cell in cells.items if cell.pointer == entry.pointer and cell.key in keys_present]
-        if 0 < len(own) < last.number and not keeps:
+        if 0 < len(own) < last.number and not keeps_part:
             table.hide(keys)
             table.invert(own, cells.origin)
         return len(own) == last.number
@@ -130,15 +130,15 @@ class PayloadRows(TopicRows):
         except TooLarge:
             raise
         except StoreError:
-            # Not for producers: a late delete would remove payloads that the producer has stored again since.
-            self.take_back([entry for entry in entries if entry.sent is None])
+            # Not for producers: a late deletion would remove payloads that the producer has stored again since.
+            self.roll_back([entry for entry in entries if entry.sent is None])
             raise
 
-    def take_back(self, entries: Iterable[PublishEntry]) -> None:
+    def roll_back(self, entries: Iterable[PublishEntry]) -> None:
         with suppress(StoreError):
             self._table.delete([key for entry in entries for key in self._keys(entry)])
 
-    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
+    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps_part: bool) -> bool:
         keys = _announced_keys(self._prefix(entry), last)
         payloads = dict(zip(keys, entry.messages, strict=True))
         page = read_all(self._table, PAYLOADS, keys[0], keys[-1] + b"\0")
@@ -147,7 +147,7 @@ class PayloadRows(TopicRows):
             sent = cast(Sent, entry.sent)
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
-                "Repeat a request unchanged, or give the new request the next number.",
+                "Repeat a request unchanged, or send a new request with the next number.",
             )
         return len(rows) == last.number
 
@@ -162,10 +162,10 @@ class PayloadRows(TopicRows):
 
 
 def _announced_keys(prefix: bytes, last: LastRequest) -> list[bytes]:
-    """Return the keys of the rows of a request as it was announced."""
+    """Return the row keys of an announced request."""
     return [prefix + tail(at) for at in range(last.first, last.first + last.number)]
 
 
-def _present(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
-    """Return the rows among consecutive keys that readers see."""
+def _visible_keys(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
+    """Return the keys of visible rows in a range of consecutive keys."""
     return read_all(table, KEYS, keys[0], keys[-1] + b"\0")

@@ -1,19 +1,18 @@
-"""The threads that write batches, and the number of accepted requests.
+"""The threads that write batches, and the count of accepted requests.
 
-The threads start once and take batches from one queue. A pool of ``concurrent.futures`` would make a future for each
-batch and take four locks, a fifth of the cost of publishing a message. An :class:`Answer` replaces its future for the
-same reason.
+The threads take batches from one queue. An executor of ``concurrent.futures`` would create a future for each batch and
+acquire four locks, a fifth of the cost of publishing a message. :class:`Answer` replaces its future for the same
+reason.
 
-For an event loop, threads cost too much. Handing a batch to a thread and back costs more than the rest of a small
-request, because each of the two threads wakes while the other one holds the interpreter. Therefore
-:class:`EventLoopWorkers` has two more ways:
+For an event loop, a thread costs more than the rest of a small request, because each of the two threads wakes up while
+the other thread holds the interpreter lock. Therefore :class:`EventLoopWorkers` works as follows:
 
-* All requests of one turn of the loop to one topic form one batch, which starts after the turn, before the loop waits.
-* The loop itself writes the batch to a quick local disk, if these are all the requests of the server, and small: only
-  their clients wait for the loop. After a write of more than :data:`QUICK_SECONDS`, threads write all batches until a
-  write is quick again. Therefore a slow disk blocks the loop once. LevelDB slows writers down by a millisecond before
-  it stops them.
-* Otherwise a thread writes the batch.
+* All requests of one iteration of the loop to one topic form one batch, which starts after the iteration.
+* The loop itself writes a small batch that has all running requests of the server, if the disk is local and fast. Only
+  the clients of that batch wait. After a write of more than :data:`QUICK_SECONDS`, threads write all batches until a
+  write is quick again, so a slow disk blocks the loop once. (LevelDB delays writers by a millisecond before it stops
+  them.)
+* A thread writes any other batch.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from typing import Generic, TypeVar
 from tms_core.errors import Unavailable
 from tms_core.logs.loggers import harmless
 
-#: The number of threads, and the most topics that are written at the same time.
+#: The number of threads, and the maximum number of topics that are written concurrently.
 THREADS = 4
 
-#: A function that writes and answers the queued requests of a topic. It never raises.
+#: A function that writes and answers queued requests of a topic. It never raises.
 Batch = Callable[[], None]
 R = TypeVar("R")
-#: The longest write that the loop may wait for, in seconds: the time of about a dozen requests.
+#: The maximum duration of a quick write in seconds: the time of about a dozen requests.
 QUICK_SECONDS = 0.001
-#: The largest weight of a request that the loop writes, in bytes.
+#: The maximum size of the requests that the loop itself writes, in bytes.
 SMALL_BYTES = 64 << 10
 
 
@@ -65,9 +64,9 @@ class Answer(Generic[R]):
             harmless(call)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Register a callback for the thread that settles this; call it at once if this is settled.
+        """Register a callback, which the settling thread calls; call it immediately if the answer is settled.
 
-        Its failure never reaches the caller, in either case.
+        Errors of the callback are logged, and never raised.
         """
         with self._lock:
             if not self._done:
@@ -106,7 +105,7 @@ class PublishWorkers:
         self._lock = Lock()
         self._answered = Condition(self._lock)
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
-        # Daemons, because a process that exits without close() loses nothing: no caller has an outcome yet.
+        # Daemon threads: a process that exits without close() loses only requests without an outcome.
         self._threads = [Thread(target=self._serve, name=f"publish_{number}", daemon=True) for number in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -118,14 +117,14 @@ class PublishWorkers:
 
     @property
     def bytes(self) -> int:
-        """Return the weight of these requests in bytes."""
+        """Return the weight of accepted requests without an outcome, in bytes."""
         return self._bytes
 
     def accept(self, size: int) -> None:
-        """Count one more request.
+        """Count an accepted request.
 
         Args:
-            size: its weight in bytes.
+            size: the weight of the request in bytes.
 
         Raises:
             Unavailable: the service is closed.
@@ -137,7 +136,7 @@ class PublishWorkers:
             self._bytes += size
 
     def done(self, requests: int, size: int) -> None:
-        """Note the outcomes of so many requests, with so many bytes."""
+        """Subtract requests that have their outcome, and their weight in bytes."""
         with self._lock:
             self._requests -= requests
             self._bytes -= size
@@ -170,21 +169,22 @@ class EventLoopWorkers(PublishWorkers):
         threads: the number of threads.
 
     Attributes:
-        alone: called in the loop; returns whether the server has no requests except so many. None: the loop never
-            writes. The server sets it if the store is on this machine.
+        alone: a function that returns whether the server has no other requests than the given number; called in the
+            loop. None: the loop never writes. The server sets it if the store is on this machine.
         quick: whether the last write was quick.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
         self.alone: Callable[[int], bool] | None = None
         self.quick = True
+        #: The batches of the current iteration of the loop.
         self._turn_batches: list[Batch] = []
-        #: Whether no other request was under way when the first of these batches was queued.
+        #: Whether no other request was running when the first of these batches was queued.
         self._was_idle = False
         super().__init__(threads)
 
     def run(self, batch: Batch) -> None:
-        """Write a batch: after the loop's turn, or by a thread if the caller runs no loop."""
+        """Schedule a batch: after this iteration of the loop, or in a thread if the caller runs no loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -204,7 +204,7 @@ class EventLoopWorkers(PublishWorkers):
             super().run(partial(self._write, batch))
 
     def _loop_writes(self) -> bool:
-        """Return whether the loop may write: it blocks only the requests to write, and only for a short time."""
+        """Return whether the loop may write itself: no other request would wait, and the disk is fast."""
         return self.quick and self._bytes <= SMALL_BYTES and self.alone is not None and self.alone(self._requests)
 
     def _write(self, batch: Batch) -> None:

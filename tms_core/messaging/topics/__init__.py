@@ -1,3 +1,3 @@
-"""Topics in the metadata table, and the partitions and routes that a topic may have."""
+"""Topics in the metadata table, and the rules of partitions and routes."""
 
 from __future__ import annotations

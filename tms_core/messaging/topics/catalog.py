@@ -1,13 +1,13 @@
-"""Topics in the metadata table: their creation, change and deletion.
+"""Create, change and delete topics in the metadata table.
 
-A row is never removed: a deletion negates its generation, and a new creation uses the next higher generation. Every
-change compares the row with the bytes that were read, so rows that Gson would have encoded differently can be changed,
-too. CDAP compares with its own encoding, and then retries forever. A topic that is created again has the new
+A row is never removed: a deletion negates the generation, and the next creation uses the next higher generation. Every
+change is a compare-and-set with the bytes that were read, so rows can be changed that Gson would encode differently.
+CDAP compares with its own encoding, and retries such a change forever. A topic that is created again has only the new
 properties on every store; CDAP keeps the old properties in HBase.
 
-Each batch of messages and each fetch reads the row, and only its parsed form is cached. Therefore a topic that another
-process deleted disappears at once. LevelDB has one process, so there a row is read again only after a change of the
-table (:attr:`~tms_core.tables.base.MetadataReads.version`).
+Each batch of messages and each fetch reads the row; only the parsed form is cached. Therefore a deletion by another
+process takes effect immediately. LevelDB has a single process, which reads a row again only after a change of the table
+(:attr:`~tms_core.tables.base.MetadataReads.version`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tms_core.topic import (
     remembered,
 )
 
-#: The most attempts of a change while other processes change the topic.
-_ATTEMPTS = 20
-#: The largest encoded size of a topic's properties in bytes; each use of the topic reads them.
+#: The maximum number of attempts of a change while other processes change the topic.
+_MAX_ATTEMPTS = 20
+#: The maximum size of a topic's encoded properties in bytes; each use of the topic reads them.
 PROPERTIES_BYTES = 64 << 10
-#: The most counted messages, and the keys of a page: about a second's work.
-_MOST_COUNTED, _COUNTED_PAGE = 100_000, 4000
+#: The maximum number of counted messages, which takes about a second, and the number of keys in a page.
+_MAX_COUNTED, _COUNTED_PAGE = 100_000, 4000
 _GENERATION, _TTL = "generation", "ttl"
 #: The property that requires or forbids transactions, and its values.
 TRANSACTIONS = "transactions"
@@ -51,7 +51,7 @@ REQUIRED, FORBIDDEN, OPTIONAL = "required", "forbidden", "optional"
 
 
 class _MetadataRow(NamedTuple):
-    """A metadata row and its contents; both None if the row does not exist."""
+    """A metadata row as stored and parsed; both None if the row does not exist."""
 
     raw: bytes | None
     topic: TopicMetadata | None
@@ -61,11 +61,11 @@ class TopicRegistry:
     """The topics of one store; threads may share it.
 
     Args:
-        default_ttl_seconds: the TTL of a topic without the property.
-        changed: called with a topic that another process has changed since the last read here.
+        default_ttl_seconds: the TTL of a topic without the property ``ttl``.
+        changed: called with a topic that another process has changed since its last read.
 
     Attributes:
-        changes: the number of changes that this registry has made or seen.
+        changes: the number of changes that this registry has made or observed.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class TopicRegistry:
         self._changed = changed
         self._defaults = {_TTL: str(default_ttl_seconds)}
         self._parsed: dict[TopicId, tuple[bytes, TopicMetadata]] = {}
-        #: Topics that exist, each with the version of the table before its row was read.
+        #: Existing topics, each with the version of the table before its row was read.
         self._current: dict[TopicId, tuple[int, TopicMetadata]] = {}
         self.changes = 0
 
     def get(self, topic: TopicId) -> TopicMetadata:
-        """Return a topic that is not deleted.
+        """Return the metadata of an existing topic.
 
         Raises:
             TopicNotFound: the topic does not exist, or was deleted.
             BadRequest: the name is invalid.
             MetadataError: its row is damaged.
         """
-        # The version first: after a change in between, the row is read again.
+        # Read the version before the row: after a change in between, the next call reads the row again.
         version, current = self._table.version, self._current.get(topic)
         if current is not None and current[0] == version:
             return current[1]
@@ -107,10 +107,10 @@ class TopicRegistry:
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:
-        """Return a topic that has messages of its own.
+        """Return the metadata of a topic that stores messages itself.
 
         Raises:
-            PartitionsChanged: its messages are in its partitions.
+            PartitionsChanged: only partitions or routes of the topic store messages.
             BadRequest, TopicNotFound, MetadataError: as :meth:`get`.
         """
         found = self.get(topic)
@@ -118,12 +118,13 @@ class TopicRegistry:
         if layout is not None and not layout.has_own:
             first, *_ = layout.parts
             raise PartitionsChanged(
-                f"Topic {topic} has its messages in {first} and others.", "Use one of these topics."
+                f"Topic {topic} stores its messages in {first} and other topics.",
+                f"Use one of its partitions: tms topic show {topic}",
             )
         return found
 
     def create(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
-        """Create a topic, also after a deletion (``HBaseMetadataTable.createTopic``), and return it.
+        """Create a topic, which may have been deleted before (``HBaseMetadataTable.createTopic``), and return it.
 
         Raises:
             BadRequest: the name or a property is invalid, or the properties are too large.
@@ -133,7 +134,7 @@ class TopicRegistry:
         """
         values = self._with_defaults(properties)
         check_length(topic)
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             row = self._row(topic)
             if row.topic is not None and not row.topic.deleted:
                 raise TopicExists(
@@ -142,7 +143,7 @@ class TopicRegistry:
                 )
             generation = 1 - row.topic.generation if row.topic else 1
             if generation > INT_MAX:
-                raise BadRequest(f"Topic {topic} was created too often.", "Choose another name.")
+                raise BadRequest(f"Topic {topic} has reached the highest generation.", "Choose another name.")
             if made := self._write(topic, row, values, generation):
                 return made
         raise _contention_error(topic)
@@ -151,7 +152,7 @@ class TopicRegistry:
         """Replace all properties except the generation; an omitted property returns to its default.
 
         Args:
-            expected: the topic as it was read; the change fails if it has other properties now. None: do not compare.
+            expected: the expected metadata; the change fails if the topic has other properties. None: do not compare.
 
         Raises:
             BadRequest: the name or a property is invalid, or the properties are too large.
@@ -160,8 +161,8 @@ class TopicRegistry:
             Unavailable: other processes keep changing it.
         """
         values = self._with_defaults(properties)
-        for _ in range(_ATTEMPTS):
-            row, known = self._living(topic)
+        for _ in range(_MAX_ATTEMPTS):
+            row, known = self._existing(topic)
             if expected is not None and dict(known.properties) != dict(expected.properties):
                 raise _contention_error(topic)
             if self._write(topic, row, values, known.generation):
@@ -169,13 +170,13 @@ class TopicRegistry:
         raise _contention_error(topic)
 
     def delete(self, topic: TopicId) -> None:
-        """Delete a topic: negate its generation; the row and all other properties stay.
+        """Delete a topic by negating its generation; the row and all other properties stay.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
         """
-        for _ in range(_ATTEMPTS):
-            row, known = self._living(topic)
+        for _ in range(_MAX_ATTEMPTS):
+            row, known = self._existing(topic)
             if self._write(topic, row, known.properties, -known.generation):
                 return
         raise _contention_error(topic)
@@ -189,21 +190,21 @@ class TopicRegistry:
         self._with_defaults(properties)
 
     def all(self, namespace: str | None = None) -> list[TopicId]:
-        """Return the topics of a namespace, or of all, in key order, without deleted topics and damaged rows."""
+        """Return the existing topics of one or all namespaces in key order; skip damaged rows."""
         found = []
         for key, raw in self._table.rows():
             topic = TopicId.from_prefix(key)
             if topic is None or namespace not in (None, topic.namespace):
                 continue
             try:
-                lives = not self._parse(topic, raw).deleted
+                exists = not self._parse(topic, raw).deleted
             except MetadataError:
                 continue
-            if lives:
+            if exists:
                 found.append(topic)
         return found
 
-    def _living(self, topic: TopicId) -> tuple[_MetadataRow, TopicMetadata]:
+    def _existing(self, topic: TopicId) -> tuple[_MetadataRow, TopicMetadata]:
         row = self._row(topic)
         if row.topic is None or row.topic.deleted:
             raise no_topic(topic)
@@ -222,44 +223,44 @@ class TopicRegistry:
         return parsed
 
     def _with_defaults(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Return properties with defaults; a generation is checked and ignored, as in ``CoreMessagingService``."""
+        """Check properties, and add defaults; a generation is checked and ignored, as in ``CoreMessagingService``."""
         values = self._defaults | dict(properties)
         ttl = parse_java_int(values[_TTL])
         if ttl is None or ttl <= 0:
             raise BadRequest(
-                f"A ttl of {quoted(values[_TTL])} is not possible.", f"Give whole seconds from 1 to {INT_MAX}."
+                f"A ttl of {quoted(values[_TTL])} is not possible.", f"Use whole seconds from 1 to {INT_MAX}."
             )
         if _GENERATION in values and parse_java_int(values[_GENERATION]) in (None, 0, INT_MIN):
             raise BadRequest(
-                f"{quoted(values[_GENERATION])} is not a generation.", "Leave it out: the store counts them."
+                f"{quoted(values[_GENERATION])} is not a generation.", "Omit the property; the store assigns it."
             )
         if values.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):
             raise BadRequest(
-                f"transactions: {quoted(values[TRANSACTIONS])} is not one of its values.",
-                "Write required, forbidden or optional.",
+                f"The property transactions cannot have the value {quoted(values[TRANSACTIONS])}.",
+                "Use required, forbidden or optional.",
             )
         if values.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
             raise BadRequest(
-                f"retention: {quoted(values[RETENTION])} is not one of its values.", "Write consumed or ttl."
+                f"The property retention cannot have the value {quoted(values[RETENTION])}.", "Use consumed or ttl."
             )
         if values.get(HOLD, TRANSACTION) != TRANSACTION:
             raise BadRequest(
-                f"hold: {quoted(values[HOLD])} is not one of its values.", "Write transaction, or leave it out."
+                f"The property hold cannot have the value {quoted(values[HOLD])}.", "Use transaction, or omit it."
             )
         if len({name.encode("utf-8", "replace") for name in values}) < len(values):
-            raise BadRequest("Two properties have the same name once halves of surrogate pairs are written as '?'.")
+            raise BadRequest("The names of two properties are equal after unpaired surrogates are replaced by '?'.")
         size = len(encode_properties(values))
         if size > PROPERTIES_BYTES:
             raise BadRequest(
-                f"The properties have {size} bytes, where {PROPERTIES_BYTES} are the most.",
-                "Store large values elsewhere, and their names here.",
+                f"The properties have {size} bytes; the maximum is {PROPERTIES_BYTES}.",
+                "Store large values elsewhere, and references to them in the properties.",
             )
         return values
 
     def _write(
         self, topic: TopicId, row: _MetadataRow, properties: Mapping[str, str], generation: int
     ) -> TopicMetadata | None:
-        """Write the row if it is unchanged, and return the topic; None: another process has changed the row."""
+        """Write the row by compare-and-set, and return the topic; None: another process has changed the row."""
         value = encode_properties({**properties, _GENERATION: str(generation)})
         if not self._table.compare_and_set(topic.prefix, row.raw, value):
             return None
@@ -268,7 +269,7 @@ class TopicRegistry:
 
 
 def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: int, now_ms: int) -> Ages:
-    """Count the messages of a topic, and those that a shorter TTL would hide, by keys alone.
+    """Count the messages of a topic, and the messages that a shorter TTL would hide; read only keys.
 
     Raises:
         StoreError: the table could not be read.
@@ -276,7 +277,7 @@ def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: in
     generation = topic.rows_prefix
     resume: bytes | None = _from(topic, Cutoff.at(now_ms, topic.ttl_seconds))
     newer, messages, older = _from(topic, Cutoff.at(now_ms, older_than_seconds)), 0, 0
-    while resume is not None and messages < _MOST_COUNTED:
+    while resume is not None and messages < _MAX_COUNTED:
         page = table.read(KEYS, resume, generation + NEGATIVE, _COUNTED_PAGE)
         messages += len(page.items)
         older += bisect_left(page.items, newer)
@@ -312,9 +313,9 @@ def check_length(topic: TopicId) -> None:
     for kind, name in (("namespace", topic.namespace), ("topic", topic.topic)):
         if len(name) > NAME_BYTES:
             raise BadRequest(
-                f"The {kind}'s name has {len(name)} bytes, where {NAME_BYTES} are the most.", "Shorten it."
+                f"The {kind}'s name has {len(name)} bytes; the maximum is {NAME_BYTES}.", "Use a shorter name."
             )
 
 
 def _contention_error(topic: TopicId) -> Unavailable:
-    return Unavailable(f"Topic {topic} kept changing during the request.", "Try again.")
+    return Unavailable(f"Other processes changed topic {topic} during the request.", "Try again.")

@@ -1,13 +1,13 @@
-"""Partitions and routes of a topic: the topics that have its messages. Rules only, without I/O.
+"""The rules of partitions and routes, without I/O.
 
-A topic with the property ``partitions: "8"`` has its messages in eight ordinary topics, ``orders-0`` to ``orders-7``: a
-*family*. The partition of a message is crc32 of its key, modulo their number. A new number makes a new family
-(``orders-f2-0`` …), because other keys share its partitions. The previous family is *sealed*: it takes no more
-messages, and a group in order reads it completely first. A topic that had messages before it had partitions is family
-number 0 itself.
+A topic with the property ``partitions: "8"`` stores its messages in eight ordinary topics, ``orders-0`` to
+``orders-7``: a *family*. The partition of a message is the crc32 of its key modulo the number of partitions. A new
+number creates a new family (``orders-f2-0`` …), because it distributes keys differently. The previous family is
+*sealed*: it accepts no more messages, and an ordered group drains it first. If a topic had messages before it got
+partitions, the topic itself is family 0.
 
-A topic with the property ``routes: {"users": 2, "pages": 3}`` has a copy of each message in ``orders-users`` and
-``orders-pages``. Routes are topics with partitions, and each route has its own keys.
+A topic with the property ``routes: {"users": 2, "pages": 3}`` stores a copy of each message in ``orders-users`` and
+``orders-pages``. Routes are topics with partitions, and each route distributes messages by another key.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from zlib import crc32
 from tms_core.errors import BadRequest, MetadataError, quoted
 from tms_core.topic import TopicId
 
-#: Properties that clients set: a number of partitions, or a JSON object of routes and their numbers of partitions.
+#: Properties that clients set: the number of partitions, or a JSON object with the number of partitions of each route.
 PARTITIONS, ROUTES = "partitions", "routes"
-#: Properties that the server sets: the families of a topic, oldest first; in a part, the whole topic, and the time of
-#: its seal.
+#: Properties that the server sets: the families of a topic, oldest first; for a part, its topic, and the time of its
+#: seal.
 FAMILIES, PART_OF, SEALED = "families", "part_of", "sealed"
-_OWN = (FAMILIES, PART_OF, SEALED)
+_SERVER_PROPERTIES = (FAMILIES, PART_OF, SEALED)
 
-MOST_PARTITIONS = 1000
-MOST_ROUTES = 16
-#: The most families of a topic: this limits changes of the number of partitions while their messages live.
-MOST_FAMILIES = 16
+MAX_PARTITIONS = 1000
+MAX_ROUTES = 16
+#: The maximum number of families with messages, which limits how often the number of partitions can be changed.
+MAX_FAMILIES = 16
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _ROUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-#: Reserved names that a route must not have: names of families, and of the dead letter topic.
-_TAKEN = re.compile(r"f[0-9]+|dead")
+#: Reserved names: suffixes of families and of the dead letter topic.
+_RESERVED = re.compile(r"f[0-9]+|dead")
 _FAMILY = re.compile(r"(\d+):(\d+)(?::(\d+))?")
 
 
 class Family(NamedTuple):
-    """A family: partitions with one distribution of keys.
+    """A family: partitions with the same distribution of keys.
 
     Attributes:
-        number: the number of the family, from 1; 0: the topic itself, before it had partitions.
-        sealed_ms: the time of its seal in milliseconds; None: it takes messages.
+        number: the number of the family, from 1; 0: the topic itself, before it got partitions.
+        sealed_ms: the time of the seal in milliseconds; None: the family accepts messages.
     """
 
     number: int
@@ -54,11 +54,11 @@ class Family(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The topics that have the messages of a topic.
+    """The topics that store the messages of a topic.
 
     Attributes:
-        families: its families, oldest first; empty if it has routes.
-        routes: the names of its routes.
+        families: the families, oldest first; empty for a topic with routes.
+        routes: the names of the routes.
     """
 
     topic: TopicId
@@ -67,12 +67,12 @@ class Layout(NamedTuple):
 
     @property
     def has_own(self) -> bool:
-        """Return whether some messages are in the topic itself, because it had messages before it had partitions."""
+        """Return whether the topic itself stores messages from before it got partitions."""
         return any(not family.number for family in self.families)
 
     @property
     def is_changing(self) -> bool:
-        """Return whether a family has to be sealed."""
+        """Return whether a change is incomplete: an older family is not sealed."""
         return any(family.sealed_ms is None for family in self.families[:-1])
 
     def members(self, family: Family) -> list[TopicId]:
@@ -88,12 +88,12 @@ class Layout(NamedTuple):
 
     @property
     def parts(self) -> list[TopicId]:
-        """Return all topics that are created, changed and deleted with it."""
+        """Return the topics of all partitions or routes."""
         members = [member for family in self.families for member in self.members(family)]
         return [self.route(name) for name in self.routes] + [one for one in members if one != self.topic]
 
     def before(self, part: TopicId) -> list[TopicId]:
-        """Return the partitions that a group in order reads completely before a part."""
+        """Return the partitions that an ordered group must drain before a part."""
         found: list[TopicId] = []
         for family in self.families:
             members = self.members(family)
@@ -106,19 +106,19 @@ class Layout(NamedTuple):
         """Return the topic that a message is published to.
 
         Args:
-            number: the result of :func:`number_of` for its key, or any number.
+            number: the hash of the key (:func:`hash_key`), or any number.
         """
-        takes = next((family for family in self.families if family.sealed_ms is None), self.families[-1])
-        return self.members(takes)[number % takes.partitions]
+        target = next((family for family in self.families if family.sealed_ms is None), self.families[-1])
+        return self.members(target)[number % target.partitions]
 
 
 class PartitionRequest(NamedTuple):
     """The partitions and routes in the properties of a topic.
 
     Attributes:
-        partitions: their number; None: the property is missing.
+        partitions: the number of partitions; None: the property is missing.
         routes: the number of partitions of each route; None: the property is missing.
-        others: all other properties, without those that only the server sets.
+        others: all other properties except the properties that only the server sets.
     """
 
     partitions: int | None
@@ -126,8 +126,8 @@ class PartitionRequest(NamedTuple):
     others: dict[str, str]
 
 
-def number_of(key: bytes | str) -> int:
-    """Return the number that determines the partition of a key."""
+def hash_key(key: bytes | str) -> int:
+    """Return the hash that determines the partition of a key."""
     return crc32(key.encode() if isinstance(key, str) else key)
 
 
@@ -137,10 +137,14 @@ def parse_request(properties: Mapping[str, str]) -> PartitionRequest:
     Raises:
         BadRequest: a number or a route is invalid, or the request has both.
     """
-    others = {name: value for name, value in properties.items() if name not in (PARTITIONS, ROUTES, *_OWN)}
+    others = {
+        name: value for name, value in properties.items() if name not in (PARTITIONS, ROUTES, *_SERVER_PROPERTIES)
+    }
     partitions, routes = properties.get(PARTITIONS), properties.get(ROUTES)
     if partitions is not None and routes is not None:
-        raise BadRequest("A topic has partitions or routes.", "Give one of them: each route has its own partitions.")
+        raise BadRequest(
+            "A topic cannot have both partitions and routes.", "Set the number of partitions of each route in routes."
+        )
     return PartitionRequest(
         None if partitions is None else _number(partitions), None if routes is None else _routes(routes), others
     )
@@ -166,7 +170,7 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
     return Layout(topic, tuple(families))
 
 
-def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, str]:
+def layout_properties(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, str]:
     """Return the properties that describe a layout."""
     if routes:
         return {ROUTES: json.dumps(routes, separators=(",", ":")), FAMILIES: ROUTES}
@@ -178,27 +182,30 @@ def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, 
 
 
 def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
-    """Return the routes of a topic and their numbers of partitions; empty for a topic without routes."""
+    """Return the number of partitions of each route of a topic; empty for a topic without routes."""
     return _routes(properties[ROUTES]) if properties.get(FAMILIES) == ROUTES else {}
 
 
 def _routes(text: str) -> dict[str, int]:
-    example = 'Write for example {"users": 2, "pages": 3}.'
+    example = 'Use an object such as {"users": 2, "pages": 3}.'
     try:
         routes = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"routes: {_quote(text)} is not JSON.", example) from error
-    if not isinstance(routes, dict) or not 0 < len(routes) <= MOST_ROUTES:
-        raise BadRequest(f"routes: {_quote(text)} is not an object of 1 to {MOST_ROUTES} routes.", example)
+    if not isinstance(routes, dict) or not 0 < len(routes) <= MAX_ROUTES:
+        raise BadRequest(f"routes: {_quote(text)} is not an object of 1 to {MAX_ROUTES} routes.", example)
     for name in routes:
-        if not _ROUTE.fullmatch(name) or _TAKEN.fullmatch(name):
-            raise BadRequest(f"routes: {_quote(name)} cannot be a route.", "Use letters, digits and '_'; not 'dead'.")
+        if not _ROUTE.fullmatch(name) or _RESERVED.fullmatch(name):
+            raise BadRequest(
+                f"routes: {_quote(name)} cannot be a route.",
+                "Use a letter, and then letters, digits and '_'. The names 'dead', 'f1', 'f2' and so on are reserved.",
+            )
     return {name: _number(str(number)) for name, number in routes.items()}
 
 
 def _number(text: str) -> int:
-    if not _NUMBER.fullmatch(text) or int(text) > MOST_PARTITIONS:
-        raise BadRequest(f"{_quote(text)} is not a number of partitions.", f"Give 1 to {MOST_PARTITIONS}.")
+    if not _NUMBER.fullmatch(text) or int(text) > MAX_PARTITIONS:
+        raise BadRequest(f"{_quote(text)} is not a number of partitions.", f"Use 1 to {MAX_PARTITIONS}.")
     return int(text)
 
 

@@ -205,7 +205,7 @@ class _Polling:
         self._share.close()
         came = asyncio.get_running_loop().create_future()
         wake = waking(came)
-        with fetch.waking(wake), context.waiting.waiting(wake, principal):
+        with fetch.on_messages(wake), context.waiting.waiting(wake, principal):
             if not fetch.has_more and not context.waiting.closed:
                 await asyncio.wait(
                     {came, disconnect}, timeout=min(seconds, _LOOK_SECONDS), return_when=asyncio.FIRST_COMPLETED
