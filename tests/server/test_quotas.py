@@ -6,19 +6,21 @@ import gzip
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from tests.builders import NOW_MS
 from tests.server.client import JSON, Answer, Client
-from tests.server.conftest import serving
+from tests.server.conftest import Serving, serving
 from tests.server.identities import gate_of
+from tests.support import PATIENCE_SECONDS
 from tms_core.client.protocol import calls
 from tms_core.clock import ManualClock
 from tms_core.errors import QuotaExceeded
-from tms_core.server.auth.gate import Gate
 from tms_core.server.auth.quotas import MOST_REMEMBERED, Quotas
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.settings.models import AuthQuota
@@ -26,6 +28,8 @@ from tms_core.topic import TopicId
 from tms_core.web.failed_attempts import FREE_ATTEMPTS
 
 TOPICS = "/v1/namespaces/default/topics"
+#: More calls than the server has threads.
+SLOW_CALLS = 12
 
 
 def quota(principal: str, **limits: int) -> AuthQuota:
@@ -77,10 +81,10 @@ def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> No
 
 
 class Tenants:
-    def __init__(self, client: Client, tokens: dict[str, str], gate: Gate) -> None:
+    def __init__(self, client: Client, tokens: dict[str, str], server: Serving) -> None:
         self.client = client
         self.tokens = tokens
-        self.gate = gate
+        self.server = server
 
     def ask(self, who: str, method: str, path: str, body: object = None, **headers: str) -> Answer:
         data = b"{}" if body is None else json.dumps(body).encode()
@@ -102,7 +106,7 @@ def tenants(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) 
     gate = gate_of(clock, patient=False, kind="tokens", tokens_file=file, rules=rules, quotas=quotas)
     with serving(gate=gate) as server, Client(server.port) as client:
         server.service.create_topic(TopicId("default", "t"))
-        yield Tenants(client, tokens, gate)
+        yield Tenants(client, tokens, server)
 
 
 def test_tenant_cannot_touch_the_consumers_and_producers_of_another(tenants: Tenants) -> None:
@@ -173,6 +177,37 @@ def test_topics_made_at_the_same_time_stay_within_the_quota(tenants: Tenants) ->
         statuses = list(threads.map(make, range(24)))
     assert sorted(statuses) == [200] * 2 + [429] * 22
     assert len(tenants.ask("ada", "GET", "").json) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("topic", "/{}"), ("topics", ""), ("count_ages", "/{}/ages?olderThanSeconds=1")],
+)
+def test_slow_calls_of_one_principal_do_not_delay_another(
+    tenants: Tenants, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    service, sent, released = tenants.server.service, Event(), Event()
+    service.create_topic(TopicId("default", "u"))
+    call = getattr(service, method)
+
+    def slow(*arguments: Any) -> Any:
+        if not sent.is_set():
+            assert released.wait(PATIENCE_SECONDS)
+        return call(*arguments)
+
+    monkeypatch.setattr(service, method, slow)
+    token = f"Bearer {tenants.tokens['ada']}"
+    with ExitStack() as stack:
+        stack.callback(released.set)
+        waiting = [stack.enter_context(Client(tenants.server.port)) for _ in range(SLOW_CALLS)]
+        for client in waiting:
+            client.send("GET", f"{TOPICS}{path.format('t')}", authorization=token)
+        # The server has read the requests before it answers this one.
+        assert tenants.client.ask("GET", "/ping").status == 200
+        sent.set()
+        assert tenants.ask("ben", "GET", path.format("u")).status == 200
+        released.set()
+        assert [client.answer().status for client in waiting] == [200] * SLOW_CALLS
 
 
 def test_failed_attempts_wait_and_good_tokens_do_not(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
 from tms_core.server.rest.app import make_app
-from tms_core.server.rest.context import PollLimit, ServerContext, Waiting
+from tms_core.server.rest.context import PollLimit, ServerContext, Turns, Waiting
 from tms_core.server.rest.known_publish import KNOWN_HEADS
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
@@ -267,7 +267,8 @@ def _listen(
     stack: ExitStack,
 ) -> Listener:
     server, manager = settings.server, transactions.manager
-    poll_threads = ThreadPoolExecutor(_POLL_THREADS[settings.storage.kind], thread_name_prefix="poll")
+    most_polls = _POLL_THREADS[settings.storage.kind]
+    poll_threads = ThreadPoolExecutor(most_polls, thread_name_prefix="poll")
     metrics = ServerMetrics(registry, service)
     context = ServerContext(
         service,
@@ -279,6 +280,8 @@ def _listen(
         memory=Memory(server.memory << 20),
         poll_limit=PollLimit(server.poll_limit.messages, server.poll_limit.bytes),
         waiting=waiting,
+        turns=Turns(_THREADS // 2),
+        poll_turns=Turns(most_polls // 2),
         transaction_ids=server.max_transaction_ids,
         present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
         hold_seconds=lambda: next((one.hold_seconds for one in started.values() if one.hold_seconds is not None), None),

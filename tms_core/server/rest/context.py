@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -139,6 +140,31 @@ class Waiting:
             wake()
 
 
+class Turns:
+    """The turns of principals in a pool of threads.
+
+    Calls of other principals must not wait until all slow calls of one principal are done. Therefore its further calls
+    wait outside the pool, in the order of their arrival. For one event loop.
+
+    Args:
+        most_each: the most threads that one principal uses at a time; None: unlimited.
+    """
+
+    def __init__(self, most_each: int | None = None) -> None:
+        self._most_each = most_each
+        self._each: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def of(self, principal: str | None) -> AbstractAsyncContextManager[None]:
+        """Return a context that waits for a turn of a principal, and holds it while the block runs.
+
+        Args:
+            principal: the principal of the request; None: authentication is off, and there is no limit.
+        """
+        if principal is None or self._most_each is None:
+            return nullcontext()
+        return self._each.setdefault(principal, asyncio.Semaphore(self._most_each))
+
+
 def waking(came: asyncio.Future[None]) -> Callable[[], None]:
     """Return a function that wakes a waiter of a future of the running loop; any thread may call it, and more than
     once.
@@ -160,6 +186,7 @@ class ServerContext:
         max_request_bytes: the largest body, before and after decompression.
         gate: the access control; None: no restrictions.
         poll_threads: the threads in which polls read the store, so that other requests do not wait; None: ``threads``.
+        turns, poll_turns: the turns of principals in ``threads`` and in ``poll_threads``.
         transaction_ids: the most ids in the transaction of a poll (``server.max_transaction_ids``).
         present_ids: the number of ids in a present transaction of this process's manager; a poll may have a tenth more,
             whatever the setting is.
@@ -175,6 +202,8 @@ class ServerContext:
     memory: Memory = field(default_factory=Memory)
     poll_limit: PollLimit = field(default_factory=PollLimit)
     waiting: Waiting = field(default_factory=Waiting)
+    turns: Turns = field(default_factory=Turns)
+    poll_turns: Turns = field(default_factory=Turns)
     sizes: Sizes = field(default_factory=Sizes)
     transaction_ids: int = 100_000
     present_ids: Callable[[], int] = lambda: 0
@@ -230,15 +259,16 @@ class ServerContext:
             held = share.size
             await share.take(unpacked_bytes(len(body), limit))
             async with self._decoding:
-                packed, body = len(body), await self.in_thread(unpacked, body, limit)
+                packed, body = len(body), await _called(self.threads, partial(unpacked, body, limit))
             spend(scope, len(body) - packed)
             share.shrink(held + len(body))
         if len(body) > FREE_BYTES:
             await share.take(cost(body))
         if len(body) < _LARGE_BYTES:
             return decode(body)
+        # Without a turn of the principal: all principals wait for the one large body that is decoded.
         async with self._decoding:
-            return await self.in_thread(decode, body)
+            return await _called(self.threads, partial(decode, body))
 
     async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
         """Return a small body as values."""
@@ -255,14 +285,15 @@ class ServerContext:
         by_setting = min(_POLL_BYTES + _ID_BYTES * self.transaction_ids, self.max_request_bytes)
         return BodyLimit(max(by_list, by_setting), "server.max_transaction_ids")
 
-    def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    async def in_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that may wait."""
-        return asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+        async with self.turns.of(scope.get("principal")):
+            return await _called(self.threads, partial(function, *args, **kwargs))
 
-    def in_poll_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    async def in_poll_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that reads messages."""
-        threads = self.poll_threads or self.threads
-        return asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
+        async with self.poll_turns.of(scope.get("principal")):
+            return await _called(self.poll_threads or self.threads, partial(function, *args, **kwargs))
 
 
 class ContextRoute:
@@ -318,6 +349,10 @@ async def outcome(answer: Answer[T]) -> T:
         when_done(answer, partial(_settle, done))
         await done
     return answer.result()
+
+
+def _called(threads: Executor, call: Callable[[], T]) -> asyncio.Future[T]:
+    return asyncio.get_running_loop().run_in_executor(threads, call)
 
 
 def when_done(answer: Answer[T], call: Callable[[], object]) -> None:

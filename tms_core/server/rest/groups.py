@@ -52,7 +52,7 @@ class PollGroup(ContextRoute):
             known = context.sizes.of(topic)
             largest = context.max_request_bytes if known is None else known
             await share.take(_COPIES * (request.limit_bytes + largest))
-            batch = await context.in_poll_thread(context.service.groups.poll, topic, name, request)
+            batch = await context.in_poll_thread(scope, context.service.groups.poll, topic, name, request)
             body = b"".join(codec.write_messages([batch.messages] if batch.messages else []))
             harmless(context.metrics.fetched, topic, len(batch.messages))
             if batch.deliveries > 1:
@@ -94,7 +94,9 @@ class RollBackGroup(ContextRoute):
             pointer, after = await context.read(
                 scope, headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK
             )
-        await context.in_thread(context.service.groups.roll_back, topic, name, pointer, after, scope.get("principal"))
+        await context.in_thread(
+            scope, context.service.groups.roll_back, topic, name, pointer, after, scope.get("principal")
+        )
         await answer(send, 200)
 
 

@@ -80,7 +80,7 @@ class Poll(ContextRoute):
                     small = _size(made) < _SMALL_BYTES
                     await polling.send([b"".join(made)] if small else made, send)
                 else:
-                    await polling.stream(made, receive, send)
+                    await polling.stream(made, scope, receive, send)
                 spend(scope, polling.saved_bytes)
 
     def _limit_request(self, request: FetchRequest) -> FetchRequest:
@@ -137,7 +137,7 @@ class _Polling:
             Unavailable: the poll has to wait, but the principal has too many waiting polls.
         """
         await self._reserve_step()
-        made = await self._context.in_poll_thread(self._first)
+        made = await self._context.in_poll_thread(scope, self._first)
         if self.ended and (self._found or not self._request.wait_seconds):
             return made
         if not self.ended and _size(made) >= _SMALL_BYTES:
@@ -147,7 +147,7 @@ class _Polling:
             while True:
                 while not self.ended and _size(made) < _SMALL_BYTES:
                     _look(scope, disconnect)
-                    made += await self._context.in_poll_thread(self._step)
+                    made += await self._context.in_poll_thread(scope, self._step)
                 remaining = until - asyncio.get_running_loop().time()
                 if self._found or not self.ended:
                     return made
@@ -156,9 +156,9 @@ class _Polling:
                     return made
                 _look(scope, disconnect)
                 await self._reserve_step()
-                made = await self._context.in_poll_thread(self._read_again)
+                made = await self._context.in_poll_thread(scope, self._read_again)
 
-    async def stream(self, made: list[bytes], receive: Receive, send: Send) -> None:
+    async def stream(self, made: list[bytes], scope: Scope, receive: Receive, send: Send) -> None:
         """Send each piece and produce the next one, until there are no more or the client has disconnected."""
         self._is_streaming = True
         async with _watching(receive) as disconnect:
@@ -167,7 +167,7 @@ class _Polling:
                 if not disconnect.done():
                     await self._reserve_step()
                 if not disconnect.done():
-                    made = await self._context.in_poll_thread(self._step)
+                    made = await self._context.in_poll_thread(scope, self._step)
             await self.send(made, send)
 
     async def send(self, made: list[bytes], send: Send) -> None:

@@ -35,7 +35,7 @@ class ProducerRoutes(ContextRoute):
     async def producers(self, request: Request) -> Response:
         """``GET …/topics/{topic}/producers``."""
         context, topic = self._context, topic_of(request.scope)
-        found = await context.in_thread(context.service.producers.of, topic)
+        found = await context.in_thread(request.scope, context.service.producers.of, topic)
         return JSONResponse([{"name": name, **_registration_fields(known, open_)} for name, known, open_ in found])
 
     async def producer(self, request: Request) -> Response:
@@ -44,7 +44,7 @@ class ProducerRoutes(ContextRoute):
         producers, principal = context.service.producers, request.scope.get("principal")
         if request.method == "POST":
             instance, ended = await context.body_of(request, read_registration, _REGISTRATION)
-            known = await context.in_thread(producers.register, topic, name, instance, ended, principal)
+            known = await context.in_thread(request.scope, producers.register, topic, name, instance, ended, principal)
             undecided = [str(pointer) for pointer in known.undecided]
             fields = {
                 "generation": str(known.generation),
@@ -53,9 +53,9 @@ class ProducerRoutes(ContextRoute):
             }
             return JSONResponse(fields)
         if request.method == "DELETE":
-            await context.in_thread(producers.delete, topic, name, principal)
+            await context.in_thread(request.scope, producers.delete, topic, name, principal)
             return Response()
-        return JSONResponse(_registration_fields(*await context.in_thread(producers.get, topic, name)))
+        return JSONResponse(_registration_fields(*await context.in_thread(request.scope, producers.get, topic, name)))
 
 
 def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, numbered: bool = True) -> Sent | None:

@@ -87,7 +87,7 @@ class StorePayloads(ContextRoute):
             principal = scope.get("principal")
             sent = sent_by(context, principal, headers)
             if not messages and sent is not None and sent.home == topic:
-                await context.in_thread(context.service.store_transaction, sent, pointer, principal)
+                await context.in_thread(scope, context.service.store_transaction, sent, pointer, principal)
             else:
                 stored = context.service.submit_store(topic, messages, pointer=pointer, sent=sent, principal=principal)
                 await outcome(stored)
@@ -111,7 +111,7 @@ class Rollback(ContextRoute):
             written = await context.read(scope, headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
         principal = scope.get("principal")
         sent = sent_by(context, principal, headers, numbered=False)
-        await context.in_thread(context.service.rollback, topic, written, sent=sent, principal=principal)
+        await context.in_thread(scope, context.service.rollback, topic, written, sent=sent, principal=principal)
         await answer(send, 200)
 
 

@@ -40,7 +40,9 @@ class TopicRoutes(ContextRoute):
     async def topics(self, request: Request) -> Response:
         """Answer ``GET …/topics``: the topics that the client may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
-        return JSONResponse(await self._context.in_thread(self._list_topics, namespace, request.scope.get("principal")))
+        scope = request.scope
+        listing = self._context.in_thread(scope, self._list_topics, namespace, scope.get("principal"))
+        return JSONResponse(await listing)
 
     def _list_topics(self, namespace: str, principal: str | None) -> list[str]:
         found = [TopicId(namespace, name) for name in self._context.service.topics(namespace)]
@@ -48,7 +50,8 @@ class TopicRoutes(ContextRoute):
 
     async def all_topics(self, request: Request) -> Response:
         """Answer ``GET /v1/topics``: the topics of all namespaces that the client may see."""
-        return JSONResponse(await self._context.in_thread(self._all_listed, request.scope.get("principal")))
+        scope = request.scope
+        return JSONResponse(await self._context.in_thread(scope, self._all_listed, scope.get("principal")))
 
     def _all_listed(self, principal: str | None) -> list[str]:
         return [str(topic) for topic in self._visible(principal, self._context.service.all_topics())]
@@ -64,9 +67,9 @@ class TopicRoutes(ContextRoute):
             properties = await context.body_of(request, read_properties, _PROPERTIES)
             await self._change(request, context.service.create_topic, topic, properties)
         elif request.method == "DELETE":
-            await context.in_thread(context.service.delete_topic, topic)
+            await context.in_thread(request.scope, context.service.delete_topic, topic)
         else:
-            return JSONResponse(await context.in_thread(context.service.topic, topic))
+            return JSONResponse(await context.in_thread(request.scope, context.service.topic, topic))
         return Response()
 
     async def ages(self, request: Request) -> Response:
@@ -75,7 +78,9 @@ class TopicRoutes(ContextRoute):
         if seconds is None or seconds <= 0:
             raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")
         context = self._context
-        found = await context.in_poll_thread(context.service.count_ages, topic_of(request.scope), seconds)
+        found = await context.in_poll_thread(
+            request.scope, context.service.count_ages, topic_of(request.scope), seconds
+        )
         counts = {"messages": found.messages, "older": found.older, "atLeast": found.at_least}
         return JSONResponse({**counts, "holdSeconds": context.hold_seconds()})
 
@@ -98,7 +103,7 @@ class TopicRoutes(ContextRoute):
             with nullcontext() if quota is None or quota.topics is None else self._counting:
                 change(topic, properties, permit=permit)
 
-        await self._context.in_thread(changed)
+        await self._context.in_thread(request.scope, changed)
 
     def _permit(self, request: Request) -> Permit:
         """Return the check that rejects topics that the client may not administer, for example a partition."""
@@ -126,7 +131,7 @@ class Consumers(ContextRoute):
     async def consumers(self, request: Request) -> Response:
         """``GET …/topics/{topic}/consumers``."""
         context, topic = self._context, topic_of(request.scope)
-        lags, now_ms = await context.in_thread(context.service.consumers.lags, topic)
+        lags, now_ms = await context.in_thread(request.scope, context.service.consumers.lags, topic)
         return JSONResponse([_lag_fields(lag, now_ms) for lag in lags])
 
     async def consumer(self, request: Request) -> Response:
@@ -137,12 +142,12 @@ class Consumers(ContextRoute):
             message = await context.body_of(request, read_position, _POSITION)
             only_new = request.headers.get("if-none-match", "").strip() == "*"
             put = partial(context.service.consumers.put, force=_forces(request), only_new=only_new, principal=principal)
-            await context.in_thread(put, topic, name, message)
+            await context.in_thread(request.scope, put, topic, name, message)
         elif request.method == "DELETE":
             delete = partial(context.service.consumers.delete, force=_forces(request), principal=principal)
-            await context.in_thread(delete, topic, name)
+            await context.in_thread(request.scope, delete, topic, name)
         else:
-            return JSONResponse(await context.in_thread(self._consumer_fields, topic, name))
+            return JSONResponse(await context.in_thread(request.scope, self._consumer_fields, topic, name))
         return Response()
 
     def _consumer_fields(self, topic: TopicId, name: str) -> dict[str, Any]:
