@@ -1396,6 +1396,21 @@ def test_given_a_topic_that_is_made_again_then_its_producers_begin_anew(kit: Gro
     assert everything(kit) == [b"b"]
 
 
+def test_register_in_a_topic_made_again_in_the_same_millisecond_fences_older_instances(kit: GroupKit) -> None:
+    instances = [Instance(kit)]
+    instances[0].publish(b"0", topic=ORDERS)
+    for number in (1, 2):
+        kit.service.delete_topic(BILLS)
+        kit.service.create_topic(BILLS)
+        instances.append(heir := Instance(kit))
+        heir.publish(b"%d" % number, topic=ORDERS)
+        for old in instances[:-1]:
+            assert heir.generation > old.generation
+            with pytest.raises(ProducerFenced):
+                old.publish(b"late", topic=ORDERS)
+    assert everything(kit, ORDERS) == [b"0", b"1", b"2"]
+
+
 @pytest.mark.parametrize("swept", [False, True])
 def test_register_after_its_topic_was_made_again_hides_older_requests(kit: GroupKit, *, swept: bool) -> None:
     for turn in range(2):

@@ -109,15 +109,16 @@ class Producers:
         with self._requests.in_flight.lock(producer.key):
             raw = self._side.get(producer.key)
             known = None if raw is None else registration(raw)
+            highest = 0
             if known is None:
                 self._names.count_new(producer._replace(name="").key, home, "producers", _REUSE_NAMES)
                 for earlier in earlier_homes(self._side, producer):
                     with self._requests.in_flight.lock(earlier.key):
-                        self._fence(earlier)
+                        highest = max(highest, self._fence(earlier).generation)
             if known is None or known.instance != instance:
                 now_ms = self._clock.now_ms()
                 previous = None if known is None else known.previous
-                made = Registration(next_generation(known, now_ms), instance, now_ms, previous, settled=False)
+                made = Registration(next_generation(known, highest, now_ms), instance, now_ms, previous, settled=False)
                 self._change(producer.key, raw, made)
                 known = made
             # In this order: the stored generation rejects new requests of older instances, the wait covers running

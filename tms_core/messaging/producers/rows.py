@@ -180,12 +180,15 @@ class StartedTransaction(NamedTuple):
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def next_generation(known: Registration | None, now_ms: int) -> int:
+def next_generation(known: Registration | None, earlier: int, now_ms: int) -> int:
     """Return the generation of a new instance: the last generation plus 1, or for a new name the time in milliseconds.
 
     A forgotten name restarts above all its earlier generations, unless it had an instance in each millisecond.
+
+    Args:
+        earlier: the highest generation in old generations of the home, which may be of this millisecond; 0: none.
     """
-    return now_ms if known is None else known.generation + 1
+    return max(now_ms, earlier + 1) if known is None else known.generation + 1
 
 
 def last_of(
