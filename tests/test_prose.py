@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from tools import prose
 from tools.prose import count, count_docstrings, risen
 
 
@@ -54,3 +58,35 @@ def test_risen_with_more_than_recorded_names_file_and_pattern() -> None:
 def test_risen_after_a_file_was_moved_allows_the_counts_of_the_old_one() -> None:
     assert risen({"new.md": {"x": 2}}, {"old.md": {"x": 2}}) == []
     assert risen({"new.md": {"x": 2}, "newer.md": {"x": 1}}, {"old.md": {"x": 2}}) == ["newer.md: x: 1, at most 0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "today", "code"),
+    [
+        ([], {"a.md": {"x": 1}}, 0),
+        ([], {"a.md": {"x": 1}, "b.md": {"x": 2}}, 0),
+        ([], {"a.md": {"x": 3}, "b.md": {"x": 1}}, 1),
+        (["--force", "a.md"], {"a.md": {"x": 3}, "b.md": {"x": 1}}, 1),
+        ([], {"a.md": {"x": 2}, "b.md": {"x": 2}, "new.md": {"y": 1}}, 1),
+        (["--force", "new.md"], {"a.md": {"x": 2}, "b.md": {"x": 2}, "new.md": {"y": 1}}, 0),
+        (["--force", "other.md"], {"a.md": {"x": 2}, "b.md": {"x": 2}, "new.md": {"y": 1}}, 1),
+        ([], {"a.md": {"x": 2}, "renamed.md": {"x": 3}}, 1),
+        (["--force", "renamed.md"], {"a.md": {"x": 2}, "renamed.md": {"x": 3}}, 0),
+    ],
+)
+def test_record_of_risen_counts_is_refused_and_names_them(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    today: dict[str, dict[str, int]],
+    code: int,
+) -> None:
+    record, known = tmp_path / "prose.json", {"a.md": {"x": 2}, "b.md": {"x": 2}}
+    record.write_text(json.dumps(known))
+    monkeypatch.setattr(prose, "RECORD", record)
+    monkeypatch.setattr(prose, "counts", lambda _: today)
+    monkeypatch.setattr(prose, "totals", lambda _: [])
+    assert prose.main(["--record", *options]) == code
+    assert json.loads(record.read_text()) == (known if code else today)
+    assert bool(capsys.readouterr().out) == bool(code)
