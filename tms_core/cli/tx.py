@@ -19,7 +19,7 @@ import click
 from tms_core.cli.help import CommandGroup, shared
 from tms_core.cli.outcome import completing
 from tms_core.cli.remote import OutputOptions, config_option, format_option
-from tms_core.cli.typed import Moment, TimeType, TransactionIdType
+from tms_core.cli.typed import AddressType, Moment, TimeType, TransactionIdType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
 from tms_core.logs.printable import columns, duration, moment, printable
@@ -68,6 +68,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
 
     @shared(
         "--tx-server",
+        type=AddressType(),
         metavar="HOST:PORT",
         env="TMS_TRANSACTIONS__THRIFT",
         help="Transaction service; by default that of the settings.",

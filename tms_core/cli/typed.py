@@ -16,6 +16,7 @@ from tms_core.topic import TopicId
 
 _RELATIVE = re.compile(rf"now((?:[+-]{SPAN})*)")
 _TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
+_LAST_PORT = 65535
 #: The last millisecond that a calendar has: 9999-12-31T23:59:59.999Z.
 _LAST_MS = 253_402_300_799_999
 #: The greatest distance of a time from now, in milliseconds, for which a calendar date exists: almost 7,000 years.
@@ -112,6 +113,19 @@ class TopicType(click.ParamType[TopicId]):
             return TopicId.parse(str(value))
         except ValueError as error:
             self.fail(f"{error}", param, ctx)
+
+
+class AddressType(click.ParamType[str]):
+    """``HOST:PORT``; empty text counts as missing."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        host, _, port = text.rpartition(":")
+        if text and not (host and port.isdecimal() and 0 < int(port) <= _LAST_PORT):
+            self.fail(f"invalid address {text!r}: use HOST:PORT, as in tephra-1:15165", param, ctx)
+        return text
 
 
 class TransactionIdType(click.ParamType[int]):

@@ -400,7 +400,7 @@ class TransactionClient:
         except OSError as error:
             raise ServiceUnavailable(
                 f"The transaction service {address} cannot be reached: {error.strerror or error}.",
-                "Start it (tms serve), or correct its address: transactions.thrift in the settings, transactions= of a "
+                "Start it (tms serve), or correct its address: transactions.thrift, --tx-server, transactions= of a "
                 "Client.",
             ) from error
 
