@@ -137,3 +137,34 @@ def test_help_of_a_janitor_command_shows_tms_in_examples(command: str, capsys: p
     shown = capsys.readouterr().out.partition("Example")[2]
     assert f"tms admin {command} " in shown
     assert f"janitor {command} " not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "words"),
+    [
+        ("TMS_CONFIG", "--config", "nowhere.yaml", ["topic", "list"]),
+        ("TMS_CONFIG", "--config", "nowhere.yaml", ["serve"]),
+        ("TMS_TOKEN_FILE", "--token-file", "/", ["topic", "list"]),
+    ],
+)
+def test_wrong_value_names_the_variable_or_the_option_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    option: str,
+    value: str,
+    words: list[str],
+) -> None:
+    assert execute([*words, option, value]) == 2
+    said = capsys.readouterr().err
+    assert (f"Invalid value for '{option}'" in said, name in said) == (True, False)
+    monkeypatch.setenv(name, value)
+    assert execute(words) == 2
+    said = capsys.readouterr().err
+    assert (f"Invalid value for '{name}'" in said, option in said) == (True, False)
+
+
+@pytest.mark.parametrize("address", ["tephra-1", "tephra-1:", "tephra-1:0", "tephra-1:99999"])
+def test_tx_server_that_is_no_address_is_wrong_usage(capsys: pytest.CaptureFixture[str], address: str) -> None:
+    assert execute(["tx", "list", "--tx-server", address]) == 2
+    assert f"invalid address {address!r}: use HOST:PORT" in capsys.readouterr().err

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from janitor.app.options import Common
-from tms_core.cli.help import CONFIG_ENV, LOG_FORMAT, shared, together
+from tms_core.cli.help import LOG_FORMAT, shared, together
 from tms_core.errors import ConfigurationError
+from tms_core.settings import CONFIG_ENV
 
 if TYPE_CHECKING:
     from janitor.app.session import Session

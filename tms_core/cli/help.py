@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from tms_core.settings import CONFIG_ENV
 
 #: What ``--log-format`` does, in both programs.
 LOG_FORMAT = "Log format on standard error; auto: json for daemons outside a terminal, else text."
@@ -28,6 +31,12 @@ class GlobalOption(click.Option):
         self._env = env or (self.envvar if isinstance(self.envvar, str) else "")
         self._default_text = shown
 
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the source of a wrong value: the environment variable or the option."""
+        if ctx is not None and self.name and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT:
+            return f"'{self._env}'"
+        return super().get_error_hint(ctx)
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)
         if record is None:
@@ -37,8 +46,6 @@ class GlobalOption(click.Option):
 
 
 shared = partial(click.option, cls=GlobalOption)
-#: The environment variable that names the settings file of both programs.
-CONFIG_ENV = "TMS_CONFIG"
 #: The settings of an option ``--config`` for an existing file.
 CONFIG_FILE: dict[str, Any] = {
     "envvar": CONFIG_ENV,

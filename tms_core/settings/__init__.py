@@ -5,3 +5,8 @@ its origin, before anything is checked, and every error can name the setting to 
 and lose the origins. A mistyped setting is an error with a suggestion, never a silent default: a janitor that missed a
 ``protect`` would delete rows.
 """
+
+from __future__ import annotations
+
+#: The environment variable that names the settings file of both programs.
+CONFIG_ENV = "TMS_CONFIG"

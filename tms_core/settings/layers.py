@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tms_core.errors import ConfigurationError
-from tms_core.settings import yaml_file
+from tms_core.settings import CONFIG_ENV, yaml_file
 from tms_core.settings.fields import DEFAULT, STORE, S, Section, extra, fields, kinds, section_of, text
 
 PREFIX = "TMS_"
@@ -79,7 +79,8 @@ def load_as(
         path: _SourcedValue(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)
     }
     if file is not None:
-        sources |= _from_file(model, file, folder)
+        is_of_environment = environ.get(CONFIG_ENV) == str(file)
+        sources |= _from_file(model, file, folder, CONFIG_ENV if is_of_environment else "--config FILE")
     sources |= _from_environment(model, known, environ, folder)
     sources |= _from_flags(flags, known_flags)
     origins = {path: value.origin for path, value in sources.items() if value.origin != DEFAULT}
@@ -99,9 +100,9 @@ class _SourcedValue(NamedTuple):
     folder: Path
 
 
-def _from_file(model: type[Section], file: Path, folder: Path) -> dict[str, _SourcedValue]:
+def _from_file(model: type[Section], file: Path, folder: Path, source: str) -> dict[str, _SourcedValue]:
     origin = f"file {file}"
-    content = yaml_file.read(file)
+    content = yaml_file.read(file, source)
     own = {key: value for key, value in content.items() if key not in model.left_alone}
     return {path: _SourcedValue(value, origin, folder) for path, value in _flat(model, own, "", origin)}
 

@@ -24,12 +24,14 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
 
-_READ_HINT = "Give an existing file that this user may read: --config FILE."
 _YAML_HINT = "Correct the file. conf/standalone.yaml has every setting with its default."
 
 
-def read(file: Path) -> dict[Any, object]:
+def read(file: Path, source: str = "--config FILE") -> dict[Any, object]:
     """Return the mapping of a YAML file; an empty file gives an empty mapping.
+
+    Args:
+        source: the option or environment variable that names the file, for the hint.
 
     Raises:
         ConfigurationError: it cannot be read, is not YAML, is not a mapping, or names a key twice.
@@ -39,7 +41,8 @@ def read(file: Path) -> dict[Any, object]:
         content = loader.get_single_data()
     except OSError as error:
         raise ConfigurationError(
-            f"the configuration file {file} cannot be read: {error.strerror}.", _READ_HINT
+            f"the configuration file {file} cannot be read: {error.strerror}.",
+            f"Give an existing file that this user may read: {source}.",
         ) from error
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
