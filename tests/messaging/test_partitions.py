@@ -153,6 +153,39 @@ def test_given_a_topic_with_the_name_of_a_part_then_nothing_is_made_and_it_stays
         service.create_topic(ORDERS, {"partitions": "3"})
 
 
+@pytest.mark.parametrize("name", ["orders", "orders-1"])
+def test_create_with_partitions_keeps_a_topic_that_another_client_creates_meanwhile(
+    store: Cut, service: MessagingService, name: str
+) -> None:
+    get, reads = store.metadata.get, iter((False, True))
+
+    def interrupted(key: bytes) -> bytes | None:
+        # The second read comes after the check of all names.
+        if key == named("orders-0").prefix and next(reads, False):
+            service.create_topic(named(name))
+            service.publish(named(name), [b"kept"])
+        return get(key)
+
+    store.metadata.get = interrupted  # type: ignore[method-assign]
+    with pytest.raises(TopicExists):
+        service.create_topic(ORDERS, {"partitions": "2"})
+    pages = service.fetch(named(name), FetchRequest())
+    assert [message.payload for page in pages for message in page] == [b"kept"]
+
+
+def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
+    store: Cut, service: MessagingService
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "2"})
+    store.left = 1
+    with pytest.raises(StoreError):
+        service.delete_topic(ORDERS)
+    store.left = -1
+    service.create_topic(named("orders-0"))
+    service.delete_topic(ORDERS)
+    assert set(seen(service)) == {"orders-0"}
+
+
 @pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": ROUTES}], ids=str)
 def test_part_is_changed_and_deleted_with_its_whole_only(service: MessagingService, properties: dict[str, str]) -> None:
     service.create_topic(ORDERS, properties)

@@ -244,7 +244,7 @@ class Families:
         self._finish(topic)
         for family in set(layout.families) - set(remaining):
             for member in set(layout.members(family)) - {topic}:
-                self._delete_if_there(member)
+                self._delete_part(member, topic)
 
     def _register(self, member: TopicId, previous: Iterable[TopicId]) -> None:
         """Register all groups of the previous partitions at the start of a new partition, which then holds messages."""
@@ -330,13 +330,25 @@ class Families:
         for topic, properties in made:
             check_length(topic)
             self._topics.check(properties)
-            with suppress(TopicNotFound):
-                found = self._topics.get(topic)
-                if found.properties.get(PART_OF) != properties.get(PART_OF) or self._whole(found) is not None:
-                    raise TopicExists(
-                        f"Topic {topic} already exists.",
-                        "A partition or route would have the same name. Choose another name.",
-                    )
+            self._interrupted_part(topic, properties)
+
+    def _interrupted_part(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata | None:
+        """Return the part that an interrupted request has left; None: the name is unused.
+
+        Raises:
+            TopicExists: another topic has the name.
+        """
+        try:
+            found = self._topics.get(topic)
+        except TopicNotFound:
+            return None
+        is_part = PART_OF in properties and found.properties.get(PART_OF) == properties[PART_OF]
+        if not is_part or self._whole(found) is not None:
+            raise TopicExists(
+                f"Topic {topic} already exists.",
+                "A partition or route would have the same name. Choose another name.",
+            )
+        return found
 
     def _require_whole(self, topic: TopicMetadata) -> None:
         whole = self._whole(topic)
@@ -376,7 +388,10 @@ class Families:
 
     def _recreate(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         """Delete a topic that an interrupted request may have left, and create it."""
-        self._delete_if_there(topic)
+        # Check again, because other clients create topics without the lock.
+        interrupted = self._interrupted_part(topic, properties)
+        if interrupted is not None:
+            self._delete(interrupted)
         self._make(topic, properties)
 
     def _change(self, topic: TopicId, properties: Mapping[str, str]) -> None:
@@ -387,14 +402,17 @@ class Families:
     def _delete(self, row: TopicMetadata) -> None:
         layout = layout_of(row.topic, row.properties)
         for part in [] if layout is None else layout.parts:
-            self._delete_if_there(part)
+            self._delete_part(part, row.topic)
         self._topics.delete(row.topic)
         self._open_topics.drop(row.topic)
         self._newborn.pop(row.topic, None)
 
-    def _delete_if_there(self, topic: TopicId) -> None:
+    def _delete_part(self, topic: TopicId, whole: TopicId) -> None:
         with suppress(TopicNotFound):
-            self._delete(self._topics.get(topic))
+            part = self._topics.get(topic)
+            # After an interrupted deletion, another client may have created a topic with the name of the part.
+            if part.properties.get(PART_OF) == whole.topic:
+                self._delete(part)
 
     def _has_rows(self, topic: TopicId) -> bool:
         stop = stop_key(topic.prefix)
