@@ -97,6 +97,7 @@ def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> N
     assert (quick.full, quick.held_rows(), quick.store_calls < 10) == (False, 0, True)
     kit.clock.advance(1)
     assert kit.engine.run_once().held_rows() == 100
+    assert kit.engine.preview().held_rows() == 100
     assert len(orders.times()) == len(orders.stored_times()) == 50
 
 

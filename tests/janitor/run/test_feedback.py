@@ -374,6 +374,13 @@ def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: Feed
     assert "another transaction system?" in reason
 
 
+def test_empty_list_of_the_manager_is_not_audited(ready: FeedbackKit) -> None:
+    told = Told(ready.manager, shown=VisibilityState(0, 0, ready.manager.visibility().write_pointer))
+    ready.feed_back(told)
+    before = ready.store.calls["cells"]
+    assert (ready.run().truncated, told.asked, ready.store.calls["cells"]) == (0, 1, before)
+
+
 def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
     """An observer that does something when the audit has read its first page."""
 
@@ -397,6 +404,24 @@ def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list
     report = ready.run()
     assert (report.truncated, ready.invalid()) == (0, ready.aborted)
     assert "lease" in {note.guard for note in report.guards}
+
+
+def test_refutation_after_a_lost_lease_keeps_the_boundary(ready: FeedbackKit) -> None:
+    ready.plant(ready.aborted[0])
+    mine, other = (Lease(ready.janitor.state, holder, 60, ready.clock) for holder in ("this one", "another"))
+    mine.acquire()
+    ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
+    ready.run()
+    assert ready.janitor.state.boundary() is not None
+
+
+def test_long_audit_renews_the_lease(ready: FeedbackKit) -> None:
+    lease = Lease(ready.janitor.state, "this one", 60, ready.clock)
+    lease.acquire()
+    before = ready.janitor.state.lease()
+    ready.feed_back(lease=lease, observer=during_the_audit(lambda: ready.clock.advance(30_000)))
+    assert ready.run().truncated == 2
+    assert ready.janitor.state.lease() != before
 
 
 def test_stop_during_the_audit_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,8 @@ def test_trap_b_void_claim_is_freed_before_its_id_leaves_the_list(kit: ClaimKit)
     pointer, payloads = kit.poll()
     assert payloads == [b"a", b"b"]
     kit.manager.invalidate(pointer)
+    kit.janitor.engine.preview()
+    assert kit.claims() == [(pointer, 1)], "a plan changes nothing"
     kit.pass_days()
     assert kit.invalid() == []
     assert kit.claims() == [(0, 0)]

@@ -16,6 +16,8 @@ from janitor.run.guards import (
     LAST_PROBE_MS,
     STRIKES,
     check_clock,
+    check_store,
+    check_transaction_system,
     elapsed_clock,
     find_quarantined,
     judge_failures,
@@ -24,7 +26,7 @@ from janitor.run.guards import (
     successor_mark,
 )
 from janitor.state.base import ClockAnchor, StoreRecord, Strikes
-from tests.builders import HOUR, NOW_MS
+from tests.builders import HOUR, NOW_MS, visibility
 from tms_core.topic import TopicId
 
 ALLOWANCE_MS = 300_000
@@ -56,9 +58,21 @@ def test_s7_clock_too_far_off_stops_a_run_only_if_ahead(now: ClockAnchor, stops:
     assert re.search(words, note.message, re.DOTALL)
 
 
+def test_s7_clock_met_first_or_behind_by_the_allowance_is_right() -> None:
+    assert check_clock(None, ANCHOR, ALLOWANCE_MS) is None
+    assert check_clock(ANCHOR, after(60_000 - ALLOWANCE_MS, 60_000), ALLOWANCE_MS) is None
+
+
 @pytest.mark.parametrize("step_ms", [-10_000, 0, 10_000])
 def test_anchor_within_a_boot_moves_with_monotonic_time(step_ms: int) -> None:
     assert next_anchor(ANCHOR, after(60_000 + step_ms, 60_000)) == after(60_000, 60_000)
+
+
+def test_elapsed_clock_is_monotonic_in_a_boot_and_else_the_wall_clock() -> None:
+    assert elapsed_clock(ANCHOR, after(60_000 - HOUR, 60_000)) == after(60_000, 60_000)
+    assert elapsed_clock(None, ANCHOR) == ANCHOR
+    rebooted = after(0, 0, "another")
+    assert elapsed_clock(ANCHOR, rebooted) == next_anchor(ANCHOR, rebooted) == rebooted
 
 
 def test_measured_clock_in_the_past_compares_within_its_boot() -> None:
@@ -74,6 +88,16 @@ def test_measured_clock_in_the_past_compares_within_its_boot() -> None:
 
 def test_given_no_memory_when_remembered_then_it_is_this_moment() -> None:
     assert next_anchor(None, ANCHOR) == ANCHOR
+
+
+def test_s13_another_store_or_transaction_system_is_named_with_the_next_step() -> None:
+    for note, named in (
+        (check_store(RECORD, "leveldb:2"), ("leveldb:1", "leveldb:2")),
+        (check_transaction_system(RECORD, visibility(NOW_MS, newest=999)), ("999", "1000")),
+    ):
+        assert note is not None
+        assert (note.guard, note.tripped) == ("identity", True)
+        assert all(word in note.message for word in (*named, "janitor adopt"))
 
 
 def test_s13_successor_mark_is_stable_and_of_its_own_place() -> None:
@@ -101,6 +125,11 @@ def test_third_failure_quarantines_and_the_wait_doubles() -> None:
     assert struck(10**4).probe_ms == NOW_MS + LAST_PROBE_MS
 
 
+def test_failed_probe_keeps_the_start_of_the_quarantine() -> None:
+    record = strike(strike(struck(2), "first", NOW_MS + 1), "second", NOW_MS + 2)
+    assert record == Strikes(4, NOW_MS + 2, "second", NOW_MS + 1, NOW_MS + 2 + 2 * FIRST_PROBE_MS)
+
+
 @given(at=st.integers(0, 2**45), now_ms=st.integers(0, 2**45), times=st.integers(STRIKES, 20))
 def test_quarantine_lasts_a_day_at_most_whatever_the_clock_says(at: int, now_ms: int, times: int) -> None:
     strikes = {A: struck(times, at)}
@@ -118,6 +147,10 @@ def test_judge_failures_counts_them_and_forgets_success() -> None:
         Strikes(1, NOW_MS, "new."),
     )
     assert judge_failures(known, {}, [C], [C], NOW_MS) == {}
+
+
+def test_failure_to_write_to_one_topic_counts_if_nothing_else_is_due() -> None:
+    assert judge_failures({}, {A: "broken."}, [B, C], [], NOW_MS) == {A: strike(None, "broken.", NOW_MS)}
 
 
 @pytest.mark.parametrize("written", [[], [A]], ids=["nothing", "only in a topic that failed later"])

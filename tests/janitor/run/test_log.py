@@ -45,6 +45,18 @@ def test_log_of_a_run_has_its_counts_and_snapshot(caplog: pytest.LogCaptureFixtu
     assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"
 
 
+def test_log_of_a_run_without_a_snapshot_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    RunLog().write(replace(report_of(NOW_MS - HOUR), snapshot=None))
+    assert said(caplog)[-1].endswith(": 1 expired row deleted (without a transaction snapshot)")
+
+
+def test_log_of_a_guard_that_trips_after_a_warning_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    log, calm = RunLog(), report_of()
+    log.write(replace(calm, guards=[GuardNote("clock", False, "behind")]))
+    log.write(replace(calm, guards=[GuardNote("clock", True, "ahead")]))
+    assert said(caplog, logging.ERROR) == ["clock: ahead"]
+
+
 @pytest.mark.parametrize(
     ("taken", "held", "words"),
     [

@@ -43,6 +43,13 @@ def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_man
     assert kit.engine.run_once().messages == NOT_COUNTED, "nothing went"
 
 
+def test_messages_left_of_some_topics_need_only_their_counts(store: MemoryStore) -> None:
+    kit = counted(janitor(store))
+    kit.state.save_counts({OTHER: None})
+    assert kit.engine.plan().report.messages == NOT_COUNTED
+    assert kit.engine.plan(patterns=("default:orders",)).report.messages == MessagesLeft(5, 2, NOW_MS)
+
+
 def test_messages_left_of_a_swept_topic_need_a_new_count(store: MemoryStore) -> None:
     kit = counted(janitor(store))
     kit.engine.run_once(adopt=True)

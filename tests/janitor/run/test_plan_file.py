@@ -142,6 +142,13 @@ def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store
     assert plan.read(path).limits.pointers == {LOST: {9}}
 
 
+def test_plan_file_has_pointers_in_order_as_decimal_strings(store: MemoryStore, tmp_path: Path) -> None:
+    keys = about(), about(rule=Rule.INVALID_TRANSACTION)
+    expired, inverted = load(write(tmp_path / "plan", world_of(store), *keys, pointers=(2**63 - 1, 10, 9)))["topics"]
+    assert inverted["pointers"] == ["9", "10", "9223372036854775807"]
+    assert (expired["pointers"], inverted["ranges"]) == ([], [])
+
+
 def read(path: Path, context: Run, *keys: EntryKey) -> PlanFile:
     return plan.read(write(path, context, *keys))
 
@@ -201,6 +208,12 @@ def test_given_an_entry_when_read_back_then_only_its_generation_and_rule_are_all
     assert limits.ranges("payload" if key.table == "message" else "message", key.topic) == ()
 
 
+def test_plan_file_ranges_of_a_topic_are_in_key_order(store: MemoryStore, tmp_path: Path) -> None:
+    keys = about(), about(generation=1, rule=Rule.OLD_GENERATION)
+    ranges = read(tmp_path / "plan", world_of(store), *keys).limits.ranges("message", ORDERS)
+    assert ranges == (KeyRange(ORDERS_1, ORDERS_2), KeyRange(ORDERS_3, ORDERS_DUE))
+
+
 @pytest.mark.parametrize("hold", [hold for hold in Hold if hold is not Hold.FIRST_CONTACT])
 def test_plan_file_shows_held_rows_without_a_limit(store: MemoryStore, tmp_path: Path, hold: Hold) -> None:
     path = write(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=hold))
@@ -224,6 +237,11 @@ def test_plan_file_before_adoption_may_delete_afterwards(store: MemoryStore, tmp
     limits = read(tmp_path / "plan", context, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
     returns_1 = generation_prefix(RETURNS.prefix, 1)
     assert limits.ranges("message", RETURNS) == (KeyRange(returns_1, time_prefix(RETURNS.prefix, 1, DUE_MS)),)
+
+
+def test_checksum_of_a_plan_file_is_the_same_in_every_version() -> None:
+    assert checksum({"b": [1], "sha256": "x", "a": 1}) == checksum({"a": 1, "b": [1]})
+    assert checksum({"a": 1}) == "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
 
 
 CHANGED, NO_PLAN = "was changed after it was made", "is not a plan file"

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from janitor.report import Report
 from janitor.rules.policy import Rule
+from janitor.run.plan_file import parse
 from janitor.state.base import EVERYTHING, CounterKey
+from janitor.state.figures import SNAPSHOT
 from janitor.state.values import pack
 from tests.builders import (
     DAY,
@@ -293,6 +295,45 @@ def test_held_rows_stay_noted_by_runs_that_do_not_count(store: MemoryStore, run:
     assert last.held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
 
 
+def test_held_rows_stay_noted_after_a_plan_file_is_applied(store: MemoryStore) -> None:
+    kit = janitor(store)
+    held(kit)
+    kept = kit.state.note("kept")
+    kit.engine.apply(parse(kit.engine.plan().document, "the plan"))
+    assert (overdue(kit), kit.state.note("kept")) == ({("default:a", "frontier"): 2}, kept)
+
+
+def test_held_rows_of_a_topic_without_metadata_are_not_overdue(store: MemoryStore) -> None:
+    kit = janitor(store)
+    held(kit)
+    topic(store, "default:a", ttl_seconds=60).write_metadata(b"{")
+    kit.engine.run_once()
+    assert overdue(kit) == {}
+
+
+def test_full_pass_counts_kept_rows_and_protected_ones_are_not_overdue(store: MemoryStore) -> None:
+    topic(store, "default:a", ttl_seconds=60).at(2).plain(1)
+    topic(store, "default:b", ttl_seconds=60).plain(1)
+    kit = janitor(store, protect=("default:b",))
+    kit.engine.run_once(adopt=True)
+    assert overdue(kit) == {}
+    kit.run_after(MINUTE)
+    kept = kit.state.note("kept")
+    assert (kept["held"], kept["newer_generation"]) == (1, 1)
+
+
+def test_unusable_snapshot_is_counted_and_noted_until_one_is_used(store: MemoryStore) -> None:
+    kit = janitor(store)
+    kit.snapshots.age_ms, kit.snapshots.invalid, kit.snapshots.in_progress = DAY, [5, 6], [pointer(NOW_MS - DAY)]
+    kit.engine.run_once(adopt=True)
+    note = SNAPSHOT.read(kit.state)
+    assert (note.timestamp_ms, note.problem, note.invalid, note.in_progress) == (NOW_MS - DAY, "stale", 2, 1)
+    kit.snapshots.age_ms = 0
+    kit.run_after(MINUTE)
+    assert counter(kit, "snapshot_errors_total", reason="stale") == counter(kit, "snapshot_errors_total") == 1
+    assert SNAPSHOT.read(kit.state).problem == ""
+
+
 def test_paused_topic_is_counted_by_full_passes_and_remembered(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
     kit = janitor(store)
@@ -333,6 +374,24 @@ def test_run_that_fails_while_it_is_prepared_is_recorded(mode: str) -> None:
     failed = kit.state.runs(1)[0]
     assert (failed.mode, failed.result, failed.started_ms) == (mode, "failed", NOW_MS + MINUTE)
     assert failed.error == "the disk is full"
+
+
+def test_plan_of_a_daemon_that_fails_on_the_way_is_a_failed_run(store: MemoryStore) -> None:
+    kit = janitor(store)
+    watch(store, before=fail_at("metadata.rows", StoreError("it cannot be read.")))
+    with pytest.raises(StoreError):
+        kit.engine.rehearse()
+    [run] = kit.state.runs(5)
+    assert (run.mode, run.result, run.error) == ("plan", "failed", "it cannot be read.")
+    assert counter(kit, "sweeps_total", result="failed") == 1
+
+
+def test_history_stays_while_the_clock_is_in_doubt(store: MemoryStore) -> None:
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    kit.clock.step(365 * DAY)
+    assert kit.engine.run_once().tripped
+    assert [run.result for run in kit.state.runs(9)] == ["blocked", "done"]
 
 
 def test_run_that_is_halted_while_it_is_prepared_is_not_a_failure() -> None:
