@@ -88,6 +88,27 @@ def test_given_a_hold_when_asked_then_rows_count_as_done_or_as_held(mode: Mode, 
     assert (made.total(Rule.EXPIRED), made.held_rows()) == ((3, 0) if done else (0, 3))
 
 
+def test_entry_of_several_batches_spans_their_times_and_names_the_first_keys() -> None:
+    entry, other = Entry(*about()), Entry(*about())
+    entry.add([b"b", b"c"], 100, 20, 30)
+    entry.add([b"d", b"e"], 50, 10, 25)
+    other.add([b"f"], 5, 15, 40)
+    entry.merge(other)
+    assert (entry.rows, entry.bytes, entry.oldest_ms, entry.newest_ms) == (5, 155, 10, 40)
+    assert entry.sample_keys == [b"b".hex(), b"c".hex(), b"d".hex()]
+
+
+@pytest.mark.parametrize(("notes", "tripped"), [([], False), ([False], False), ([False, True], True)])
+def test_report_is_tripped_if_any_guard_is(notes: list[bool], tripped: bool) -> None:
+    assert report(guards=[GuardNote("clock", note, "") for note in notes]).tripped is tripped
+
+
+def test_totals_count_held_rows_by_entries_and_all_reasons_but_live() -> None:
+    kept = report(rows(5, about(held=Hold.PROTECTED)), kept={Reason.REFERENCED: 1, Reason.HELD: 99}).totals.kept
+    assert (kept["held"], kept["referenced"]) == (5, 1)
+    assert set(Reason) - set(kept) == {Reason.LIVE}
+
+
 def test_sorted_entries_are_by_topic_table_generation_and_rule() -> None:
     ordered = [
         about(generation=2, rule=Rule.EXPIRED),
@@ -142,6 +163,11 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
     assert written["totals"]["kept"]["unrecognized"] == 2
     assert (written["duration_seconds"], written["phase_seconds"]) == (0.123, {"message": 0.123})
     assert written["full"] is False
+
+
+def test_history_of_few_entries_is_the_whole_report() -> None:
+    made = report(rows(1, about()))
+    assert made.to_history(RUN, ())[1] == made
 
 
 def test_history_of_many_entries_keeps_the_largest_and_all_totals() -> None:

@@ -217,6 +217,11 @@ def test_digest_changes_with_settings_of_deletion(tmp_path: Path, yaml: str) -> 
     assert config_digest(loaded(tmp_path, yaml).settings) != config_digest(loaded(tmp_path).settings)
 
 
+def test_digest_is_the_same_for_patterns_in_another_order(tmp_path: Path) -> None:
+    one, other = (loaded(tmp_path, f"janitor: {{protect: {order}}}") for order in ("['a:*', 'b:*']", "['b:*', 'a:*']"))
+    assert config_digest(one.settings) == config_digest(other.settings)
+
+
 @pytest.mark.parametrize(
     "yaml",
     [

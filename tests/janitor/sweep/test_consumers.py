@@ -117,6 +117,24 @@ def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(s
     assert held(janitor(shop.store).engine.run_once(adopt=True)) == {"": 1}
 
 
+def test_old_generations_are_held_for_no_consumer(shop: Shop) -> None:
+    shop.orders.plain(DUE_MS - 1)
+    read(shop, READ_NONE)
+    again = shop.orders.at(2).describe(ttl_seconds=TTL_SECONDS, generation=2).plain(DUE_MS - 1)
+    gone = topic(shop.store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-1).plain(DUE_MS - 1)
+    read(shop, READ_NONE, generation=-1, topic=gone)
+    assert held(kit_of(shop).engine.run_once(adopt=True)) == {"": 3}
+    assert (shop.orders.times(), again.times(), gone.times()) == ([], [], [])
+
+
+def test_consumer_furthest_behind_is_named(shop: Shop) -> None:
+    shop.orders.plain(DUE_MS - 2, DUE_MS - 1)
+    for name, read_ms in (("a", NOW_MS), ("b", DUE_MS - 3), ("c", DUE_MS - 2)):
+        read(shop, MessageId(read_ms, 0), name)
+    [note] = [note.message for note in kit_of(shop).engine.preview().guards if note.guard == "consumer"]
+    assert "messages that consumer b has not read" in note
+
+
 def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: Shop) -> None:
     begin_ms = DUE_MS - 30 * MINUTE
     used, free = pointer(begin_ms), pointer(begin_ms, 1)
@@ -282,6 +300,18 @@ def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(sh
     assert held(kit.engine.run_once(adopt=True)) == {}
     kit.clock.advance(6 * SECOND)
     assert held(kit.engine.run_once(incremental=True)) == {"consumer": 1}
+
+
+def test_held_payloads_stay_noted_by_a_run_that_does_not_count_them(shop: Shop) -> None:
+    begin_ms = NOW_MS - 90 * MINUTE
+    shop.orders.ref(pointer(begin_ms), begin_ms + 5).stored(pointer(begin_ms), begin_ms + 6)
+    read(shop, READ_NONE)
+    kit = kit_of(shop)
+    kit.engine.run_once(adopt=True)
+    overdue = kit.state.note("overdue")
+    assert [(item["table"], item["held"]) for item in overdue] == [("message", "consumer"), ("payload", "consumer")]
+    kit.engine.run_once(incremental=True)
+    assert kit.state.note("overdue") == overdue
 
 
 def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named() -> None:

@@ -72,6 +72,16 @@ def test_load_topics_judges_by_the_given_time(store: MemoryStore, protect: tuple
     assert work.record.at == NOW
 
 
+@pytest.mark.parametrize(
+    ("ahead_ms", "hold"), [(LIFETIME.allowance_ms, None), (LIFETIME.allowance_ms + 1, Hold.FRONTIER)]
+)
+def test_load_topics_allows_what_clocks_may_differ_by(store: MemoryStore, ahead_ms: int, hold: Hold | None) -> None:
+    record = replace(admit(metadata(ORDERS), NOW), cutoff_ms=NOW_MS - 60_000 - ahead_ms)
+    run = make(store, records={ORDERS: record})
+    run.load_topics()
+    assert run.topics[ORDERS.prefix].frontier.hold is hold
+
+
 def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknown(store: MemoryStore) -> None:
     run = make(store)
     run.load_topics()

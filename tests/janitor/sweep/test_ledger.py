@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from janitor.rules.policy import Frontier, Rule, admit
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.findings import Batch, Done, Due
-from janitor.sweep.outcome import Ledger, Outcome
+from janitor.sweep.outcome import Ledger, Outcome, open_announcements
 from janitor.sweep.run import TopicWork
 from tests.builders import (
     DAY,
@@ -29,6 +29,7 @@ from tests.builders import (
     watch,
     watch_state,
 )
+from tests.janitor.state.entries import entry
 from tms_core.errors import StateBusy, StateError, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import KEYS, MESSAGES, Store
@@ -316,6 +317,13 @@ def test_state_that_fails_once_anywhere_counts_each_row_once() -> None:
         counted = [number for key, number in kit.state.counters().items() if key.name in COUNTED]
         assert sum(counted) == sum(found.values())
     assert at_call > 60
+
+
+def test_announcement_is_open_until_its_own_subject_has_a_result() -> None:
+    announced = [entry(start=b"c", stop=b"z"), entry(topic=TopicId("default", "other"), start=b"c", stop=b"z")]
+    elsewhere: list[dict[str, Any]] = [{"generation": 2}, {"table": "payload"}, {"rule": "x"}, {"stop": b"c"}]
+    results = [entry(start=b"d", stop=b"e"), *(entry(**other) for other in elsewhere), announced[1]]
+    assert open_announcements(announced, results) == announced[:1]
 
 
 def test_parts_side_by_side_are_announced_and_counted(kit: Kit) -> None:

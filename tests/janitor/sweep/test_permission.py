@@ -147,6 +147,15 @@ def test_pace_never_exceeds_the_rate(batches: list[tuple[int, int]], rate: int) 
         clock.advance(pause_ms)
 
 
+@pytest.mark.parametrize(("rate", "passed_ms"), [(3, 333_333), (0.5, 2_000_000), (1_000_000, 1), (None, 0)])
+def test_pace_of_many_small_batches_is_that_of_their_sum(rate: float | None, passed_ms: int) -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(rate, clock)
+    for _ in range(1000):
+        pacer.pay(1)
+    assert clock.monotonic_ms() == pytest.approx(passed_ms, rel=0.01)
+
+
 class Standing(ManualClock):
     """Time stands still, also while somebody sleeps."""
 
