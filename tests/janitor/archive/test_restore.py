@@ -139,6 +139,11 @@ def damage(path: Path, how: str) -> None:
 DAMAGES = ["cut short", "empty", "text", "foreign", "other columns", "newer", "nameless"]
 
 
+def test_restore_of_a_topic_that_is_not_archived_says_so(undo: Undo, orders: Topic) -> None:
+    with pytest.raises(ArchiveError, match=r"default:orders .*janitor archive list"):
+        undo.restore(orders)
+
+
 @pytest.mark.parametrize("how", DAMAGES)
 def test_restore_of_a_damaged_file_writes_nothing(undo: Undo, orders: Topic, found: Topic, how: str) -> None:
     [broken] = undo.sweep(orders.plain(OLD_MS), run_id="run-1")
@@ -148,8 +153,10 @@ def test_restore_of_a_damaged_file_writes_nothing(undo: Undo, orders: Topic, fou
     assert other.path is not None
     damage(broken.path, how)
     damage(other.path, how)
-    with pytest.raises(ArchiveError, match=broken.path.name):
+    with pytest.raises(ArchiveError, match=broken.path.name) as refused:
         undo.restore(orders)
+    assert ("newer janitor" if how == "newer" else "cannot be read") in refused.value.message
+    assert archived.find(undo.folder, ("default:none",)) == ([], [])
     assert orders.times() == []
     broken.path.unlink()
     assert undo.restore(orders).restored == 1
@@ -202,6 +209,17 @@ def test_restore_of_a_file_with_any_changed_byte_is_an_error_or_right(undo: Undo
         except TmsError:
             refused += 1
     assert refused > 20
+
+
+def test_restore_of_rows_that_rotted_writes_nothing(undo: Undo, orders: Topic) -> None:
+    [saved] = undo.sweep(orders.plain(OLD_MS, body=b"0123456789"))
+    assert saved.path is not None
+    data = saved.path.read_bytes()
+    assert data.count(b"0123456789") == 1, "written as it is, and nowhere else"
+    saved.path.write_bytes(data.replace(b"0123456789", b"0123456780"))
+    with pytest.raises(ArchiveError, match=r"(?i)crc"):
+        undo.restore(orders)
+    assert orders.times() == []
 
 
 def test_archive_is_readable_by_its_owner_only(undo: Undo, orders: Topic) -> None:
@@ -257,6 +275,12 @@ def test_given_a_message_that_comes_back_then_so_do_its_payloads_of_any_time_and
     assert (done.messages, done.payloads, done.skipped) == (1, 2, 2)
     assert orders.pointers() == [COMMITTED]
     assert orders.stored_times() == [BEGUN, BEGUN + 1]
+
+
+def test_restore_of_a_negated_message_brings_its_payloads(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.stored(COMMITTED, BEGUN).ref(-COMMITTED, BEGUN + HOUR), snapshot=SNAPSHOT)
+    undo.restore(orders, since_ms=BEGUN + HOUR)
+    assert orders.stored_times() == [BEGUN]
 
 
 def test_restore_without_its_payloads_warns(undo: Undo, orders: Topic, found: Topic) -> None:
@@ -368,6 +392,14 @@ def test_restore_elsewhere_of_an_open_transaction_is_refused(
     assert undo.restore(orders, snapshot=snapshot).restored == 2
 
 
+def test_restore_beside_messages_that_carry_their_payload_has_no_conflict(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
+    found.tx(COMMITTED, OLD_MS + 4, body=b"B")
+    assert undo.restore(orders, found, snapshot=SNAPSHOT).restored == 2
+
+
 def test_restore_beside_a_living_payload_keeps_both(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     orders.stored(COMMITTED, OLD_MS + 1)
@@ -397,6 +429,14 @@ def test_restore_of_rows_archived_twice_writes_them_once(undo: Undo, orders: Top
     orders.describe(ttl_seconds=86_400, generation=3)
     assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (3, 0, 3, 0)
     assert len(orders.at(3).messages()) == 2
+
+
+def test_restore_of_a_row_archived_twice_takes_the_later_file(undo: Undo, orders: Topic) -> None:
+    undo.archive(orders.tx(COMMITTED, OLD_MS), run_id="run-1")
+    undo.clock.advance(1)
+    undo.sweep(orders, run_id="run-2", snapshot=SNAPSHOT)
+    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (1, 0, 1, 0)
+    assert orders.pointers() == [COMMITTED]
 
 
 def test_restore_of_one_id_in_two_generations_is_refused(undo: Undo, orders: Topic) -> None:
@@ -479,6 +519,15 @@ def test_restore_of_expired_rows_names_their_new_ttl(undo: Undo, orders: Topic, 
     assert "when the topic is resumed" in warning
     kept = TopicMetadata(TopicId("default", "orders"), 1, done.ttl_seconds)
     assert NOW_MS + DAY - kept.ttl_seconds * 1000 <= min(orders.times())
+
+
+def test_restore_of_expired_rows_elsewhere_without_a_snapshot_warns(undo: Undo, orders: Topic, found: Topic) -> None:
+    undo.sweep(orders.plain(0))
+    done = json.loads(json.dumps(undo.restore(orders, found).to_json()))
+    assert (done["source"], done["target"], done["restored"]) == ("default:orders", "default:found", 1)
+    snapshot, expired = done["warnings"]
+    assert "no usable transaction snapshot" in snapshot
+    assert "with the next run, unless the topic is paused" in expired
 
 
 POOLS = {name: [pointer(BEGUN, 10 * at + number) for number in range(3)] for at, name in enumerate("cioz")}

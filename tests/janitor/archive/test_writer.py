@@ -210,6 +210,21 @@ def test_given_midnight_in_utc_when_it_passes_then_rows_go_to_the_next_day(undo:
     assert days == [date(2023, 11, 14), date(2023, 11, 15)]
 
 
+def test_archive_of_rows_that_are_gone_makes_no_file(undo: Undo, orders: Topic) -> None:
+    gone = MessageKey(orders.id, 1, NOW_MS, 0).pack()
+    saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, [gone])
+    saved.discard()
+    assert (saved.path, saved.keys, undo.folder.exists()) == (None, [], False)
+
+
+def test_discard_of_a_batch_removes_its_file(undo: Undo, orders: Topic) -> None:
+    [saved] = undo.archive(orders.plain(NOW_MS))
+    assert [row["snapshot_timestamp_ms"] for row in rows_of(undo.folder)] == [None]
+    saved.discard()
+    saved.discard()
+    assert archived.find(undo.folder).files == []
+
+
 @pytest.mark.parametrize("run_id", ["", "../../run", "a b", "x" * 101])
 def test_archive_by_a_run_id_that_is_no_name_is_refused(undo: Undo, orders: Topic, run_id: str) -> None:
     orders.plain(NOW_MS)
@@ -374,6 +389,12 @@ def test_archive_folder_that_is_read_only_fails(undo: Undo, orders: Topic, monke
     monkeypatch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(ArchiveError, match="Permission denied"):
         undo.archive(orders)
+
+
+def test_archive_without_pyarrow_names_the_extra(undo: Undo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"\.\[archive\]"):
+        ParquetArchive(undo.folder, undo.clock)
 
 
 def test_list_without_pyarrow_names_the_extra(undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,22 @@ def test_what_guards_and_runs_say_names_commands_that_are_ready_for_a_shell(app:
     assert [entry["message"] for entry in status(app)["guards"]] == [whole]
 
 
+def test_status_has_commands_to_resume_that_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:
+    views.shown = statuses.wrong(NOW_MS)
+    document = status(app)
+    assert [entry["command"] for entry in (*document["paused"], document["quarantined"][1])] == [
+        "janitor resume --config janitor.yaml",
+        """janitor resume 'team'"'"'s:*' --config janitor.yaml""",
+        "janitor resume default:audit --config janitor.yaml",
+    ]
+
+
+def test_metrics_keep_their_content_type(app: Direct) -> None:
+    answer = app.ask("/metrics")
+    assert answer.body == b"tms_janitor_heartbeat_timestamp_seconds 1\n"
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
 def test_status_is_drawn_once_for_many(app: Direct, views: StillViews, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Status] = []
     to_json = Status.to_json
@@ -247,7 +263,13 @@ def test_foreign_host_on_loopback_is_refused(app: Direct, views: StillViews, pat
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "janitor.example"])  # noqa: S104 nothing is bound
 def test_given_an_address_others_may_reach_when_asked_by_any_name_then_it_answers(views: StillViews, host: str) -> None:
-    assert Direct(views, host).ask("/healthz", host="janitor.example").status == 200
+    asked = Direct(views, host).ask("/api/status", host="janitor.example", origin="http://grafana.example")
+    assert asked.status == 200
+
+
+def test_request_with_two_hosts_is_refused(app: Direct, views: StillViews) -> None:
+    answer = app.ask("/api/status", HOST="localhost")
+    assert (answer.status, problem_of(answer)[0], views.asked) == (400, "TMS-BAD-REQUEST", [])
 
 
 def test_origin_of_another_site_on_loopback_is_refused(app: Direct, views: StillViews) -> None:

@@ -39,6 +39,7 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
     [
         (CALM, "No action is required."),
         (replace(CALM, last_run=None), "No run has started yet."),
+        (replace(CALM, process="between_runs"), "No action is required."),
         (replace(CALM, running=Running("r", NOW_MS, NOW_MS, "message", "", 0)), "A run is under way."),
         (replace(CALM, mode="plan_only"), "Plan only: nothing is deleted."),
         (replace(CALM, leader=False, lease_holder="there"), "On standby: there holds the lease."),
@@ -63,6 +64,7 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
             "run",
         ),
         (replace(CALM, last_run=replace(LAST, result="failed")), "The last run failed.", "run"),
+        (replace(CALM, failing={"count": "it cannot be read."}), "The count job fails: it cannot be read.", "run"),
         (
             replace(CALM, last_run=replace(LAST, result="partial", errors=("a:b: x", "y"))),
             "The last run was only partly done: a:b: x.",
