@@ -16,13 +16,14 @@ from tests.kit.servers import DELAY_SECONDS, PREFIX, TOPIC, LeaderServer, Rows, 
 from tests.support import each_raises, raising
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups.claims import GroupPoll
+from tms_core.messaging.ids import position, tail
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
 from tms_core.server.ha.leadership import REACH_MS, Leadership
 from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, Origin, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, TxCell
 from tms_core.tables.side import SideChange
 
 
@@ -111,6 +112,34 @@ def test_former_leader_leaves_late_rows_of_a_transaction_alone(two: TwoServers) 
         two.one.service.publish(TOPIC, [b"a", b"b"], pointer=pointer(NOW_MS))
     pointers = [cell.pointer for cell in two.store.message.read(CELLS, PREFIX, None, 10).items]
     assert pointers == [pointer(NOW_MS)] * 2
+
+
+def test_former_leader_does_not_acknowledge_late_payloads(two: TwoServers) -> None:
+    put = two.one.payload.put
+
+    def late(rows: object) -> None:
+        two.other.take_over()
+        put(rows)
+
+    two.one.payload.put = late
+    with pytest.raises(StoreUnavailable):
+        two.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))
+
+
+def test_late_rows_of_one_write_that_lie_far_apart_are_hidden(two: TwoServers) -> None:
+    two.one.service.publish(TOPIC, [b"a"])
+    at = position(NOW_MS + 1)
+    rows = [(PREFIX + tail(one), MessageValue(None, b"late")) for one in (at, at + FRAME_ROWS)]
+
+    def meanwhile() -> None:
+        two.other.take_over()
+        assert two.other.payloads() == [b"a"]
+
+    two.one.interrupt_write(meanwhile, lambda rows: rows[1:])
+    with pytest.raises(StoreUnavailable):
+        two.one.fenced.message.put(rows)
+    two.other.service.forget(TOPIC)
+    assert two.other.payloads() == [b"a"]
 
 
 def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> None:
@@ -303,6 +332,52 @@ def test_write_that_fails_at_the_hand_back_keeps_the_lease(two: TwoServers, monk
     assert two.cell.record.holder == "a"
 
 
+def test_write_that_fails_with_a_program_error_keeps_the_lease(two: TwoServers) -> None:
+    two.one.message.put = raising(ValueError("no row"))
+    with pytest.raises(ValueError, match="no row"):
+        two.one.service.publish(TOPIC, [b"late"])
+    two.one.leadership.resign()
+    assert two.cell.record.holder == "a"
+
+
+@pytest.mark.parametrize("tx", [None, pointer(NOW_MS)])
+def test_repeat_after_a_part_of_a_former_leader_is_there_once(two: TwoServers, tx: int | None) -> None:
+    sent = registered(two)
+    arrive = failing(two.one, lambda rows: rows[1:2], twice=True)
+    with pytest.raises(StoreUnavailable):
+        two.one.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent)
+    two.other.take_over()
+    two.other.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent)
+    arrive()
+    two.one.take_over()
+    assert two.one.payloads() == [b"a", b"b", b"c"]
+
+
+def test_registration_hides_a_failed_write_of_the_older_instance(two: TwoServers) -> None:
+    sent = registered(two)
+    arrive = failing(two.one, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        two.one.service.publish(TOPIC, [b"late"], sent=sent)
+    two.one.service.producers.register(TOPIC, "importer", UUID(int=2))
+    arrive()
+    assert two.one.payloads() == []
+
+
+def test_failures_without_a_message_between_them_leave_one_gap(two: TwoServers) -> None:
+    def fail(times: int) -> None:
+        for _ in range(times):
+            failing(two.one, lambda _: [])
+            with pytest.raises(StoreUnavailable):
+                two.one.service.publish(TOPIC, [b"a", b"b"])
+            two.clock.advance(SECOND)
+
+    fail(5)
+    two.one.service.publish(TOPIC, [b"c"])
+    fail(5)
+    assert two.one.payloads() == [b"c"]
+    assert len(Gaps.parse(two.side.get(b"g" + PREFIX)).spans) == 2
+
+
 def test_given_writes_that_fail_again_and_again_then_the_gaps_that_are_not_needed_go(two: TwoServers) -> None:
     for number in range(600):
         failing(two.one, (lambda rows: rows) if number < 5 else lambda _: [])
@@ -354,6 +429,41 @@ def test_next_leader_after_a_slow_clock_begins_behind_its_first_ids(two: TwoServ
 
 
 # --- reads and changes -----------------------------------------------------------------------------------------------
+
+
+def test_next_leader_begins_after_a_consumer_that_is_ahead(two: TwoServers) -> None:
+    def meanwhile() -> None:
+        two.other.take_over()
+        two.other.service.publish(TOPIC, [b"b"])
+
+    two.one.service.publish(TOPIC, [b"a"])
+    two.one.service.consumers.put(TOPIC, "billing", MessageId(NOW_MS + 100_000, 0))
+    two.one.interrupt_write(meanwhile)
+    with pytest.raises(StoreUnavailable):
+        two.one.service.publish(TOPIC, [b"late"])
+    two.other.service.forget(TOPIC)
+    assert two.other.payloads() == [b"a", b"b"]
+
+
+def test_seal_of_a_leader_that_slept_hides_nothing_of_others(two: TwoServers) -> None:
+    two.one.service.publish(TOPIC, [b"a"])
+    two.other.take_over()
+    two.one.take_over()
+    get = two.side.get
+
+    def slowly(key: bytes) -> bytes | None:
+        if key == b"g" + PREFIX:
+            two.side.get = get  # type: ignore[method-assign]
+            two.other.take_over()
+            two.other.service.publish(TOPIC, [b"x"])
+        return get(key)
+
+    two.side.get = slowly  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        two.one.payloads()
+    two.other.service.publish(TOPIC, [b"y"])
+    two.one.take_over()
+    assert two.one.payloads() == [b"a", b"x", b"y"]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

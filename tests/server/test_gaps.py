@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.builders import NOW_MS, SECOND
 from tms_core.clock import ManualClock
-from tms_core.messaging.ids import position, tail
+from tms_core.messaging.ids import POSITIONS, position, tail
 from tms_core.rowkey import generation_prefix
-from tms_core.server.ha.leadership import Term
+from tms_core.server.ha.leadership import REACH_MS, Term
 from tms_core.server.ha.sealed_ranges import Gaps, PositionRange, SealedRanges
 from tms_core.tables.base import MessageValue
 from tms_core.tables.lease import LeaseRecord
@@ -81,3 +81,47 @@ def test_sealed_topic_is_not_looked_for_again_in_its_term(succession: Succession
     assert sealed_ranges.known(Term(3, FORMER), PREFIX) is None
     succession.settled(sealed_ranges, Term(3, FORMER))
     assert succession.store.calls.total() > calls
+
+
+@pytest.mark.parametrize("ago_ms", [-1, 0])
+def test_seal_of_an_empty_topic_hides_what_may_be_under_way(succession: Succession, ago_ms: int) -> None:
+    oldest = position(FORMER.renewed_ms - REACH_MS)
+    gaps = succession.sealed()
+    assert gaps.hides(oldest + ago_ms) is (ago_ms == 0)
+    assert gaps.end == FREE
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "end_ms"), [(10 * SECOND, 11 * SECOND), (300 * SECOND, 301 * SECOND), (DAY, None)]
+)
+def test_seal_ends_after_the_clock_of_the_former_leader_within_reason(
+    succession: Succession, ahead_ms: int, end_ms: int | None
+) -> None:
+    succession.rows(position(NOW_MS))
+    former = LeaseRecord("a", 1, 7, NOW_MS + ahead_ms - SECONDS * SECOND, SECONDS)
+    assert succession.sealed(former).end == (0 if end_ms is None else position(NOW_MS + end_ms))
+
+
+def test_seal_ends_after_a_message_from_the_future(succession: Succession) -> None:
+    last = position(NOW_MS + DAY)
+    succession.rows(last)
+    assert succession.sealed().end == last + 1 + position(SECOND)
+
+
+def test_seal_ignores_rows_that_are_not_messages(succession: Succession) -> None:
+    at = position(NOW_MS - 20 * SECOND)
+    succession.rows(at)
+    succession.store.message.put([(PREFIX + tail(at - 1) + b"x", MessageValue(None, b"m"))])
+    assert succession.sealed().hides(at - 1)
+
+
+def test_seal_after_an_orderly_end_reads_no_messages(succession: Succession) -> None:
+    succession.rows(position(NOW_MS))
+    assert succession.sealed(None) == Gaps()
+    assert succession.store.calls["keys"] == 0
+
+
+def test_seal_of_a_topic_with_the_latest_id_can_be_stored(succession: Succession) -> None:
+    succession.rows(POSITIONS - 1)
+    gaps = succession.sealed()
+    assert Gaps.parse(gaps.pack()) == gaps

@@ -81,6 +81,25 @@ def test_repeat_while_late_rows_arrive_is_there_once(
     assert committed(two.other) == [b"once"]
 
 
+@pytest.mark.parametrize("ends", ["registered", "deleted"])
+def test_late_rows_of_a_fenced_instance_are_never_seen(two: TwoServers, sent: Sent, ends: str) -> None:
+    producers, elsewhere = two.other.service.producers, TopicId.parse("default:elsewhere")
+    two.one.service.create_topic(elsewhere)
+
+    def meanwhile() -> None:
+        two.other.take_over()
+        if ends == "deleted":
+            producers.delete(TOPIC, "importer")
+        else:
+            producers.register(TOPIC, "importer", UUID(int=2))
+
+    two.one.interrupt_write(meanwhile)
+    with pytest.raises(StoreUnavailable):
+        two.one.service.publish(elsewhere, [b"of an older instance"], sent=sent)
+    two.other.service.publish(elsewhere, [b"newer"])
+    assert committed(two.other, elsewhere) == [b"newer"]
+
+
 # --- payloads --------------------------------------------------------------------------------------------------------
 
 
