@@ -157,6 +157,32 @@ def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch,
         pass
 
 
+@pytest.mark.parametrize(
+    ("section", "setting", "value", "said"),
+    [
+        ("server", "port", "TAKEN", "server.port is"),
+        ("server", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
+        ("transactions", "thrift", "127.0.0.1:TAKEN", "transactions.thrift is"),
+        ("transactions", "thrift", "0.0.0.0:0", "without a token everyone"),
+        ("transactions", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
+        ("transactions", "token_file", "nowhere.token", "nowhere.token"),
+        ("transactions", "directory", "hdfs://name/tx", "is hdfs://name/tx"),
+    ],
+)
+def test_start_that_is_refused_leaves_nothing_behind(
+    tmp_path: Path, section: str, setting: str, value: object, said: str
+) -> None:
+    config = configure(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = yaml.safe_load(config.read_text())
+        settings[section][setting] = value
+        config.write_text(json.dumps(settings).replace('"TAKEN"', str(port)).replace("TAKEN", str(port)))
+        with pytest.raises(ConfigurationError, match=said), serving(config, {}, {}, janitor=False):
+            pass
+    assert list(tmp_path.iterdir()) == [config]
+
+
 # --- stores and transactions -----------------------------------------------------------------------------------------
 
 

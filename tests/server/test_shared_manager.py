@@ -29,7 +29,7 @@ from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
-from tms_core.server.managing import ServerTransactions, _advertised_address, open_manager, show
+from tms_core.server.managing import ServerTransactions, _advertised_address, check_manager, open_manager, show
 from tms_core.server.serving import _OpenResources
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
@@ -435,14 +435,16 @@ def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots
 def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_path: Path, slots: int) -> None:
     settings = settings_of(tmp_path, slots, "0.0.0.0:0")
     refused = settings.transactions.model_copy(update={"allow_without_token": False})
-    with ExitStack() as stack, pytest.raises(ConfigurationError, match="without a token everyone") as caught:
-        made(settings.model_copy(update={"transactions": refused}), MemorySide(), stack)
+    with pytest.raises(ConfigurationError, match="without a token everyone") as caught:
+        check_manager(settings.model_copy(update={"transactions": refused}))
     assert "transactions.allow_without_token" in caught.value.hint
     (tmp_path / "token").write_bytes(b"0123456789abcdef0123456789abcdef")
     (tmp_path / "token").chmod(0o600)
     with_token = refused.model_copy(update={"token_file": tmp_path / "token"})
+    allowed = settings.model_copy(update={"transactions": with_token})
+    check_manager(allowed)
     with ExitStack() as stack:
-        assert made(settings.model_copy(update={"transactions": with_token}), MemorySide(), stack).address
+        assert made(allowed, MemorySide(), stack).address
 
 
 def test_several_servers_go_on_from_the_folder_of_one(tmp_path: Path) -> None:

@@ -79,6 +79,37 @@ class ServerTransactions(NamedTuple):
     service: TransactionService | None = None
 
 
+def check_manager(settings: Settings) -> None:
+    """Check the settings and the files of a manager before anything is created.
+
+    Raises:
+        ConfigurationError: the manager or its service could not start.
+    """
+    transactions = settings.transactions
+    if transactions.source != "manager":
+        return
+    is_alone = settings.server.leader.advertise is None
+    if "://" in transactions.directory and settings.storage.kind != "memory" and is_alone:
+        raise ConfigurationError(
+            f"transactions.directory is {transactions.directory}, and a manager keeps its log in a folder of this "
+            "machine.",
+            "Set transactions.directory to a folder, or transactions.source: directory.",
+        )
+    if (
+        transactions.token_file is None
+        and not is_loopback(split_address(transactions.thrift)[0])
+        and not transactions.allow_without_token
+    ):
+        raise ConfigurationError(
+            f"transactions.thrift is {transactions.thrift}, and without a token everyone who reaches it can end "
+            "transactions and have invalid ones seen.",
+            "Set transactions.token_file, or transactions.thrift to 127.0.0.1:15165. If Tephra's own clients call from "
+            "other machines: transactions.allow_without_token: true.",
+        )
+    _tokens(transactions)
+    _certificate(transactions)
+
+
 def open_manager(
     settings: Settings,
     clock: Clock,
@@ -204,45 +235,36 @@ def _service(
     stack: ExitStack,
     several: ManagerOfSeveral | None = None,
 ) -> TransactionService:
-    if (
-        settings.token_file is None
-        and not is_loopback(split_address(settings.thrift)[0])
-        and not settings.allow_without_token
-    ):
-        raise ConfigurationError(
-            f"transactions.thrift is {settings.thrift}, and without a token everyone who reaches it can end "
-            "transactions and have invalid ones seen.",
-            "Set transactions.token_file, or transactions.thrift to 127.0.0.1:15165. If Tephra's own clients call from "
-            "other machines: transactions.allow_without_token: true.",
-        )
-    files = {
-        Level.CLIENT: ("transactions.token_file", settings.token_file),
-        Level.ADMIN: ("transactions.admin_token_file", settings.admin_token_file),
-    }
-    tls = settings.tls
-    certificate = None if tls is None else ServerCertificate("transactions.tls.", tls.certificate, tls.key)
     service = TransactionService(
         manager,
         settings.thrift,
         snapshot_seconds=settings.snapshot_interval_seconds,
-        tokens={level: token_reader(setting, file) for level, (setting, file) in files.items() if file is not None},
+        tokens=_tokens(settings),
         several=several,
-        certificate=certificate,
+        certificate=_certificate(settings),
     )
     service.start()
     stack.callback(service.stop)
     return service
 
 
+def _tokens(settings: TransactionSettings) -> dict[Level, Callable[[], bytes]]:
+    files = {
+        Level.CLIENT: ("transactions.token_file", settings.token_file),
+        Level.ADMIN: ("transactions.admin_token_file", settings.admin_token_file),
+    }
+    return {level: token_reader(setting, file) for level, (setting, file) in files.items() if file is not None}
+
+
+def _certificate(settings: TransactionSettings) -> ServerCertificate | None:
+    tls = settings.tls
+    return None if tls is None else ServerCertificate("transactions.tls.", tls.certificate, tls.key)
+
+
 def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool) -> Storage:
     directory = settings.transactions.directory
     if settings.storage.kind == "memory":
         return MemoryStorage()
-    if "://" in directory:
-        raise ConfigurationError(
-            f"transactions.directory is {directory}, and a manager keeps its log in a folder of this machine.",
-            "Set transactions.directory to a folder, or transactions.source: directory.",
-        )
     check_directory(directory, side, created=created)
     is_new = recorded_transactions(side) is None and not DirectoryStorage.has_log(Path(directory))
     # The server cannot refuse this store: a store that CDAP wrote looks the same as an incomplete copy.

@@ -23,10 +23,11 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists, hint_for_extra
 from tms_core.messaging.publish.workers import EventLoopWorkers
 from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.security.tls import ServerCertificate
 from tms_core.server import companions
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
 from tms_core.server.auth.tokens import Tokens
-from tms_core.server.managing import ServerTransactions, check_alone, open_manager, show
+from tms_core.server.managing import ServerTransactions, check_alone, check_manager, open_manager, show
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
@@ -52,8 +53,10 @@ from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import system_of
+from tms_core.transaction.rpc.service import listen as listen_for_calls
 from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import places
+from tms_core.web.thread import listen
 
 if TYPE_CHECKING:
     from tms_core.server.rest.forward import Forwarder
@@ -108,6 +111,9 @@ def serving(
     clock = clock or SystemClock()
     # Before anything is opened, since a key or a tokens file may be wrong.
     gate = make_gate(settings.server.auth, clock, places(settings.server.max_connections))
+    if (tls := settings.server.tls) is not None:
+        ServerCertificate("server.tls.", tls.certificate, tls.key)
+    check_manager(settings)
     for sentence in exposure_warnings(settings):
         logger.warning("%s", sentence)
     with ExitStack() as stack:
@@ -177,6 +183,8 @@ def _open(settings: Settings, clock: Clock) -> _OpenResources:
     if storage.kind == "leveldb":
         path = storage.leveldb.path
         created = not holds_database(path / FOLDERS["metadata"])
+        if created:
+            _check_ports(settings)
         # Opening the store writes to it.
         past_ms = written_ms(path)
         return _OpenResources(LevelDBStore(path, create=True), created, past_ms)
@@ -190,6 +198,17 @@ def _open(settings: Settings, clock: Clock) -> _OpenResources:
         store.close()
         raise
     return _OpenResources(store, created=False)
+
+
+def _check_ports(settings: Settings) -> None:
+    """Check the ports before a store is created: after an error there, an empty store would stay.
+
+    An existing store is opened first, because the server that has the ports is likely to have the store, too.
+    """
+    server, transactions = settings.server, settings.transactions
+    with listen(server.host, server.port, setting="server", other="another tms serve"):
+        if transactions.source == "manager":
+            listen_for_calls(transactions.thrift).close()
 
 
 def _messaging(

@@ -145,7 +145,7 @@ class ThreadedServer:
         Raises:
             ConfigurationError: the address or port cannot be had.
         """
-        listener = self._listen()
+        listener = listen(self._host, self.port, setting=self._setting, other=self._other, backlog=self._backlog)
         self.port = listener.getsockname()[1]
         self._server = ServerThread(self._config, listener, give_up_seconds=self._give_up_seconds)
         if not self._server.start():
@@ -164,31 +164,37 @@ class ThreadedServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _listen(self) -> socket.socket:
-        try:
-            [(family, _, _, _, address), *_] = socket.getaddrinfo(
-                self._host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            return socket.create_server(address[:2], family=family, backlog=self._backlog)
-        except OSError as error:
-            raise self._refusal(error) from error
 
-    def _refusal(self, error: OSError) -> ConfigurationError:
-        name, port = self._setting, self.port
-        variable = f"TMS_{name.upper().replace('.', '__')}__PORT"
-        if error.errno == errno.EADDRINUSE:
-            return ConfigurationError(
-                f"{name}.port is {port}, and another program listens there already.",
-                f"Stop it ({self._other}?), or set {name}.port to a free port ({variable}=PORT); 0 selects any.",
-            )
-        if error.errno == errno.EACCES:
-            return ConfigurationError(
-                f"{name}.port is {port}, and this user may not open it.", f"Set {name}.port to one above 1023."
-            )
-        return ConfigurationError(
-            f"{name}.host is {self._host}, which cannot be listened on: {error.strerror}.",
-            f"Set {name}.host to an address of this machine, or 127.0.0.1.",
+def listen(host: str, port: int, *, setting: str, other: str, backlog: int = 1) -> socket.socket:
+    """Return a socket that listens; arguments as of :class:`ThreadedServer`.
+
+    Raises:
+        ConfigurationError: the address or the port is not available.
+    """
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+        return socket.create_server(address[:2], family=family, backlog=backlog)
+    except OSError as error:
+        raise _refusal(error, host, port, setting, other) from error
+
+
+def _refusal(error: OSError, host: str, port: int, name: str, other: str) -> ConfigurationError:
+    if error.errno == errno.EADDRINUSE:
+        variable = f"TMS_{name.upper().replace('.', '__')}__PORT"
+        return ConfigurationError(
+            f"{name}.port is {port}, and another program listens there already.",
+            f"Stop it ({other}?), or set {name}.port to a free port ({variable}=PORT); 0 selects any.",
+        )
+    if error.errno == errno.EACCES:
+        return ConfigurationError(
+            f"{name}.port is {port}, and this user may not open it.", f"Set {name}.port to one above 1023."
+        )
+    return ConfigurationError(
+        f"{name}.host is {host}, which cannot be listened on: {error.strerror}.",
+        f"Set {name}.host to an address of this machine, or 127.0.0.1.",
+    )
 
 
 class _Server(uvicorn.Server):

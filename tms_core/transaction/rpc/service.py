@@ -187,7 +187,7 @@ class TransactionService:
         Raises:
             ConfigurationError: the address, the port or the certificate cannot be used.
         """
-        listener = self._listen()
+        listener = listen(self.address)
         self.port = listener.getsockname()[1]
         started = threading.Event()
         self._thread = threading.Thread(
@@ -205,18 +205,6 @@ class TransactionService:
         self._workers.shutdown()
         self._passing.shutdown()
         self._thread = None
-
-    def _listen(self) -> socket.socket:
-        try:
-            [(family, _, _, _, address), *_] = socket.getaddrinfo(
-                self._host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        except OSError as error:
-            raise ConfigurationError(
-                f"transactions.thrift is {self.address}, which cannot be listened on: {error.strerror}.",
-                "Stop the program that listens there, or set another address: TMS_TRANSACTIONS__THRIFT=HOST:PORT.",
-            ) from error
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -555,6 +543,25 @@ class TransactionService:
             return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
         finally:
             self._quick.under_way -= 1
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens on ``HOST:PORT``.
+
+    Raises:
+        ConfigurationError: the address or the port is not available.
+    """
+    host, port = split_address(address)
+    try:
+        [(family, _, _, _, found), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return socket.create_server(found[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(
+            f"transactions.thrift is {address}, which cannot be listened on: {error.strerror}.",
+            "Stop the program that listens there, or set another address: TMS_TRANSACTIONS__THRIFT=HOST:PORT.",
+        ) from error
 
 
 async def _refuse_plain(peer: socket.socket) -> None:
