@@ -17,9 +17,9 @@ from tms_core.errors import ClockJumped
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
 
-#: In how much monotonic time one part of it is forgiven by which wall time is ahead.
-_FORGIVEN_PART = 1_000
-#: A machine that was off for longer than this, in milliseconds, has a jumped clock until an operator says otherwise.
+#: Monotonic time, in milliseconds, in which one millisecond of an advance of wall time is forgiven.
+_MS_PER_FORGIVEN_MS = 1_000
+#: Longest plausible time that a machine was off, in milliseconds; a larger advance counts as a clock jump.
 OFF_MS = 7 * 24 * 3600 * 1000
 #: A span of time as an operator or a program writes it: ``7d``, ``1h30m``.
 SPAN = r"(?:\d{1,18}(?:ms|[smhd]))+"
@@ -29,7 +29,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def parse_span(text: str) -> int | None:
-    """Return the milliseconds of a span such as ``1h30m``; None: it is not one."""
+    """Return the milliseconds of a span such as ``1h30m``; None if the text is not a span."""
     if not re.fullmatch(SPAN, text):
         return None
     return sum(int(number) * _UNIT_MS[unit] for number, unit in _AMOUNT.findall(text))
@@ -47,7 +47,7 @@ class Clock(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """Return the identity of the boot that :meth:`monotonic_ms` counts from; empty: the system has no identity."""
+        """Return the identity of the boot that :meth:`monotonic_ms` counts from; empty if the system has none."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -76,11 +76,11 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; sleeping advances it.
+    """A clock that only its methods advance, among them :meth:`sleep`.
 
     Args:
-        monotonic_ms: monotonic time to start at.
-        boot_id: the boot it pretends to be in.
+        monotonic_ms: the initial monotonic time.
+        boot_id: the identity of the simulated boot.
     """
 
     def __init__(self, now_ms: int, *, monotonic_ms: int = 0, boot_id: str = "manual") -> None:
@@ -101,54 +101,53 @@ class ManualClock:
         self.advance(round(seconds * 1000))
 
     def advance(self, milliseconds: int) -> None:
-        """Let honest time pass: wall time and monotonic time move together."""
+        """Advance wall time and monotonic time together, as on a machine with a correct clock."""
         self._now_ms += milliseconds
         self._monotonic_ms += milliseconds
 
     def step(self, milliseconds: int) -> None:
-        """Set the wall clock forward (or back, if negative) without time passing."""
+        """Step the wall clock, backward if negative; monotonic time stays the same."""
         self._now_ms += milliseconds
 
     def reboot(self, boot_id: str, *, monotonic_ms: int = 0) -> None:
-        """Start another boot: monotonic time restarts."""
+        """Simulate a reboot, after which monotonic time starts at ``monotonic_ms``."""
         self._boot_id = boot_id
         self._monotonic_ms = monotonic_ms
 
 
 class _Reading(NamedTuple):
-    #: The time to read by.
+    #: The time by which rows are judged.
     now_ms: int
-    #: The time that wall time would show if it were right.
+    #: Wall time, without the jump if the clock has jumped.
     right_ms: int
-    #: By how much wall time is ahead of that.
+    #: The advance of wall time over the time that the monotonic clock predicts.
     ahead_ms: int
 
 
-#: How far wall time may get ahead of monotonic time at once, and the clocks of several machines may differ, in
-#: milliseconds: far beyond any correction by NTP, and not enough to matter to a ttl.
+#: Largest advance of wall time over monotonic time at once, and largest difference between the clocks of machines, in
+#: milliseconds: far beyond any correction by NTP, and too small to matter to a TTL.
 CLOCK_ALLOWANCE_MS = 300_000
 
 
 class HonestClock:
     """A wall clock that is checked against the monotonic clock; threads may share it.
 
-    It does not follow a clock that jumps forward (invariant S7). Wall time is compared with the monotonic clock since
-    the wall clock was last right. Small forward steps are forgiven over time, because the daily correction of a
-    drifting clock makes many of them. A backward step is believed at once, and so is the way back: a clock that shows
-    the time as if it had never been set back was right before. Anything between the two is a jump.
+    It does not follow a wall clock that jumps forward (invariant S7). The monotonic clock predicts wall time from the
+    last time at which the wall clock was right. Small forward steps are forgiven over time, because the daily
+    correction of a drifting clock makes many of them. A backward step is adopted at once, and so is its reversal: a
+    clock that returns to the time before the step was right then. Any other step beyond the allowance is a jump.
 
-    A clock that was behind when the program started, as on a machine without a battery, is believed once it is set. The
-    conditions are: by the monotonic clock, it shows a time before the time that had certainly passed
-    (:meth:`note_past`), and the jump leads to that time or to at most :data:`OFF_MS` after it.
+    A clock that was late when the program started, as on a machine without a battery, is adopted after its correction.
+    The conditions are: the predicted time is before a time that has certainly passed (:meth:`note_past`), and the new
+    time is that time or at most :data:`OFF_MS` after it.
 
-    After any other jump, set the clock right. If the clock is right now and was wrong when the program started, restart
-    the program. Restart it also after a virtual machine was paused for longer than the allowance, because its monotonic
-    clock stood still.
+    After any other jump, correct the clock. If the clock is correct and was wrong when the program started, restart the
+    program. Also restart it after a virtual machine was paused for longer than the allowance, because the monotonic
+    clock stops during a pause.
 
     Args:
-        allowance_ms: how far wall time may advance ahead of the monotonic clock at once, in milliseconds. The
-            difference is forgiven at a rate of 1/1000 of monotonic time, twice the error of the worst clock that can be
-            synchronized.
+        allowance_ms: the largest advance of wall time over the monotonic clock at once, in milliseconds. An advance is
+            forgiven at a rate of 1/1000 of monotonic time, twice the error of the worst clock that can be synchronized.
     """
 
     def __init__(self, clock: Clock, allowance_ms: int = CLOCK_ALLOWANCE_MS) -> None:
@@ -156,21 +155,21 @@ class HonestClock:
         self._allowance_ms = allowance_ms
         self._lock = Lock()
         self._forgiven_until_ms = clock.monotonic_ms()
-        #: By how much wall time is ahead of monotonic time while it is right.
+        #: Wall time minus monotonic time while the wall clock is right.
         self._lead_ms = clock.now_ms() - self._forgiven_until_ms
-        #: The most that ever was.
+        #: The largest value of ``_lead_ms`` so far.
         self._highest_lead_ms = self._lead_ms
         self._now_ms = 0
-        #: The latest time that had passed when the program started; 0: not known.
+        #: The latest time that had passed when the program started; 0: unknown.
         self._past_ms = 0
 
     def note_past(self, past_ms: int) -> None:
-        """Note a time that had passed before the program started, because rows or files of the store have it."""
+        """Record a time that had passed before the program started, such as the publish time of a stored row."""
         with self._lock:
             self._past_ms = max(self._past_ms, past_ms)
 
     def now_ms(self) -> int:
-        """Return the time to read by: rows that a jumped clock makes old are not old, and expired rows stay expired."""
+        """Return the time by which rows are judged: it does not follow a jump, and never steps back."""
         return self._read().now_ms
 
     def publish_ms(self) -> int:
@@ -183,27 +182,27 @@ class HonestClock:
         if reading.ahead_ms > self._allowance_ms:
             raise ClockJumped(
                 f"The clock is {reading.ahead_ms / 1000:.0f} s ahead of this machine's monotonic clock.",
-                "Set it right; if it is right now, restart the server.",
+                "Correct the clock; if it is correct already, restart the server.",
             )
         return reading.now_ms
 
     def right_ms(self) -> int:
-        """Return wall time; after a jump, the time without the jump. It steps back with the clock."""
+        """Return wall time, after a jump without the jump; unlike :meth:`now_ms` it steps back with the clock."""
         return self._read().right_ms
 
     def monotonic_ms(self) -> int:
-        """Return the machine's monotonic clock, which no wrong clock changes."""
+        """Return the machine's monotonic time in milliseconds, which does not depend on wall time."""
         return self._clock.monotonic_ms()
 
     def _read(self) -> _Reading:
         with self._lock:
-            # In this order: a thread that is paused between the two sees a clock that is ahead for once, and not one
-            # that stepped back.
+            # Read in this order: a pause between the reads then looks like an advance, which is forgiven, rather than
+            # like a backward step, which would be adopted.
             monotonic_ms = self._clock.monotonic_ms()
             wall_ms = self._clock.now_ms()
             lead_ms = wall_ms - monotonic_ms
             if abs(lead_ms - self._highest_lead_ms) <= self._allowance_ms < lead_ms - self._lead_ms:
-                # It was set back, and is right again.
+                # The clock was set back before, and is right again.
                 self._lead_ms = self._highest_lead_ms
             if lead_ms - self._lead_ms > self._allowance_ms and self._has_caught_up(wall_ms, lead_ms - self._lead_ms):
                 self._lead_ms = lead_ms
@@ -219,14 +218,14 @@ class HonestClock:
         return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS
 
     def _forgive(self, monotonic_ms: int, ahead_ms: int) -> int:
-        """Adopt a backward step, and a little of a forward one; return the remaining difference in milliseconds."""
-        due_ms, rest_ms = divmod(monotonic_ms - self._forgiven_until_ms, _FORGIVEN_PART)
+        """Adopt a backward step, and a part of a forward step; return the remaining advance in milliseconds."""
+        due_ms, rest_ms = divmod(monotonic_ms - self._forgiven_until_ms, _MS_PER_FORGIVEN_MS)
         if ahead_ms - due_ms > self._allowance_ms:
-            # A jump becomes no smaller with time.
+            # A jump is not forgiven over time.
             self._forgiven_until_ms = monotonic_ms
             return ahead_ms
         forgiven_ms = min(ahead_ms, due_ms)
         self._lead_ms += forgiven_ms
-        # What was too short to forgive a millisecond for still counts, but only while there is something to forgive.
+        # Carry over the remainder of the division, unless the whole advance is forgiven.
         self._forgiven_until_ms = monotonic_ms if forgiven_ms == ahead_ms else monotonic_ms - rest_ms
         return ahead_ms - forgiven_ms

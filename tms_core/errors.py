@@ -1,11 +1,11 @@
-"""Every error the project raises on purpose, as one tree below :class:`TmsError`.
+"""The errors that the project raises, as one tree below :class:`TmsError`.
 
-``docs/reference/errors.md`` lists the codes. A command catches the root and prints one sentence::
+``docs/reference/errors.md`` lists the codes. A command catches the root and prints the failure and the next step::
 
     try:
         report = run_once(...)
     except TmsError as error:
-        print(error)          # what happened, then what to do next
+        print(error)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-#: How much of a name or a key is quoted, in characters: a store may have one of megabytes.
+#: Longest quotation of a name or key in a message, in characters: stored keys can have megabytes.
 QUOTED = 200
 _LONG_WORD = re.compile(rf"\S{{{QUOTED + 1},}}")
 
@@ -33,13 +33,12 @@ def shortened(text: str) -> str:
     return _LONG_WORD.sub(lambda word: f"{word[0][:QUOTED]}…", text)
 
 
-#: Codes of errors that no class of the tree stands for: wrong usage of a command, requests that no route answers,
-#: defects, and the findings of guards.
+#: Codes of errors without a class in the tree: wrong usage of a command, defects, and requests without a route.
 USAGE, INTERNAL, NO_ROUTE, METHOD_NOT_ALLOWED = "TMS-USAGE", "TMS-INTERNAL", "TMS-NO-ROUTE", "TMS-METHOD-NOT-ALLOWED"
 
 
 def code_of_status(status: int) -> str:
-    """Return the code of an HTTP error response that was not made from an error of the tree."""
+    """Return the error code of an HTTP response that has a status only."""
     return _STATUS_CODES.get(status, INTERNAL if status >= 500 else BadRequest.code)
 
 
@@ -49,7 +48,7 @@ def code_of_guard(guard: str) -> str:
 
 
 def hint_for_extra(name: str) -> str:
-    """Return the hint of an error for a missing extra; no package index has the project yet."""
+    """Return the hint for a missing extra; it installs from files, because no package index has the project yet."""
     return f"Install the extra {name}: in a checkout pip install '.[{name}]', with a wheel pip install 'WHEEL[{name}]'."
 
 
@@ -58,7 +57,7 @@ class TmsError(Exception):
 
     Args:
         message: one sentence with the failure and its place.
-        hint: one sentence saying what to do next, or an empty string.
+        hint: one sentence with the next step, or an empty string.
 
     Attributes:
         code: identifies the kind of error in output, logs and ``docs/reference/errors.md``; never changes.
@@ -77,12 +76,12 @@ class TmsError(Exception):
     def __reduce__(
         self,
     ) -> tuple[Callable[..., TmsError], tuple[type[TmsError], tuple[object, ...], dict[str, object]]]:
-        # By default the class would be called with ``args``, which is the message alone.
-        return _again, (type(self), self.args, self.__dict__)
+        # By default pickle calls the class with ``args``, which has the message only.
+        return _rebuild_error, (type(self), self.args, self.__dict__)
 
 
-def _again(kind: type[TmsError], args: tuple[object, ...], attributes: dict[str, object]) -> TmsError:
-    """Return an error that was copied, or sent to another process."""
+def _rebuild_error(kind: type[TmsError], args: tuple[object, ...], attributes: dict[str, object]) -> TmsError:
+    """Return the copy of an error, for ``copy`` and ``pickle``."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
@@ -95,7 +94,7 @@ class ConfigurationError(TmsError):
 
 
 class LoginFailed(TmsError):
-    """Kerberos gives no ticket, or a service refuses it; another try may succeed."""
+    """Kerberos issued no ticket, or a service rejected it; a retry may succeed."""
 
     code = "TMS-LOGIN-FAILED"
 
@@ -107,7 +106,7 @@ class FormatError(TmsError):
 
 
 class KeyFormatError(FormatError):
-    """The length, the separators or the grammar of a row key are not those of a TMS row."""
+    """A row key does not have the length, the separators or the grammar of a TMS key."""
 
     code = "TMS-FORMAT-KEY"
 
@@ -131,7 +130,7 @@ class UnsupportedSnapshotVersion(SnapshotError):
 
 
 class NoSnapshot(TmsError):
-    """A source holds no snapshot that can be read."""
+    """A source has no readable snapshot."""
 
     code = "TMS-SNAPSHOT-NOT-FOUND"
 
@@ -140,7 +139,7 @@ class StoreError(TmsError):
     """The store failed to open, read or write.
 
     Args:
-        path: the file or folder that the error names; empty: it names none.
+        path: the file or folder in the message, or empty.
     """
 
     code = "TMS-STORE"
@@ -163,31 +162,31 @@ class LeaseHeld(StoreBusy):
 
 
 class StoreNotFound(StoreError):
-    """No store at the configured place."""
+    """The configured path has no store."""
 
     code = "TMS-STORE-NOT-FOUND"
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, or could not do it in time; whether a change was made may be unknown."""
+    """The store is unreachable or timed out; a change may or may not have been applied."""
 
     code = "TMS-STORE-UNAVAILABLE"
 
 
 class WriteRefused(StoreError):
-    """The store accepts no write now: no space, over quota, read-only. No topic is to blame."""
+    """The store rejects all writes now (no space, over quota, read-only), whatever their topic."""
 
     code = "TMS-STORE-READ-ONLY"
 
 
 class StoreFull(WriteRefused):
-    """The disk has no room, or is mounted read-only. The write was not executed, and may succeed later."""
+    """The disk is full or mounted read-only. The write was not executed, and a retry may succeed."""
 
     code = "TMS-STORE-FULL"
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether a file could not be written for want of space or quota, or on a read-only file system."""
+    """Return whether a write failed for lack of space or quota, or on a read-only file system."""
     return error.errno in _FULL
 
 
@@ -195,62 +194,62 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
 
 class StoreLayoutError(StoreError):
-    """A LevelDB folder in a layout of CDAP 6, which is not served."""
+    """A LevelDB folder has a layout of CDAP 6, which is not supported."""
 
     code = "TMS-STORE-LAYOUT"
 
 
 class StateError(TmsError):
-    """The janitor's state could not be opened, read or written; no store and no topic is the cause."""
+    """The janitor's state could not be opened, read or written, independent of the store and its topics."""
 
     code = "TMS-STATE"
 
 
 class StateBusy(StateError):
-    """Another process is writing the state, or has the lease under which it is written."""
+    """Another process is writing the state, or holds its lease."""
 
     code = "TMS-STATE-BUSY"
 
 
 class StateUnavailable(StateError):
-    """Where the state is kept cannot be reached; whether a change was made may be unknown."""
+    """The storage of the janitor's state is unreachable; a change may or may not have been applied."""
 
     code = "TMS-STATE-UNAVAILABLE"
 
 
 class ArchiveError(TmsError):
-    """Rows could not be archived before they were to be deleted, or an archive could not be read."""
+    """Rows could not be archived before their deletion, or an archive could not be read."""
 
     code = "TMS-ARCHIVE"
 
 
 class MessagingError(TmsError):
-    """A request for a topic or its messages was refused or failed; the text says why."""
+    """A request for a topic or its messages was rejected or failed."""
 
     code = "TMS-MESSAGING"
 
 
 class BadRequest(MessagingError):
-    """The request is wrong in itself: a ttl of 0, a limit below 1, a message without a payload."""
+    """The request is invalid: a TTL of 0, a limit below 1, a message without a payload."""
 
     code = "TMS-BAD-REQUEST"
 
 
 class TopicNotFound(MessagingError):
-    """There is no such topic, or it was deleted."""
+    """The topic does not exist, or was deleted."""
 
     code = "TMS-TOPIC-NOT-FOUND"
 
 
 class TopicExists(MessagingError):
-    """A topic of that name exists already."""
+    """A topic with this name exists already."""
 
     code = "TMS-TOPIC-EXISTS"
 
 
 class PartitionsChanged(MessagingError):
-    """The topic has its messages in partitions, or is sealed; nothing was done. The properties of the whole topic name
-    the partitions that take messages.
+    """The topic stores its messages in partitions, or is sealed; nothing was changed. The properties of the topic with
+    partitions name the partitions that accept messages.
     """
 
     code = "TMS-PARTITIONS-CHANGED"
@@ -263,29 +262,29 @@ class TooLarge(StoreError, BadRequest):
 
 
 class ConsumerNotFound(MessagingError):
-    """The topic is there, and has no consumer of that name."""
+    """The topic exists, but has no consumer with this name."""
 
     code = "TMS-CONSUMER-NOT-FOUND"
 
 
 class ConsumerConflict(MessagingError):
     """The state of a consumer does not allow the request: it exists already, it has open claims, or the claiming
-    transaction has ended. Nothing was done.
+    transaction has ended. Nothing was changed.
     """
 
     code = "TMS-CONSUMER-CONFLICT"
 
 
 class ProducerNotFound(MessagingError):
-    """The topic is there, and has no producer of that name."""
+    """The topic exists, but has no producer with this name."""
 
     code = "TMS-PRODUCER-NOT-FOUND"
 
 
 class ProducerFenced(MessagingError):
-    """A newer instance of the producer was registered, or the producer is unknown; nothing was done.
+    """A newer instance of the producer was registered, or the producer is unknown; nothing was changed.
 
-    It is final: the server rejects all later requests of this instance, too.
+    The error is final: the server also rejects all later requests of this instance.
     """
 
     code = "TMS-PRODUCER-FENCED"
@@ -298,27 +297,25 @@ class TransactionExpired(MessagingError):
 
 
 class Unauthorized(MessagingError):
-    """The request has no token, or the token is unknown, wrong or expired; nothing was done."""
+    """The request has no token, or the token is unknown, wrong or expired; nothing was changed."""
 
     code = "TMS-UNAUTHORIZED"
 
 
 class Forbidden(MessagingError):
-    """The sender of the request may not do this; the answer does not reveal whether the topic exists. Nothing was
-    done.
-    """
+    """The caller lacks the permission; nothing was changed. The response does not reveal whether the topic exists."""
 
     code = "TMS-FORBIDDEN"
 
 
 class Unanswered(MessagingError):
-    """A server's answer did not come, or makes no sense, so the request may have been executed."""
+    """The server's response is missing or unreadable, so the request may have been executed."""
 
     code = "TMS-UNANSWERED"
 
 
 class ServerFailed(Unanswered):
-    """The server says that it failed (500); whether something was done is not known."""
+    """The server reported a failure (500); the request may have been executed."""
 
     code = "TMS-SERVER-FAILED"
 
@@ -340,7 +337,7 @@ class NotPublished(MessagingError):
 
     Args:
         message, hint: as of all errors.
-        messages: how many.
+        messages: the number of the messages.
     """
 
     code = "TMS-NOT-PUBLISHED"
@@ -351,11 +348,11 @@ class NotPublished(MessagingError):
 
 
 class Unavailable(MessagingError):
-    """This cannot be done now; nothing was done, and the same request may succeed later.
+    """The request cannot be executed now; nothing was changed, and a retry may succeed.
 
     Args:
         message, hint: as of all errors.
-        retry_after_seconds: when to try again, where the server says so (``Retry-After``).
+        retry_after_seconds: the delay before a retry, if the server sent one (``Retry-After``).
     """
 
     code = "TMS-UNAVAILABLE"
@@ -366,19 +363,19 @@ class Unavailable(MessagingError):
 
 
 class QuotaExceeded(Unavailable):
-    """A principal is above its quota; the same request may succeed later."""
+    """A principal has exceeded its quota; a retry may succeed."""
 
     code = "TMS-QUOTA-EXCEEDED"
 
 
 class ClockJumped(Unavailable):
-    """The wall clock is ahead of the clocks it is checked against (invariant S7)."""
+    """The wall clock is ahead of the clocks that check it (invariant S7)."""
 
     code = "TMS-CLOCK-JUMPED"
 
 
 class TransactionError(TmsError):
-    """A transaction manager refused a request."""
+    """A transaction manager rejected a request."""
 
     code = "TMS-TRANSACTION"
 
@@ -390,19 +387,19 @@ class NotInProgress(TransactionError):
 
 
 class TransactionEnded(NotInProgress, MessagingError):
-    """The transaction is over, or never started, so nothing is written in it; late writes are not visible."""
+    """The transaction is finished or never started, so it accepts no writes; late writes are not visible."""
 
     code = "TMS-TRANSACTION-ENDED"
 
 
 class Conflict(TransactionError):
-    """Another transaction has changed the same thing since this one started.
+    """Another transaction committed a change key of this transaction after this transaction started.
 
     Args:
         message: as of all errors.
         transaction_id: the transaction that cannot commit.
         key: the change key, written as Tephra writes it.
-        client: who committed it, or empty.
+        client: the client of the other transaction, or empty.
     """
 
     code = "TMS-TRANSACTION-CONFLICT"
@@ -415,13 +412,13 @@ class Conflict(TransactionError):
 
 
 class Invalidated(TransactionError):
-    """The transaction is invalid; nothing of it is visible, now or later, so it may be done again."""
+    """The transaction is invalid: its writes never become visible, so it may be repeated."""
 
     code = "TMS-TRANSACTION-INVALIDATED"
 
 
 class PostCommitFailed(TransactionError):
-    """The transaction is committed, but something that was to follow failed; doing it again would do it twice."""
+    """The transaction is committed, but a step after the commit failed; a repetition would apply it twice."""
 
     code = "TMS-TRANSACTION-POST-COMMIT"
 
@@ -445,13 +442,13 @@ class TruncateTimeError(TransactionError):
 
 
 class CannotSnapshot(TransactionError):
-    """A copy of the state could not be made."""
+    """The transaction state could not be copied."""
 
     code = "TMS-TRANSACTION-SNAPSHOT"
 
 
 class Interrupted(TmsError):
-    """A run was stopped between two batches; completed batches stand."""
+    """A run was stopped between two batches; completed batches remain."""
 
     code = "TMS-RUN-INTERRUPTED"
 
@@ -463,13 +460,13 @@ class StopRequested(Interrupted):
 
 
 class LeaseLost(Interrupted):
-    """Another process has the lease now, so this one may not write (invariant S12)."""
+    """Another process holds the lease now, so this process must not write (invariant S12)."""
 
     code = "TMS-LEASE-LOST"
 
 
 class Refused(TmsError):
-    """Understood, and not safe to carry out; nothing was changed."""
+    """The request is valid, but unsafe to execute; nothing was changed."""
 
     code = "TMS-REFUSED"
 
@@ -487,7 +484,7 @@ class GuardTripped(Refused):
 
 
 class PlanRefused(Refused):
-    """``apply`` found that a basis of the plan has changed."""
+    """``apply`` found that a condition of the plan has changed since the plan was made."""
 
     code = "TMS-PLAN-REFUSED"
 

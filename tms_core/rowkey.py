@@ -21,9 +21,9 @@ GENERATION_BYTES = 4
 MESSAGE_TAIL_BYTES = 10
 #: write pointer (8) + write time (8) + payload sequence id (2)
 PAYLOAD_TAIL_BYTES = 18
-#: Numbers with the sign bit set sort from here on.
+#: The lowest first byte of negative numbers, which sort after all positive numbers.
 NEGATIVE = b"\x80"
-#: What a publish time or a write time may at most be.
+#: The latest publish time or write time.
 LONG_MAX = 2**63 - 1
 
 _MESSAGE = struct.Struct(">iqH")
@@ -53,7 +53,7 @@ class MessageKey(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """Return the time its age is measured from: the publish time."""
+        """Return the time from which the row's age is measured: the publish time."""
         return self.publish_ms
 
 
@@ -79,12 +79,12 @@ class PayloadKey(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """Return the time its age is measured from: its own write time, not its message's publish time."""
+        """Return the time from which the row's age is measured: its write time, not its message's publish time."""
         return self.write_ms
 
 
 class MessageId(NamedTuple):
-    """The 20-byte id a consumer sees; the payload part is 0/0 for a message stored in the message table."""
+    """The 20-byte id that a consumer sees; the payload part is 0/0 for a message stored in the message table."""
 
     publish_ms: int
     sequence: int
@@ -93,10 +93,10 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> MessageId:
-        """Read 20 bytes.
+        """Parse 20 bytes.
 
         Raises:
-            KeyFormatError: another length.
+            KeyFormatError: the bytes have another length.
         """
         if len(data) != _MESSAGE_ID.size:
             raise KeyFormatError(f"a message id has {_MESSAGE_ID.size} bytes, not {len(data)}")
@@ -104,10 +104,10 @@ class MessageId(NamedTuple):
 
     @classmethod
     def from_hex(cls, text: str) -> MessageId:
-        """Read 40 hex digits.
+        """Parse 40 hex digits.
 
         Raises:
-            KeyFormatError: not 40 hex digits.
+            KeyFormatError: the text is not 40 hex digits.
         """
         if not _HEX_ID.fullmatch(text):
             raise KeyFormatError(f"{quoted(text)} is not a message id: 40 hex digits")
@@ -121,37 +121,37 @@ class MessageId(NamedTuple):
 
     @property
     def in_payload_table(self) -> bool:
-        """CDAP decides this by the payload time alone."""
+        """Return whether the payload table has the message; CDAP decides this by the payload time alone."""
         return self.payload_ms != 0
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cutoff:
-    """The moment before which a row is expired, in milliseconds since the epoch; never negative.
+    """The time before which a row is expired, in milliseconds since the epoch; never negative.
 
-    One type for policy, ranges and fetch: a row exactly at the cut-off lives everywhere.
+    Policy, ranges and fetch share this type, so that all of them keep a row exactly at the cutoff.
     """
 
     ms: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.ms <= LONG_MAX:
-            raise ValueError(f"a cut-off lies between 0 and 2^63-1 ms, not at {self.ms}")
+            raise ValueError(f"a cutoff must be between 0 and 2^63-1 ms, not {self.ms}")
 
     @classmethod
     def at(cls, now_ms: int, ttl_seconds: int) -> Cutoff:
-        """Return the cut-off of a topic at ``now_ms``: ``max(0, now - ttl)``."""
+        """Return the cutoff of a topic at ``now_ms``: ``max(0, now - ttl)``."""
         return cls(max(0, now_ms - ttl_seconds * 1000))
 
     def expires(self, time_ms: int) -> bool:
-        """Return whether a row of this time is strictly older than the ttl."""
+        """Return whether a row of this time is strictly older than the TTL."""
         return time_ms < self.ms
 
 
 def topic_prefix(key: bytes) -> bytes | None:
-    """Return ``namespace:topic:`` at the start of a key of any length; None: the grammar does not fit.
+    """Return ``namespace:topic:`` at the start of a key of any length; None if the key does not match the grammar.
 
-    An unrecognized key may also start like a topic's rows and sort among them.
+    An unrecognized key may also have a topic's prefix and sort among its rows.
     """
     namespace, _, rest = key.partition(b":")
     topic, colon, _ = rest.partition(b":")
@@ -160,40 +160,38 @@ def topic_prefix(key: bytes) -> bytes | None:
 
 
 def generation_prefix(prefix: bytes, generation: int) -> bytes:
-    """Start of the rows of one generation; ``generation`` may be 2^31, the first one past all positive ones."""
+    """Return the key prefix of a generation; 2^31 gives the first key after all positive generations."""
     return prefix + (generation & 0xFFFFFFFF).to_bytes(GENERATION_BYTES, "big")
 
 
 def time_prefix(prefix: bytes, generation: int, time_ms: int) -> bytes:
-    """Start of the message rows of one generation published at or after ``time_ms`` (>= 0)."""
+    """Return the start of a generation's message rows published at or after ``time_ms`` (>= 0)."""
     return generation_prefix(prefix, generation) + time_ms.to_bytes(8, "big")
 
 
 def position_prefix(prefix: bytes, generation: int, position: int) -> bytes:
-    """Start of the message rows of one generation at or after a position (``milliseconds * 65,536 + sequence``)."""
+    """Return the start of a generation's message rows from a position on (``milliseconds * 65,536 + sequence``)."""
     return generation_prefix(prefix, generation) + position.to_bytes(MESSAGE_TAIL_BYTES, "big")
 
 
 def pointer_prefix(prefix: bytes, generation: int, write_pointer: int) -> bytes:
-    """Start of the payload rows of one transaction."""
+    """Return the key prefix of a transaction's payload rows."""
     return generation_prefix(prefix, generation) + write_pointer.to_bytes(8, "big", signed=True)
 
 
 def stop_key(prefix: bytes) -> bytes | None:
-    """Return the first key after all keys that start with ``prefix``; None means there is no such key (all bytes
-    ff).
-    """
+    """Return the first key after all keys with a prefix; None if all bytes of the prefix are ff."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 def java_abs(pointer: int) -> int:
-    """``Math.abs`` of a Java long: -2^63 stays as it is."""
+    """Return ``Math.abs`` of a Java long, which leaves -2^63 unchanged."""
     return pointer if pointer >= 0 or pointer == -(2**63) else -pointer
 
 
 def java_hash(key: bytes) -> int:
-    """``Arrays.hashCode`` over bytes: signed 32-bit, from 1, times 31 plus each signed byte."""
+    """Return Java's ``Arrays.hashCode`` of bytes: signed 32-bit, from 1, times 31 plus each signed byte."""
     value = 1
     for byte in key:
         value = (31 * value + (byte if byte < 128 else byte - 256)) & 0xFFFFFFFF

@@ -1,8 +1,8 @@
 """Topics: their names, stored properties, and generations.
 
-A topic's row in the metadata table is never removed: deleting a topic negates its generation, creating it again goes
-one above. So "no row" and "deleted" look alike to a reader and are opposites to a cleaner, and the types here keep
-them apart. Byte layouts: ``docs/reference/formats/rows.md``, "Metadata table".
+A topic's row in the metadata table is never removed. Deleting a topic negates its generation; creating it again sets
+the next positive generation. To a reader, a missing row and a deleted topic are alike; to the janitor they are
+opposites, so these types distinguish them. Byte layouts: ``docs/reference/formats/rows.md``, "Metadata table".
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import ParamSpec, TypeVar, cast
 
 from tms_core.errors import MetadataError, TopicNotFound, quoted, shortened
 
-#: Namespaces and topics as CDAP accepts them (EntityId, TopicId): a colon can be in neither.
+#: Namespaces and topics that CDAP accepts (EntityId, TopicId); neither contains a colon.
 _NAMESPACE = re.compile(rb"[a-zA-Z0-9_]+")
 _TOPIC = re.compile(rb"[a-zA-Z0-9_-]+")
 
-#: Java's Integer.parseInt for decimal text: an optional sign, digits, nothing else. Any Unicode decimal digits will do
-#: that fit one of Java's chars.
+#: The grammar of Java's Integer.parseInt: an optional sign and digits. Java accepts every Unicode decimal digit that
+#: fits into one char.
 _JAVA_INT = re.compile(r"([+-]?)(\d+)")
 _LAST_CHAR = "\uffff"
 
-#: The longest name of a namespace or topic that is made here, in bytes. CDAP has no limit, and what it made is read.
+#: Longest name of a new namespace or topic, in bytes. CDAP has no limit, so longer names are still read.
 NAME_BYTES = 255
-#: What a consumer or a producer may be called: as topics are, so that it is a part of a path.
+#: Names of consumers and producers: the characters of topics, so that a name can be a part of a path.
 CONSUMER_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{NAME_BYTES}}}")
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: The property that says when messages go besides their ttl, and what it may be.
+#: The property that allows deletions before the TTL (``consumed``), and its values.
 RETENTION = "retention"
 CONSUMED, BY_TTL = "consumed", "ttl"
-#: The property that says what messages wait for although their ttl is over, and what it may be.
+#: The property that delays the expiry of messages, and its value.
 HOLD, TRANSACTION = "hold", "transaction"
 
 INT_MIN = -(2**31)
@@ -57,10 +57,10 @@ class TopicId:
 
     @classmethod
     def parse(cls, text: str) -> TopicId:
-        """Read ``namespace:topic``.
+        """Parse ``namespace:topic``.
 
         Raises:
-            ValueError: a part is missing or holds characters CDAP does not accept.
+            ValueError: a part is missing, or has characters that CDAP does not accept.
         """
         topic = cls.from_prefix(text.encode("utf-8", "surrogatepass") + b":")
         if topic is None:
@@ -71,9 +71,7 @@ class TopicId:
 
     @classmethod
     def from_prefix(cls, prefix: bytes) -> TopicId | None:
-        """Return the topic whose rows start with ``prefix`` (``namespace:topic:``), or None when the grammar does not
-        fit.
-        """
+        """Return the topic of a row prefix ``namespace:topic:``; None if the prefix does not match the grammar."""
         parts = prefix.split(b":")
         if len(parts) != 3 or parts[2]:
             return None
@@ -83,11 +81,11 @@ class TopicId:
 
     @property
     def prefix(self) -> bytes:
-        """Return the metadata row key, with which every data row of the topic starts."""
+        """Return the metadata row key, which is also the prefix of all data rows of the topic."""
         return f"{self.namespace}:{self.topic}:".encode("ascii")
 
     def matches(self, patterns: Iterable[str]) -> bool:
-        """Return whether the name matches one of the shell patterns over ``namespace:topic``."""
+        """Return whether ``namespace:topic`` matches one of the shell patterns."""
         name = str(self)
         return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -96,7 +94,7 @@ class TopicId:
 
 
 def parse_java_int(text: str) -> int | None:
-    """Return a 32-bit integer in Java's grammar (``Integer.parseInt``), or None. Leading zeros do not count."""
+    """Return a 32-bit integer in Java's grammar (``Integer.parseInt``), or None. Leading zeros are allowed."""
     match = _JAVA_INT.fullmatch(text)
     if match is None or max(text) > _LAST_CHAR:
         return None
@@ -112,9 +110,9 @@ class TopicMetadata:
     """A topic's stored properties, parsed.
 
     Attributes:
-        generation: positive while the topic exists, negative once deleted; never 0 and never -2^31.
-        ttl_seconds: how long a row lives; > 0.
-        properties: all properties as stored, ``generation`` and ``ttl`` among them.
+        generation: positive while the topic exists, negative after its deletion; never 0 and never -2^31.
+        ttl_seconds: the lifetime of a row; > 0.
+        properties: all stored properties, including ``generation`` and ``ttl``.
     """
 
     topic: TopicId
@@ -124,12 +122,11 @@ class TopicMetadata:
 
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> TopicMetadata:
-        """Read one row of the metadata table.
+        """Parse a row of the metadata table.
 
         Raises:
-            MetadataError: the key is not a topic's, the value is not a JSON object of strings, or ``generation`` or
-                ``ttl`` is missing or outside what CDAP accepts (TopicMetadata). Such a topic is treated as unknown
-                (rule L1): nothing of it is deleted.
+            MetadataError: the key is not a topic's, the value is not a JSON object of strings, or CDAP does not accept
+                ``generation`` or ``ttl`` (TopicMetadata). Such a topic is unknown, so its rows are kept (rule L1).
         """
         topic = TopicId.from_prefix(key)
         if topic is None:
@@ -144,10 +141,10 @@ class TopicMetadata:
             )
         return cls(topic, generation, ttl_seconds, properties)
 
-    # Cached, because each batch of messages and each fetch asks for it.
+    # Cached, because each batch of messages and each fetch reads it.
     @cached_property
     def rows_prefix(self) -> bytes:
-        """Return the start of the keys of its rows, of this generation (:func:`tms_core.rowkey.generation_prefix`)."""
+        """Return the key prefix of the rows of this generation (:func:`tms_core.rowkey.generation_prefix`)."""
         return self.topic.prefix + (self.generation & 0xFFFFFFFF).to_bytes(4, "big")
 
     @property
@@ -156,12 +153,12 @@ class TopicMetadata:
 
     @property
     def consumed(self) -> bool:
-        """Return whether messages go once all consumers have processed them (rule L7)."""
+        """Return whether messages are deleted after all consumers have processed them (rule L7)."""
         return self.properties.get(RETENTION) == CONSUMED and not self.deleted
 
     @property
     def holds_transactions(self) -> bool:
-        """Return whether messages are there for a while after their transaction is over, however long it was."""
+        """Return whether messages stay visible for the longest lifetime of a transaction in addition to their TTL."""
         return self.properties.get(HOLD) == TRANSACTION and not self.deleted
 
     @property
@@ -178,22 +175,22 @@ def _length(*names: Sized) -> int:
     return sum(map(len, names))
 
 
-def remembered(number: int, length: Callable[..., int] = _length) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache a function of names, except for long names, which would fill memory.
+def cache_names(number: int, length: Callable[..., int] = _length) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Cache the results of a function of names, except of long names.
 
-    Long ones are no name of a topic, and anybody can ask for as many as they like.
+    Long names are never names of topics, and clients could fill the memory with them.
 
     Args:
-        number: of how many names at most.
-        length: how long the names are that it is called with.
+        number: the largest number of cached results.
+        length: returns the total length of the function's arguments.
     """
 
-    def decorate(make: Callable[P, R]) -> Callable[P, R]:
-        known = cast("Callable[P, R]", lru_cache(maxsize=number)(make))
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        cached = cast("Callable[P, R]", lru_cache(maxsize=number)(function))
 
-        @wraps(make)
+        @wraps(function)
         def look_up(*names: P.args, **named: P.kwargs) -> R:
-            return (known if length(*names, **named) <= 3 * NAME_BYTES else make)(*names, **named)
+            return (cached if length(*names, **named) <= 3 * NAME_BYTES else function)(*names, **named)
 
         return look_up
 
@@ -201,7 +198,7 @@ def remembered(number: int, length: Callable[..., int] = _length) -> Callable[[C
 
 
 def readable_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
-    """Yield the topics of rows of the metadata table; rows that do not parse are left out."""
+    """Yield the topics of rows of the metadata table; omit rows that do not parse."""
     for row in rows:
         with suppress(MetadataError):
             yield TopicMetadata.parse(*row)
@@ -221,12 +218,12 @@ def no_topic(topic: TopicId) -> TopicNotFound:
 
 
 def first_kept_generation(metadata_generation: int) -> int:
-    """Return the lowest data generation that is not old: ``|m|`` of a living topic, one above it for a deleted one."""
+    """Return the lowest data generation that is not old: ``|m|`` for a live topic, ``|m| + 1`` for a deleted topic."""
     return metadata_generation if metadata_generation > 0 else 1 - metadata_generation
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return the bytes Gson writes for a sorted map of strings: compact, sorted, HTML characters escaped."""
+    """Return the bytes that Gson writes for a sorted map of strings: compact, with HTML characters escaped."""
     by_java_order = sorted(properties.items(), key=lambda item: item[0].encode("utf-16-be", "surrogatepass"))
     text = json.dumps(dict(by_java_order), separators=(",", ":"), ensure_ascii=False)
     for char in "=<>&'\u2028\u2029":
@@ -245,8 +242,8 @@ def _properties(topic: TopicId, value: bytes) -> dict[str, str]:
 
 
 def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Gson refuses an object that names a key twice; it would not be clear which one counts."""
+    """Return the pairs as a mapping; reject duplicate keys, as Gson does."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a property is there twice")
+        raise ValueError("a property is defined twice")
     return found

@@ -32,10 +32,10 @@ from tms_core.topic import (
     TRANSACTION,
     TopicId,
     TopicMetadata,
+    cache_names,
     encode_properties,
     no_topic,
     parse_java_int,
-    remembered,
 )
 
 #: The maximum number of attempts of a change while other processes change the topic.
@@ -289,7 +289,7 @@ def _from(topic: TopicMetadata, cutoff: Cutoff) -> bytes:
     return time_prefix(topic.topic.prefix, topic.generation, cutoff.ms)
 
 
-@remembered(4096, lambda topic: len(topic.namespace) + len(topic.topic))
+@cache_names(4096, lambda topic: len(topic.namespace) + len(topic.topic))
 def _prefix(topic: TopicId) -> bytes:
     """Return the row key of a topic.
 

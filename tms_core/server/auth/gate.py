@@ -23,7 +23,7 @@ from tms_core.clock import Clock
 from tms_core.errors import Forbidden, Unauthorized, shortened
 from tms_core.server.auth.quotas import Quotas
 from tms_core.settings.models import AuthQuota, AuthRule
-from tms_core.topic import TopicId, remembered
+from tms_core.topic import TopicId, cache_names
 from tms_core.web.failed_attempts import MOST_WAITING, FailedAttempts
 
 #: The most cached valid tokens.
@@ -65,8 +65,8 @@ class Rules:
 
     def __init__(self, rules: Sequence[AuthRule]) -> None:
         self._rules = tuple(rules)
-        self._remembered = remembered(_DECISIONS, _length)(self.permissions_of)
-        self._remembered_names = remembered(_DECISIONS, _length)(self._may_use)
+        self._cached_permissions = cache_names(_DECISIONS, _length)(self.permissions_of)
+        self._cached_may_use = cache_names(_DECISIONS, _length)(self._may_use)
 
     def permissions_of(self, principal: str, topic: TopicId) -> frozenset[str]:
         """Return all permissions of a principal on a topic, without the cache: ``admin``, ``publish``, ``consume``."""
@@ -79,8 +79,8 @@ class Rules:
             name: of the consumer or producer that it would act as; empty: of none.
         """
         if name and need in (Need.CONSUME, Need.PUBLISH):
-            return self._remembered_names(principal, topic, need, name)
-        permissions = self._remembered(principal, topic)
+            return self._cached_may_use(principal, topic, need, name)
+        permissions = self._cached_permissions(principal, topic)
         return bool(permissions) if need is Need.ANY else need.value in permissions
 
     def observes(self, principal: str) -> bool:

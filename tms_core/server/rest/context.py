@@ -27,7 +27,7 @@ from tms_core.server.codec.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.body import BodyLimit, Headers, is_packed, read_body, unpacked, unpacked_bytes
-from tms_core.topic import TopicId, remembered
+from tms_core.topic import TopicId, cache_names
 from tms_core.web.protocol import abort_of
 
 P = ParamSpec("P")
@@ -326,7 +326,7 @@ def topic_of(scope: Scope) -> TopicId:
     return named_topic(names["namespace"], names["topic"])
 
 
-@remembered(4096)
+@cache_names(4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
     """Return a topic by namespace and name.
 

@@ -15,7 +15,7 @@ from tms_core.server.auth.gate import Need
 from tms_core.server.codec.json_text import read_registration
 from tms_core.server.rest.body import BodyLimit, Headers
 from tms_core.server.rest.context import ContextRoute, ServerContext, named_topic, topic_of
-from tms_core.topic import TopicId, remembered
+from tms_core.topic import TopicId, cache_names
 from tms_core.web.protocol import SEQUENCE
 
 #: The producer of a request, ``namespace:topic/name``; its registered generation; the number of the request; the label
@@ -82,7 +82,7 @@ def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, 
     return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "", oldest_open)
 
 
-@remembered(4096)
+@cache_names(4096)
 def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
     """Home and name of a producer, and which of its instances it is."""
     home, slash, name = producer.decode("latin-1").partition("/")
