@@ -207,7 +207,7 @@ class JanitorSettings(Section):
 class AllSettings(core.Settings):
     """What ``janitor`` reads: everything."""
 
-    left_alone: ClassVar[frozenset[str]] = frozenset()
+    ignored_names: ClassVar[frozenset[str]] = frozenset()
 
     janitor: JanitorSettings = JanitorSettings()
 

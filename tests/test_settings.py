@@ -191,9 +191,9 @@ def test_environment_in_small_letters_is_refused_and_never_wins(tmp_path: Path, 
         ("storage: {leveldb: {pth: x}}", "storage.leveldb.pth", "Did you mean storage.leveldb.path?"),
         ("storage: {path: x}", "storage.path", "Did you mean storage.leveldb.path?"),
         ("storge: {}", "storge", "Did you mean storage?"),
-        ("server: {zzz: 1}", "server.zzz", "There are: server.host, server.port,"),
-        ("server: {1: 1}", "server.1", "There are: server.host"),
-        ("janitr: {}", "janitr", "There are: storage, transactions, server."),
+        ("server: {zzz: 1}", "server.zzz", "Valid settings: server.host, server.port,"),
+        ("server: {1: 1}", "server.1", "Valid settings: server.host"),
+        ("janitr: {}", "janitr", "Valid settings: storage, transactions, server."),
     ],
 )
 def test_unknown_setting_names_what_was_meant(tmp_path: Path, yaml: str, path: str, hint: str) -> None:
@@ -206,7 +206,7 @@ def test_unknown_setting_names_what_was_meant(tmp_path: Path, yaml: str, path: s
 @pytest.mark.parametrize(
     ("yaml", "problem"),
     [
-        ("server:\n  port: 1\n  host: a\n  port: 2\n", "line 4 is not YAML: port is there twice"),
+        ("server:\n  port: 1\n  host: a\n  port: 2\n", "line 4 is not YAML: port is defined twice"),
         ("server:\n  port: [\n", "line 3 is not YAML"),
         ("server: {port: 2024-13-45}", "is not YAML: month must be in 1..12"),
         ("server: '\x00'", "is not YAML"),
@@ -262,8 +262,8 @@ def test_given_a_tag_that_would_run_code_when_loaded_then_it_is_refused(tmp_path
         ("server: {tls: {certificate: a}}", "server.tls.key", "is missing"),
         ("server: {host: 0.0.0.0}", "server.host", "is open to all; write 127.0.0.1"),
         ("server: {host: example.com}", "server.host", "is open to all"),
-        ("server: {auth: {kind: tokens}}", "server.auth.tokens_file", "kind tokens needs it"),
-        ("server: {auth: {kind: jwt}}", "server.auth.key_file", "kind jwt needs it"),
+        ("server: {auth: {kind: tokens}}", "server.auth.tokens_file", "kind tokens needs this setting"),
+        ("server: {auth: {kind: jwt}}", "server.auth.key_file", "kind jwt needs this setting"),
         *(
             (
                 f"server: {{auth: {{algorithms: [{name}]}}}}",
@@ -302,7 +302,7 @@ def test_impossible_value_in_the_environment_names_its_variable(tmp_path: Path) 
     assert message.startswith(
         "storage.hbase.timeout_seconds = 'soon' (environment TMS_STORAGE__HBASE__TIMEOUT_SECONDS)"
     )
-    assert "Correct storage.hbase.timeout_seconds: limit of one call" in message
+    assert "Correct storage.hbase.timeout_seconds: time limit of a call" in message
     assert "default: 30" in message
     assert "cannot be read" in refused(tmp_path, "", {"TMS_STORAGE__HBASE__THRIFT": "["})
 
@@ -325,7 +325,7 @@ def test_given_authentication_when_loaded_then_any_address_may_be_listened_at(tm
 
 @pytest.mark.parametrize("place", ["data/messaging", "data/messaging/tx", "data/../data/messaging/tx"])
 def test_snapshots_of_the_manager_inside_the_store_are_refused(tmp_path: Path, place: str) -> None:
-    assert "write a folder beside it" in refused(tmp_path, f"transactions: {{directory: {place}}}")
+    assert "write a folder next to it" in refused(tmp_path, f"transactions: {{directory: {place}}}")
     for harmless in ("{directory: %s}\nstorage: {kind: hbase}", "{directory: %s, source: directory}"):
         found = loaded(tmp_path, f"transactions: {harmless % place}").settings
         assert found.transactions.directory == str(tmp_path / place)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, Unauthorized
 from tms_core.logs.audit import BoundedAudit, Event
-from tms_core.logs.loggers import SeldomLogger, get_logger
+from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.security.files import token_reader
 from tms_core.web import problem
 from tms_core.web.failed_attempts import FailedAttempts
@@ -42,7 +42,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
         return app
     read = token_reader(_SETTING, token_file)
     failed = failed or FailedAttempts(SystemClock())
-    seldom = SeldomLogger(get_logger(__name__))
+    seldom = RateLimitedLogger(get_logger(__name__))
     audit = BoundedAudit(SystemClock().monotonic_ms)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

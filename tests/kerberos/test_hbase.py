@@ -219,8 +219,8 @@ def test_thrift_over_http_logs_in_with_spnego(hbase: HBaseServer, settings: HBas
             assert [value.payload for _, value in orders.messages()] == [b"x" * 9_000] * 50
         for other, said in (
             (stranger, r"AccessDenied.*user .passerby"),
-            (None, r"cannot be used: it demands a Kerberos login. Set storage.hbase.kerberos"),
-            (nobody, r"cannot be used: it refuses the Kerberos login: .*See that hbase.thrift.spnego"),
+            (None, r"cannot be used: it requires a Kerberos login. Set storage.hbase.kerberos"),
+            (nobody, r"cannot be used: it rejects the Kerberos login: .*that hbase.thrift.spnego"),
         ):
             with pytest.raises(StoreError, match=said):
                 HBaseStore(wanted.model_copy(update={"kerberos": other}))

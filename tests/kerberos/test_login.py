@@ -65,7 +65,7 @@ def test_ticket_cache_that_is_filled_again_is_read_again(realm: Realm) -> None:
 
 def test_cache_without_a_ticket_is_named(tmp_path: Path) -> None:
     said = failure(login(ticket_cache=f"FILE:{tmp_path}/none", principal="somebody"))
-    assert "there is no ticket. Make one (kinit somebody)" in said
+    assert "the ticket cache has no ticket. Fetch a ticket (kinit somebody)" in said
 
 
 def test_principal_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
@@ -79,13 +79,13 @@ def test_principal_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
 def test_principal_that_is_not_in_the_keytab_is_named(realm: Realm) -> None:
     keytab = realm.keytab("present")
     said = failure(login(keytab=keytab, principal="absent"))
-    assert f"{keytab} has no key of absent. See what it has (klist -k {keytab})." in said
+    assert f"{keytab} has no key of absent. List its keys (klist -k {keytab})." in said
 
 
 def test_key_that_is_not_the_realms_any_more_is_named(realm: Realm) -> None:
     keytab = realm.keytab("stale")
     realm.admin("cpw -randkey stale")
-    assert "the key of stale is not the realm's. Make" in failure(login(keytab=keytab, principal="stale"))
+    assert "the realm has another key of stale. Create" in failure(login(keytab=keytab, principal="stale"))
 
 
 def test_principal_that_has_expired_is_named(realm: Realm) -> None:
@@ -104,7 +104,7 @@ def test_realm_that_does_not_answer_is_named(tmp_path: Path) -> None:
         keytab = other.keytab("patient")
         other.stop()
         patch.setenv("KRB5_CONFIG", str(other.config))
-        assert "no server of the realm can be reached. See kdc in" in failure(login(keytab=keytab))
+        assert "no server of the realm can be reached. Check kdc in" in failure(login(keytab=keytab))
 
 
 @pytest.mark.parametrize("shift", ["+2h", "-2h"])
@@ -118,7 +118,7 @@ def test_clock_of_the_realm_that_is_wrong_is_named(tmp_path: Path, shift: str, o
         other.config.write_text(other.config.read_text().replace("[libdefaults]", "[libdefaults]\n kdc_timesync = 0"))
         patch.setenv("KRB5_CONFIG", str(other.config))
         said = failure(login(keytab=keytab))
-    assert "the clocks of this machine and of the realm are too far apart. Set both right: timedatectl." in said
+    assert "the clocks of this machine and of the realm differ too much. Correct both clocks: timedatectl." in said
 
 
 @pytest.mark.parametrize("contents", [b"", b"\x05\x02", b"this is no keytab at all", None])
@@ -130,7 +130,7 @@ def test_keytab_without_a_key_is_named(
     keytab.touch(0o600)
     keytab.write_bytes(realm.keytab("whole").read_bytes()[:20] if contents is None else contents)
     said = failure(login(keytab=keytab, principal=principal))
-    assert f"{keytab} has no key of {principal or 'its principal'}. See what it has (klist -k {keytab})." in said
+    assert f"{keytab} has no key of {principal or 'its principal'}. List its keys (klist -k {keytab})." in said
 
 
 def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
@@ -153,7 +153,7 @@ def test_ticket_cache_that_is_damaged_is_named(tmp_path: Path, contents: bytes) 
     (tmp_path / "cache").write_bytes(contents)
     said = failure(login(ticket_cache=f"FILE:{tmp_path}/cache", principal="somebody"))
     assert "the ticket cache cannot be used (" in said
-    assert "Make it again (kinit somebody)." in said
+    assert "Create it again (kinit somebody)." in said
 
 
 def test_principal_that_is_no_name_is_named(realm: Realm) -> None:
@@ -171,7 +171,7 @@ def test_realm_that_is_gone_is_named_and_used_again_when_back(tmp_path: Path) ->
         other.stop()
         # MIT's library reads the clock of the machine.
         time.sleep(3)
-        assert "no server of the realm can be reached. See kdc in" in failure(one)
+        assert "no server of the realm can be reached. Check kdc in" in failure(one)
         other.start()
         assert one.exchange("hbase/localhost").step()
 

@@ -70,7 +70,7 @@ def test_server_that_refuses_the_login_is_quoted(thrift: FakeThrift, service: Pa
         with pytest.raises(StoreUnavailable) as caught:
             get(pool, b"a")
     assert str(caught.value).startswith(
-        f"HBase's Thrift server {front.address} cannot be used: it refuses the Kerberos login: GSS initiate failed. See"
+        f"HBase's Thrift server {front.address} cannot be used: it rejects the Kerberos login: GSS initiate failed. "
     )
 
 
@@ -128,7 +128,7 @@ def test_realm_gone_in_a_long_run_is_used_again_when_back(thrift: FakeThrift, tm
             time.sleep(3)
             with pytest.raises(StoreUnavailable, match="kdc in") as caught:
                 get(pool, b"b")
-            assert (caught.value.code, caught.value.hint[:10]) == ("TMS-STORE-UNAVAILABLE", "See kdc in")
+            assert (caught.value.code, caught.value.hint[:12]) == ("TMS-STORE-UNAVAILABLE", "Check kdc in")
             other.start()
             assert get(pool, b"c") == b"c"
         assert front.users == [f"lasting@{REALM}"] * 2

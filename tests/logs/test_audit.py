@@ -20,7 +20,7 @@ from tests.server.identities import TokenIdentities
 from tests.transaction.managers import served
 from tms_core.clock import SystemClock
 from tms_core.errors import TruncateTimeError
-from tms_core.logs.audit import MOST_CHARACTERS, MOST_PER_MINUTE, BoundedAudit, Event, record
+from tms_core.logs.audit import MAX_FIELD_CHARACTERS, MAX_LINES_PER_MINUTE, BoundedAudit, Event, record
 from tms_core.logs.loggers import configure
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
@@ -57,7 +57,7 @@ def test_audit_line_is_json_in_a_text_log(lines: Lines) -> None:
 def test_audit_line_is_short_whatever_a_client_calls_its_request(lines: Lines) -> None:
     record(Event.UNAUTHORIZED, verb="\x1b a " * 10_000, result="refused", object_="b " * 10_000)
     [line] = lines()
-    assert max(len(line["verb"]), len(line["object"])) == MOST_CHARACTERS + 1
+    assert max(len(line["verb"]), len(line["object"])) == MAX_FIELD_CHARACTERS + 1
 
 
 def test_bounded_audit_writes_so_many_lines_a_minute(lines: Lines) -> None:
@@ -67,10 +67,10 @@ def test_bounded_audit_writes_so_many_lines_a_minute(lines: Lines) -> None:
     def refuse(event: Event) -> None:
         audit.record(event, principal=None, address="", verb="GET", object_="/")
 
-    for _ in range(MOST_PER_MINUTE + 7):
+    for _ in range(MAX_LINES_PER_MINUTE + 7):
         refuse(Event.UNAUTHORIZED)
     refuse(Event.FORBIDDEN)
-    assert len(lines()) == MOST_PER_MINUTE + 1
+    assert len(lines()) == MAX_LINES_PER_MINUTE + 1
     now_ms = 60_000
     refuse(Event.UNAUTHORIZED)
     refuse(Event.UNAUTHORIZED)

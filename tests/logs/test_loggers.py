@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tms_core.errors import StoreFull
 from tms_core.logs import loggers
-from tms_core.logs.loggers import LOGGERS, LogFormat, SeldomLogger, configure, get_logger
+from tms_core.logs.loggers import LOGGERS, LogFormat, RateLimitedLogger, configure, get_logger
 from tms_core.logs.printable import printable
 
 CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
@@ -124,7 +124,7 @@ def test_example_that_ships_is_valid_and_names_our_loggers() -> None:
 def test_logger_writes_a_kind_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(loggers, "time", SimpleNamespace(monotonic=lambda: now))
-    seldom = SeldomLogger(get_logger("janitor.x"))
+    seldom = RateLimitedLogger(get_logger("janitor.x"))
     for seconds in (0, 1, 58.5, 0.5, 59):
         now += seconds
         seldom.log(logging.WARNING, "%s is cut off", now)

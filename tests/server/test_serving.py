@@ -482,7 +482,7 @@ def test_token_of_transactions_is_demanded_of_commands(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize(
     ("token", "mode", "message"),
-    [("x" * 31, 0o600, "fewer than 32 characters"), ("x" * 32, 0o644, "can be read or written by other users")],
+    [("x" * 31, 0o600, "fewer than 32 bytes"), ("x" * 32, 0o644, "can be read or written by other users")],
 )
 def test_weak_or_readable_token_of_transactions_is_refused(tmp_path: Path, token: str, mode: int, message: str) -> None:
     file = tmp_path / "token"

@@ -39,7 +39,7 @@ class FakeLogin:
             raise LoginFailed("the ticket has expired")
         return bytes(HEAD_BYTES) + data
 
-    def room(self, size: int, *, encrypt: bool) -> int:
+    def max_plain_bytes(self, size: int, *, encrypt: bool) -> int:
         return max(0, size - HEAD_BYTES) if encrypt else size
 
 

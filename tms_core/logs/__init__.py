@@ -1,1 +1,1 @@
-"""How log lines look, text that is safe in them, and calls whose failure must not matter."""
+"""Log formats, text that is safe in logs and terminals, and calls whose failures are ignored."""

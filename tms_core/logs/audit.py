@@ -1,8 +1,8 @@
 """The audit log: requests and their principals, as one JSON object per line, independent of the format of other logs.
 
-It is always on, so operators need not foresee that they need it. Each line has the same fields, and event names are
-stable, because programs search for them. The number of lines that a client without permissions can cause is bounded, so
-that it cannot fill the disk or hide other lines. See ``docs/reference/access.md``, "The audit log".
+It is always enabled, because operators need it after an event that they did not foresee. Each line has the same fields,
+and event names are stable, because programs search for them. The number of lines that a client without permissions can
+cause is limited, so that it cannot fill the disk or hide other lines. See ``docs/reference/access.md``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from enum import StrEnum
 from tms_core.errors import shortened
 from tms_core.logs.loggers import AUDIT, get_logger
 
-#: How many lines of one event that anybody can cause are written a minute.
-MOST_PER_MINUTE = 60
+#: The largest number of lines per minute of each event that a client without permissions can cause.
+MAX_LINES_PER_MINUTE = 60
 _MINUTE_MS = 60_000
-#: How much of what a client chooses is in a line, in characters.
-MOST_CHARACTERS = 300
+#: The longest field in a line whose text a client chooses, in characters.
+MAX_FIELD_CHARACTERS = 300
 
 logger = get_logger(AUDIT)
 
@@ -57,12 +57,12 @@ def record(
     """Write one line.
 
     Args:
-        principal: who; None: not known, as where no token is asked for.
-        address: where the connection comes from.
-        verb: what was asked: a method of HTTP, a call of the transaction service or of the control socket.
-        object_: on what.
+        principal: the authenticated caller; None: unknown, because the service requires no token.
+        address: the remote address of the connection.
+        verb: an HTTP method, or a call of the transaction service or of the control socket.
+        object_: the target of the verb.
         result: ``done``, ``refused`` or ``failed``.
-        suppressed: how many lines of this event were left out before this one.
+        suppressed: the number of omitted lines of this event since its previous line.
     """
     fields = {
         "event": event.value,
@@ -78,13 +78,13 @@ def record(
 
 
 def _cut(text: str) -> str:
-    # Words are cut first; a text may have many of them.
+    # Cut each word first, so that one long word does not displace all others.
     text = shortened(text)
-    return f"{text[:MOST_CHARACTERS]}…" if len(text) > MOST_CHARACTERS else text
+    return f"{text[:MAX_FIELD_CHARACTERS]}…" if len(text) > MAX_FIELD_CHARACTERS else text
 
 
 class BoundedAudit:
-    """Writes at most :data:`MOST_PER_MINUTE` lines of each event a minute.
+    """An audit log with at most :data:`MAX_LINES_PER_MINUTE` lines of each event a minute.
 
     Args:
         monotonic_ms: a monotonic clock.
@@ -97,13 +97,13 @@ class BoundedAudit:
         self._suppressed: Counter[Event] = Counter()
 
     def record(self, event: Event, *, principal: str | None, address: str, verb: str, object_: str) -> None:
-        """Write one line of something refused, or count it as left out; the next line of its event says how many."""
+        """Write a line about a rejected request, or count it as suppressed in the next line of the event."""
         minute = self._monotonic_ms() // _MINUTE_MS
         if minute != self._minute:
             self._minute = minute
             self._written.clear()
         self._written[event] += 1
-        if self._written[event] > MOST_PER_MINUTE:
+        if self._written[event] > MAX_LINES_PER_MINUTE:
             self._suppressed[event] += 1
             return
         suppressed = self._suppressed.pop(event, 0)

@@ -1,11 +1,10 @@
-"""Loggers and their formats, and calls whose failure must not matter.
+"""Loggers and their formats, and calls whose failures are ignored.
 
-Lines are text on a terminal and for single commands, and one JSON object per line for daemons. They go to standard
-error, because standard output has the result of a command.
+Lines are text on a terminal and for single commands, and JSON objects for daemons. They are written to standard error,
+because standard output has the result of a command.
 
 A failing observer (a metric, a log line or a notification) must not turn a durable message into an error. Therefore
-observers are called through :func:`harmless`, which reports their errors in a line on standard error: the log itself
-may be the cause.
+callers use :func:`harmless`, which reports an observer's error on standard error, because the log may be its cause.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ from tms_core.logs.printable import complete, printable
 P = ParamSpec("P")
 LogFormat = Literal["auto", "text", "json"]
 
-#: Loggers of ours; what libraries say is of interest from warnings on.
+#: The project's loggers, which log from INFO on; libraries log from WARNING on.
 LOGGERS = ("janitor", "tms_core")
-#: The audit log's, whose lines are JSON wherever they go (``tms_core.logs.audit``).
+#: The logger of the audit log, whose lines are always JSON (``tms_core.logs.audit``).
 AUDIT = "tms.audit"
-#: How long one line of a kind stands for all others, in seconds.
-_SELDOM_SECONDS = 60.0
+#: The shortest interval between lines with the same text, in seconds.
+_REPEAT_SECONDS = 60.0
 
 
 def harmless(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call something whose failure must not matter to the caller."""
+    """Call a function, and report a failure on standard error only."""
     try:
         function(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 whatever it is, the message it is about was handled
-        with suppress(OSError, ValueError, AttributeError):  # standard error may be closed, or not be there
+    except Exception as error:  # noqa: BLE001 an observer may fail in any way, after the message was handled
+        with suppress(OSError, ValueError, AttributeError):  # standard error may be closed or None
             sys.stderr.write(f"a metric, a log line or a notification failed: {error!r}\n")
 
 
 class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose handlers and filters may fail."""
+    """A logger that ignores failures of its handlers and filters."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log it, if that can be done."""
-        # The line is the caller's, not this module's.
+        """Log a message; report a failure on standard error."""
+        # The stack level makes the record name the caller's line, not this module's.
         harmless(super().log, level, msg, *args, **{"stacklevel": 3, **kwargs})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return a line unchanged."""
+        """Return a message unchanged."""
         return msg, kwargs
 
 
@@ -59,30 +58,30 @@ def get_logger(name: str) -> HarmlessLogger:
     return HarmlessLogger(logging.getLogger(name))
 
 
-class SeldomLogger:
-    """Logs what clients can bring about as often as they like: of all lines with one text, one a minute.
+class RateLimitedLogger:
+    """A logger of events that clients can cause at any rate: one line a minute for each text.
 
     Args:
-        logger: where to.
+        logger: the underlying logger.
     """
 
     def __init__(self, logger: HarmlessLogger) -> None:
         self._logger = logger
-        #: Before when, by the running clock, a text is not logged again; these are the program's own, so they are few.
-        self._again_at: dict[str, float] = {}
+        #: The earliest next time of each text, by the monotonic clock. Texts are constants, so they are few.
+        self._next_time: dict[str, float] = {}
 
     def log(self, level: int, text: str, *args: object) -> None:
-        """Log it, unless a line with this text, whatever its arguments, was logged within the last minute."""
+        """Log a line, unless a line with this text and any arguments was logged within the last minute."""
         now = time.monotonic()
-        if now >= self._again_at.get(text, 0.0):
-            self._again_at[text] = now + _SELDOM_SECONDS
+        if now >= self._next_time.get(text, 0.0):
+            self._next_time[text] = now + _REPEAT_SECONDS
             self._logger.log(level, text, *args)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: ``time`` (UTC), ``level``, ``logger``, ``message`` and the record's ``fields``.
+    """A formatter of JSON objects: ``time`` (UTC), ``level``, ``logger``, ``message`` and the record's ``fields``.
 
-    ``code`` is there for an error of the tree, ``error`` for any exception.
+    A record of an error in the tree also has ``code``, a record of an exception ``error``.
     """
 
     def __init__(self, arguments: str) -> None:
@@ -91,7 +90,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
-            "time": _moment(record),
+            "time": _format_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": shortened(complete(record.getMessage(), self._arguments)),
@@ -108,7 +107,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A sentence behind its level, and behind its time (UTC) too if it is to be."""
+    """A formatter of text lines: level and message, after the time (UTC) if ``timed``."""
 
     def __init__(self, arguments: str, *, timed: bool) -> None:
         super().__init__("%(levelname)s %(message)s")
@@ -118,34 +117,34 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the name is logging's
         """Return a record as one line, with control characters escaped; only a traceback has several lines."""
         text, code = printable(super().formatMessage(record)), _code(record)
-        # Not at the end, where a command is that a reader copies.
+        # Put the code after the level: the line may end with a command that an operator copies.
         return text.replace(" ", f" [{code}] ", 1) if code else text
 
     def format(self, record: logging.LogRecord) -> str:
         lines = shortened(complete(super().format(record), self._arguments)).split("\n")
         text = "\n".join(map(printable, lines))
-        return f"{_moment(record)} {text}" if self._timed else text
+        return f"{_format_time(record)} {text}" if self._timed else text
 
 
 def _code(record: logging.LogRecord) -> str:
-    """Return the code of the error that a record is about, or an empty string."""
+    """Return the code of a record's error, or an empty string."""
     arguments = record.args if isinstance(record.args, tuple) else ()
     errors = (*arguments, record.exc_info[1] if record.exc_info else None)
     return next((error.code for error in errors if isinstance(error, TmsError)), "")
 
 
-def _moment(record: logging.LogRecord) -> str:
-    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{moment}.{int(record.msecs):03d}Z"
+def _format_time(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
 
 
 def configure(kind: LogFormat, stream: TextIO, arguments: str = "", *, daemon: bool = False) -> None:
     """Send all logs to one stream.
 
     Args:
-        kind: ``auto`` is JSON for a daemon outside a terminal, and else text; outside a terminal text has the time.
-        arguments: the options that commands named in the logs get (:func:`~tms_core.logs.printable.complete`).
-        daemon: whether the process works until it is stopped.
+        kind: ``auto`` is JSON for a daemon without a terminal, else text; without a terminal, text has the time.
+        arguments: options to add to commands in messages (:func:`~tms_core.logs.printable.complete`).
+        daemon: whether the process runs until it is stopped.
     """
     as_text = kind == "text" or (kind == "auto" and (stream.isatty() or not daemon))
     handler = logging.StreamHandler(stream)

@@ -1,7 +1,7 @@
 """Text for logs and terminals: names chosen by clients, times, tables, and commands to type.
 
-A client may choose any name. A name with a line feed would forge lines of a log, and a name with an escape sequence
-would control the operator's terminal.
+A client may choose any name. A line feed in a name would forge a line of the log, and an escape sequence would control
+the operator's terminal.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-#: Commands as errors, guards and the log name them, without the options that led there: one that is all of a line or
-#: stands behind a colon or a wide space, and those that are complete as they are.
-_BARE = re.compile(
+#: Commands in errors, findings of guards and logs, without options for store and server: a whole line, the text after a
+#: colon or two spaces, or a command without arguments.
+_COMMAND = re.compile(
     r"""^(?:janitor|tms)\ [a-z][^\n.,;]*(?=$)
     |   (?:(?<=[:\ ]\ )(?:janitor|tms)\ [a-z][^\n]*?
         |janitor\ (?:plan|adopt|history|status)|(?<=\()tms\ serve|tms\ admin\ create-tables)
         (?=$|[.,;:)]+(?:\s|$)|\ \(|\ (?:says|shows)\b)""",
     re.MULTILINE | re.VERBOSE,
 )
-#: The options that lead to a store or a server, by the words with which a command begins.
+#: The options that select a store or a server, by the first words of the commands that accept them.
 _STORE, _SERVER = ("--config", "--leveldb", "--hbase"), ("--config", "--server", "--token-file", "--ca-file")
-_LEADING = (
+_ACCEPTED_OPTIONS = (
     ("janitor", (*_STORE, "--snapshots")),
     ("tms serve", _STORE),
     ("tms admin", ("--config",)),
@@ -34,17 +34,17 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def printable(text: str) -> str:
-    r"""Return a text with all unprintable characters escaped as in Python: a line feed becomes ``\n``."""
+    r"""Return a text with unprintable characters escaped as in Python: a line feed becomes ``\n``."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def duration(milliseconds: int, *, rough: bool = False) -> str:
-    """Return a span of time, back or ahead, in its two largest units: ``2 d 18 h``.
+    """Return the absolute value of a duration in its two largest units: ``2 d 18 h``.
 
     Args:
-        rough: without the smaller one where there are ten or more of the larger.
+        rough: omit the smaller unit after ten or more of the larger unit.
     """
     parts, rest = [], abs(milliseconds) // 1000
     for unit, seconds in _UNITS:
@@ -57,7 +57,7 @@ def duration(milliseconds: int, *, rough: bool = False) -> str:
 
 
 def moment(milliseconds: int) -> str:
-    """Return a time in UTC; the number itself where no calendar reaches."""
+    """Return a time in UTC, or the number of milliseconds if the calendar does not have that time."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -65,23 +65,23 @@ def moment(milliseconds: int) -> str:
 
 
 def complete(text: str, arguments: str) -> str:
-    """Return a text in which each command that it names has the options that lead to the same store or server.
+    """Return a text with options for store and server added to each command in it.
 
     Args:
-        arguments: options as they were typed, each with its value; of these a command gets those that it takes.
+        arguments: the typed options with their values; each command gets the options that it accepts.
     """
-    return _BARE.sub(lambda found: complete_command(found[0], arguments), text) if arguments else text
+    return _COMMAND.sub(lambda found: complete_command(found[0], arguments), text) if arguments else text
 
 
 def complete_command(command: str, arguments: str) -> str:
-    """Return a command with the options that lead to the same store or server.
+    """Return a command with the options for store and server that it accepts.
 
     Args:
         arguments: as of :func:`complete`.
     """
     words = shlex.split(arguments)
-    takes = next(options for begin, options in _LEADING if command.startswith(begin))
-    missing = [(name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name in takes]
+    accepted = next(options for start, options in _ACCEPTED_OPTIONS if command.startswith(start))
+    missing = [(name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name in accepted]
     return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in missing if name not in command)])
 
 

@@ -1,1 +1,1 @@
-"""Secrets, certificates and logins, and the files that hold them."""
+"""Secrets, certificates and logins, and their files."""

@@ -1,6 +1,6 @@
 """Files with secrets, certificates and keys: their permissions, and values that follow their changes.
 
-The client of the server uses this module too, therefore it imports neither settings nor the log's packages.
+The Python client imports this module, so it imports neither settings nor the packages of the log.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Generic, TypeVar
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
 
-#: The smallest token that a service demands, in bytes: a shorter one could be guessed.
+#: The shortest token that a service accepts, in bytes: a shorter token could be guessed.
 TOKEN_BYTES = 32
-#: The age of contents from which on files are read again, in seconds.
+#: The shortest interval between two reads of a file, in seconds.
 LOOK_SECONDS: float = 1
 logger = logging.getLogger(__name__)
 
@@ -27,26 +27,26 @@ T = TypeVar("T")
 
 
 class WatchedFiles(Generic[T]):
-    """Files, and the value that their contents have; threads may share it.
+    """Files and the value parsed from their contents; threads may share it.
 
-    The files are read again at most once a second, and whole: a comparison of bytes misses no change, as a comparison
-    of modification times may. Files that cannot be used (deleted, half written, writable by others) leave the previous
-    value in force, because refusing every client would be worse. The log reports this once.
+    The files are read completely, at most once a second: a comparison of contents detects every change, and a
+    comparison of modification times does not. If the files are unusable (deleted, half written, writable by others),
+    the previous value stays in force, because rejecting every client would be worse. The log reports this once.
 
     Args:
-        files: each file by the setting that names it.
-        parse: returns the value of the contents, one argument for each file. It raises ``ConfigurationError``, or
-            ``OSError`` as Python's ssl does. Neither may quote the contents.
-        refuse_writers: whether a file that other users can write is refused.
-        secret: the setting of a file that is also refused if other users can read it, except its group.
+        files: each file by its setting.
+        parse: returns the value for the contents, which are one argument for each file. It raises
+            ``ConfigurationError``, or ``OSError`` as Python's ssl does. Neither may quote the contents.
+        refuse_writers: whether to reject a file that other users can write.
+        secret: the setting of a file to reject also if users other than its owner and group can read it.
 
     Attributes:
         name: settings and files, for messages.
-        value: the value of the contents in force.
-        is_public: whether every user of the machine could read one of the files when they were read last.
+        value: the current value.
+        is_public: whether every user of the machine could read one of the files at the last read.
 
     Raises:
-        ConfigurationError: a file cannot be read, other users have permissions on it, or ``parse`` refuses it.
+        ConfigurationError: a file cannot be read, other users have permissions on it, or ``parse`` rejects it.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class WatchedFiles(Generic[T]):
         self._secret = secret
         self._lock = Lock()
         self._complaint = ""
-        self._looked_ms = self._clock.monotonic_ms()
+        self._read_ms = self._clock.monotonic_ms()
         self.is_public = False
         self._contents = self._read()
         self.value = self._parsed(self._contents)
 
     def refresh(self) -> bool:
-        """Read the files again, if it is time to; True: there is another :attr:`value` now."""
+        """Read the files again if the last read is a second old; return whether :attr:`value` has changed."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
-            if now_ms - self._looked_ms < LOOK_SECONDS * 1000:
+            if now_ms - self._read_ms < LOOK_SECONDS * 1000:
                 return False
-            self._looked_ms = now_ms
+            self._read_ms = now_ms
             try:
                 contents = self._read()
                 changed = contents != self._contents
@@ -99,7 +99,7 @@ class WatchedFiles(Generic[T]):
         except OSError as error:
             raise ConfigurationError(
                 f"{self.name} cannot be used: {error}.",
-                "Give certificates and keys that belong together, as PEM files without a passphrase.",
+                "Use a certificate and its private key, as PEM files without a passphrase.",
             ) from error
 
     def _read(self) -> list[bytes]:
@@ -112,7 +112,7 @@ class WatchedFiles(Generic[T]):
         contents, mode = _read_regular(name, path)
         if self._refuse_writers and mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigurationError(
-                f"{name} can be written by other users, who could give themselves access.", f"chmod go-w {path}"
+                f"{name} can be written by other users, who could grant themselves access.", f"chmod go-w {path}"
             )
         if setting == self._secret:
             _check_secret_mode(name, path, mode)
@@ -120,10 +120,10 @@ class WatchedFiles(Generic[T]):
 
 
 def check_secret_file(setting: str, path: Path) -> None:
-    """See that other users can neither change nor read a file; its group may read it, as Kubernetes mounts secrets.
+    """Check that other users can neither read nor write a file. Its group may read it, as in secrets of Kubernetes.
 
     Raises:
-        ConfigurationError: they can, or it cannot be found.
+        ConfigurationError: other users can, or the file does not exist.
     """
     try:
         mode = path.stat().st_mode
@@ -137,34 +137,34 @@ def _check_secret_mode(name: str, path: Path, mode: int) -> None:
         raise ConfigurationError(f"{name} can be read or written by other users.", f"chmod g-w,o-rwx {path}")
 
 
-def read_token(setting: str, path: Path, shortest: int = TOKEN_BYTES) -> bytes:
-    """Return the token of a file, without whitespace around it.
+def read_token(setting: str, path: Path, min_bytes: int = TOKEN_BYTES) -> bytes:
+    """Return the token in a file, without surrounding whitespace.
 
     Args:
-        setting: the one that names the file, for errors.
-        shortest: how many bytes it has at least.
+        setting: the setting of the file, for errors.
+        min_bytes: the shortest valid token.
 
     Raises:
-        ConfigurationError: it cannot be read, or has no token of this length.
+        ConfigurationError: the file cannot be read, or its token is too short.
     """
     token = _read_regular(f"{setting} {path}", path)[0].strip()
     if not token:
-        raise ConfigurationError(f"{setting} {path} is empty.", "Put a token into it.")
-    if len(token) < shortest:
+        raise ConfigurationError(f"{setting} {path} is empty.", f"Create a token: openssl rand -hex 32 > {path}")
+    if len(token) < min_bytes:
         raise ConfigurationError(
-            f"{setting} {path} has a token of fewer than {shortest} characters.",
-            f"Make a random one: openssl rand -hex 32 > {path}",
+            f"{setting} {path} has a token of fewer than {min_bytes} bytes.",
+            f"Create a random token: openssl rand -hex 32 > {path}",
         )
     return token
 
 
 def token_reader(setting: str, path: Path) -> Callable[[], bytes]:
-    """Return the reader of a token, which only the owner of its file and its group can read now.
+    """Return a function that reads the token in a file.
 
-    Each call reads the file again, so a token can be replaced while the program runs.
+    Each call reads the file again, so that operators can replace a token while the program runs.
 
     Raises:
-        ConfigurationError: as :func:`read_token`, also from the reader; or other users can read or change the file.
+        ConfigurationError: as :func:`read_token`, also from the function; or other users can read or write the file.
     """
     check_secret_file(setting, path)
     read = partial(read_token, setting, path)
@@ -173,7 +173,7 @@ def token_reader(setting: str, path: Path) -> Callable[[], bytes]:
 
 
 def _read_regular(name: str, path: Path) -> tuple[bytes, int]:
-    """Return contents and mode of a regular file; a pipe would block the caller until somebody writes to it.
+    """Return contents and mode of a regular file; a pipe would block the caller until a process writes to it.
 
     Raises:
         ConfigurationError: the file cannot be read, or is not a regular file.
@@ -181,14 +181,14 @@ def _read_regular(name: str, path: Path) -> tuple[bytes, int]:
     try:
         # O_NONBLOCK opens a pipe without a writer at once, and does not change how a regular file is read.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 a descriptor
-            # The mode of the same file, even while another is put in its place.
+            # The mode of the open file: another file may have replaced it at the path.
             mode = os.fstat(file.fileno()).st_mode
             if stat.S_ISREG(mode):
                 return file.read(), mode
     except OSError as error:
         raise _unreadable(name, error) from error
-    raise ConfigurationError(f"{name} is not a regular file.", "Give a file, not a pipe, socket or device.")
+    raise ConfigurationError(f"{name} is not a regular file.", "Use a file, not a pipe, socket or device.")
 
 
 def _unreadable(name: str, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{name} cannot be read: {error.strerror}.", "Give a file that this user may read.")
+    return ConfigurationError(f"{name} cannot be read: {error.strerror}.", "Use a file that this user can read.")

@@ -1,10 +1,10 @@
-"""Logging in to services with Kerberos, by a keytab or a ticket cache.
+"""Kerberos logins at services, with a keytab or a ticket cache.
 
 No other module imports gssapi, of the extra ``[kerberos]``. It binds MIT's library, which finds realms and their
-servers in ``krb5.conf``. Each new connection takes a valid ticket. With a keytab the library renews tickets after half
-of their life; a ticket cache is read again.
+servers in ``krb5.conf``. Each new connection uses a valid ticket. With a keytab, the library renews tickets after half
+of their lifetime; a ticket cache is read again.
 
-One limit: the library has its own time-outs for servers of the realm, which a caller cannot shorten.
+One limit: a caller cannot shorten the library's time-outs for servers of the realm.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ except ImportError as error:  # the extra, or MIT's library
 else:
     _MISSING = None
 
-#: What MIT's numbers of errors start at (krb5_err.et), as GSSAPI gives them: unsigned.
+#: The first error number of MIT's library (krb5_err.et), unsigned as in GSSAPI.
 _BASE = -1765328384 & 0xFFFFFFFF
-#: Numbers with the same reason: of a key, of a clock, of a ticket cache.
+#: Error numbers with the same explanation as another: a wrong key, a wrong clock, an unusable ticket cache.
 _ALIASES = {31: 24, 33: 37, 148: 37, 199: 140, 212: 140}
 _SPNEGO = "1.3.6.1.5.5.2"
 
 
 class KerberosLogin:
-    """A login at services of a realm; threads may share it.
+    """A principal that logs in to services of a realm; threads may share it.
 
     Args:
-        setting: the name of the settings' section, for messages.
-        settings: principal, and keytab or ticket cache.
+        setting: the section of the settings, for messages.
+        settings: the principal, and its keytab or ticket cache.
 
     Raises:
         ConfigurationError: gssapi is not installed, or the keytab cannot be used.
@@ -46,7 +46,7 @@ class KerberosLogin:
     def __init__(self, setting: str, settings: KerberosSettings) -> None:
         if _MISSING is not None:
             raise ConfigurationError(
-                f"{setting} is set, and gssapi cannot be used: {_MISSING}.",
+                f"{setting} is set, but gssapi cannot be used: {_MISSING}.",
                 f"Install MIT's library: apt-get install gcc libkrb5-dev. {hint_for_extra('kerberos')}",
             )
         if settings.keytab is not None:
@@ -55,7 +55,7 @@ class KerberosLogin:
         self._settings = settings
         self._store = {}
         if settings.keytab is not None:
-            # In memory, and one for all logins of the principal, or each pool of connections would fetch its own.
+            # One cache in memory for all logins of the principal, or each connection pool would fetch a ticket.
             cache = hashlib.sha256(f"{settings.principal}\n{settings.keytab}".encode()).hexdigest()
             self._store = {b"client_keytab": str(settings.keytab).encode(), b"ccache": f"MEMORY:tms-{cache}".encode()}
         elif settings.ticket_cache is not None:
@@ -65,7 +65,7 @@ class KerberosLogin:
         """Return a valid ticket, fetched or renewed if necessary.
 
         Raises:
-            LoginFailed: no ticket could be had.
+            LoginFailed: a ticket cannot be obtained.
         """
         principal, keytab = self._settings.principal, self._settings.keytab
         if keytab is not None:
@@ -74,26 +74,26 @@ class KerberosLogin:
             except OSError as error:
                 raise LoginFailed(
                     f"{self._setting}.keytab {keytab} cannot be read: {error.strerror}.",
-                    "Give a file that this user may read.",
+                    "Use a file that this user can read.",
                 ) from error
         try:
             name = None if principal is None else gssapi.Name(principal, gssapi.NameType.kerberos_principal)
             found = gssapi.Credentials(name=name, usage="initiate", store=self._store or None)
-            # Asked for, because a ticket that has expired is found only so.
+            # Read the lifetime, because gssapi detects an expired ticket only then.
             _ = found.lifetime
         except gssapi.exceptions.GSSError as error:
             raise self.failure(error) from error
         return found
 
     def exchange(self, service: str, *, spnego: bool = False) -> Exchange:
-        """Start to log in to a service.
+        """Start a login at a service.
 
         Args:
-            service: its principal, ``NAME/HOST@REALM``; without a realm, ``krb5.conf`` finds the host's realm.
-            spnego: as HTTP negotiates it.
+            service: its principal, ``NAME/HOST@REALM``; without a realm, ``krb5.conf`` determines the host's realm.
+            spnego: whether to negotiate by SPNEGO, as HTTP does.
 
         Raises:
-            LoginFailed: there is no ticket.
+            LoginFailed: a ticket cannot be obtained.
         """
         credentials = self.credentials()
         kind = gssapi.NameType.kerberos_principal if "@" in service else gssapi.NameType.hostbased_service
@@ -116,7 +116,7 @@ class KerberosLogin:
 
     @staticmethod
     def negotiated(headers: Iterable[str]) -> bytes | None:
-        """Return the token of headers ``WWW-Authenticate: Negotiate``, empty in a demand; None: there is no demand."""
+        """Return the token of a header ``WWW-Authenticate: Negotiate``, which may be empty; None without a header."""
         for header in headers:
             kind, _, token = header.strip().partition(" ")
             if kind.lower() == "negotiate":
@@ -130,39 +130,39 @@ class KerberosLogin:
         """Return the principal and the lifetime of its ticket.
 
         Raises:
-            LoginFailed: no ticket could be had.
+            LoginFailed: a ticket cannot be obtained.
         """
         found = self.credentials()
         return f"{found.name}, with a ticket for {found.lifetime or 0} s"
 
     def failure(self, error: gssapi.exceptions.GSSError, service: str = "") -> LoginFailed:
-        """Return the failure as one sentence; krb5_err.et has the numbers."""
+        """Return the error with its reason and a hint; krb5_err.et defines the numbers."""
         keytab, who = self._settings.keytab, self._settings.principal or "its principal"
         ticket = f"kinit {self._settings.principal or 'PRINCIPAL'}"
         number = (error.min_code & 0xFFFFFFFF) - _BASE
         if isinstance(error, gssapi.exceptions.ExpiredCredentialsError):
-            # The library tries the realm first, and then reports the ticket that it still has.
+            # With a keytab, the library reports its expired ticket only after it could not reach the realm.
             number = 32 if keytab is None else 156
         text = error.gen_message().rpartition("): ")[2]
         reasons = {
-            1: (f"{who} has expired", "Have the realm's administrator extend it (modprinc -expire)."),
+            1: (f"{who} has expired", "Extend the principal in the realm: kadmin modprinc -expire."),
             6: (
                 f"the realm does not know the principal {who}",
-                f"Correct {self._setting}.principal, or have it added.",
+                f"Correct {self._setting}.principal, or add the principal to the realm.",
             ),
             7: (f"the realm does not know the service {service}", "Correct the host of the address, or the service."),
-            24: (f"the key of {who} is not the realm's", f"Make {keytab} again: kadmin ktadd -k FILE PRINCIPAL."),
-            32: ("the ticket has expired", f"Renew it ({ticket}), or set {self._setting}.keytab."),
-            37: ("the clocks of this machine and of the realm are too far apart", "Set both right: timedatectl."),
+            24: (f"the realm has another key of {who}", f"Create {keytab} again: kadmin ktadd -k FILE PRINCIPAL."),
+            32: ("the ticket has expired", f"Renew the ticket ({ticket}), or set {self._setting}.keytab."),
+            37: ("the clocks of this machine and of the realm differ too much", "Correct both clocks: timedatectl."),
             134: (f"{who} is not the name of a principal", f"Correct {self._setting}.principal."),
-            140: (f"the ticket cache cannot be used ({text})", f"Make it again ({ticket})."),
-            156: ("no server of the realm can be reached", "See kdc in /etc/krb5.conf (KRB5_CONFIG), and the network."),
-            195: ("there is no ticket", f"Make one ({ticket}), or set {self._setting}.keytab."),
+            140: (f"the ticket cache cannot be used ({text})", f"Create it again ({ticket})."),
+            156: ("no server of the realm can be reached", "Check kdc in /etc/krb5.conf, and the network."),
+            195: ("the ticket cache has no ticket", f"Fetch a ticket ({ticket}), or set {self._setting}.keytab."),
         }
         if number == 195 and keytab is not None:
-            reason, hint = f"{keytab} has no key of {who}", f"See what it has (klist -k {keytab})."
+            reason, hint = f"{keytab} has no key of {who}", f"List its keys (klist -k {keytab})."
         else:
-            hint = "See /etc/krb5.conf (KRB5_CONFIG), and the log of the realm."
+            hint = "Check /etc/krb5.conf (KRB5_CONFIG), and the log of the realm."
             reason, hint = reasons.get(_ALIASES.get(number, number), (text, hint))
         return LoginFailed(f"Kerberos login failed ({self._setting}): {reason}.", hint)
 
@@ -174,7 +174,7 @@ class Exchange:
         self._login = login
         self._context = context
         self._service = service
-        self._ends: float | None = None
+        self._expiry_seconds: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -183,11 +183,11 @@ class Exchange:
 
     @property
     def is_expired(self) -> bool:
-        """Return whether the ticket has expired since, so that the service may refuse more calls."""
-        return self._ends is not None and time.monotonic() > self._ends
+        """Return whether the ticket has expired since the login, so that the service may reject further calls."""
+        return self._expiry_seconds is not None and time.monotonic() > self._expiry_seconds
 
     def authorization(self) -> str:
-        """Start the login, and return the header ``Authorization`` of an HTTP request for it (RFC 4559).
+        """Start the login, and return the header ``Authorization`` of its HTTP request (RFC 4559).
 
         Raises:
             LoginFailed: as :meth:`step`.
@@ -195,21 +195,21 @@ class Exchange:
         return f"Negotiate {base64.b64encode(self.step()).decode()}"
 
     def step(self, token: bytes | None = None) -> bytes:
-        """Take a token of the service, and return the next token for it.
+        """Handle a token of the service, and return the next token for the service.
 
         Raises:
-            LoginFailed: one side refuses the other.
+            LoginFailed: one side rejects the other.
         """
         try:
             answer = self._context.step(token)
             if self._context.complete:
-                self._ends = time.monotonic() + self._context.lifetime
+                self._expiry_seconds = time.monotonic() + self._context.lifetime
         except gssapi.exceptions.GSSError as error:
             raise self._login.failure(error, self._service) from error
         return answer or b""
 
     def wrap(self, data: bytes, *, encrypt: bool) -> bytes:
-        """Protect bytes that are sent.
+        """Return the protected form of bytes to send.
 
         Raises:
             LoginFailed: the ticket has expired.
@@ -220,10 +220,10 @@ class Exchange:
             raise self._login.failure(error, self._service) from error
 
     def unwrap(self, data: bytes, *, encrypted: bool = False) -> bytes:
-        """Check bytes that came.
+        """Return received bytes without their protection.
 
         Raises:
-            LoginFailed: they were changed on the way, or are not encrypted although they should be.
+            LoginFailed: the bytes were altered, or are not encrypted although ``encrypted`` requires it.
         """
         try:
             found = self._context.unwrap(data)
@@ -231,10 +231,10 @@ class Exchange:
             raise self._login.failure(error, self._service) from error
         if encrypted and not found.encrypted:
             raise LoginFailed(
-                f"The service {self._service} sent bytes that are not encrypted.", "Check which program sends them."
+                f"The service {self._service} sent bytes that are not encrypted.", "Check the program at its address."
             )
         return found.message
 
-    def room(self, size: int, *, encrypt: bool) -> int:
-        """Return how many bytes fit into ``size`` bytes when they are wrapped."""
+    def max_plain_bytes(self, size: int, *, encrypt: bool) -> int:
+        """Return the largest number of bytes whose protected form has at most ``size`` bytes."""
         return self._context.get_wrap_size_limit(size, encrypt)

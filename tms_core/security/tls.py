@@ -1,4 +1,4 @@
-"""TLS of clients and servers, by files that are read again when they change."""
+"""TLS contexts of clients and servers, from files that are read again after a change."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tms_core.security.files import WatchedFiles
 
 
 class ClientTls:
-    """The TLS side of a client: authorities, and the certificate that it shows; threads may share it.
+    """The TLS side of a client: its authorities and its certificate; threads may share it.
 
     Args:
-        prefix: of the settings that name the files, such as ``storage.hbase.tls.``, for messages.
+        prefix: the prefix of the files' settings, such as ``storage.hbase.tls.``, for messages.
         ca_file: certificates of authorities in PEM; None: the system's authorities.
-        certificate, key: what the client shows; None: nothing.
+        certificate, key: the certificate that the client presents, and its private key; None: no certificate.
         server_name: the name in the servers' certificates; None: the host of each address.
 
     Raises:
@@ -37,12 +37,12 @@ class ClientTls:
         self._files = WatchedFiles(files, self._load, secret=f"{prefix}key")
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of a new connection, by the files of now."""
+        """Return the context for a new connection, from the current files."""
         self._files.refresh()
         return self._files.value
 
     def _load(self, *_: bytes) -> ssl.SSLContext:
-        # A new context each time, because a context trusts loaded authorities as long as it lives.
+        # A new context for each change, because a context never forgets a loaded authority.
         context = ssl.create_default_context(cafile=self._ca_file)
         if self._pair is not None:
             context.load_cert_chain(*self._pair, _refuse_passphrase)
@@ -50,12 +50,12 @@ class ClientTls:
 
 
 class ServerCertificate:
-    """The certificate that a server shows.
+    """The certificate that a server presents.
 
     Args:
-        prefix: of the settings that name the files, such as ``server.tls.``, for messages.
+        prefix: the prefix of the files' settings, such as ``server.tls.``, for messages.
         certificate: the chain, in PEM.
-        key: its private key.
+        key: the private key, in PEM.
 
     Attributes:
         context: the context of all connections.
@@ -71,19 +71,19 @@ class ServerCertificate:
         self._files = WatchedFiles(files, self._load, secret=f"{prefix}key")
 
     def renew(self) -> None:
-        """Show a renewed certificate to connections from now on."""
+        """Present a renewed certificate to new connections."""
         self._files.refresh()
 
     def _load(self, *_: bytes) -> None:
-        # First elsewhere: of a pair that does not fit, half would be in force.
+        # Load into a temporary context first: if certificate and key do not match, only half of them would be replaced.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             context.load_cert_chain(*self._pair, _refuse_passphrase)
 
 
 def _refuse_passphrase() -> str:
-    """Stand in for the passphrase of a private key, for which OpenSSL would otherwise prompt on the terminal.
+    """Fail, because OpenSSL would otherwise prompt for the passphrase of an encrypted key on the terminal.
 
     Raises:
-        OSError: always; OpenSSL asks only for the passphrase of an encrypted key.
+        OSError: always.
     """
     raise OSError("the private key is encrypted with a passphrase")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-#: The origin of a value that no layer gave.
+#: The origin of a value that no layer sets.
 DEFAULT = "default"
 #: The setting from which other folders derive their defaults.
 STORE = "storage.leveldb.path"
@@ -23,8 +23,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: Names at the top of the file that belong to another program.
-    left_alone: ClassVar[frozenset[str]] = frozenset()
+    #: Top-level names of the file that belong to another program.
+    ignored_names: ClassVar[frozenset[str]] = frozenset()
 
 
 S = TypeVar("S", bound=Section)
@@ -36,12 +36,12 @@ def setting(
     """Declare a setting.
 
     Args:
-        default: the value without any layer; ``...``: required.
-        meaning: its description.
+        default: the default; ``...`` if the setting is required.
+        meaning: the description.
         reason: the reason for the default.
         unit: the unit of a number.
-        place: whether it is a path (or a URL); a relative one starts at the folder of the file.
-        suffix: the default is the LevelDB store's folder with this suffix; ``default`` is that of the default store.
+        place: whether the value is a path (or a URL); relative paths start at the folder of the file.
+        suffix: the default is the LevelDB store's folder with this suffix; ``default`` shows it for the default store.
     """
     return Field(
         default,
@@ -51,19 +51,19 @@ def setting(
 
 
 def wrong(name: str, problem: str) -> PydanticCustomError:
-    """Return the error of a check over several settings, with the name of the setting to change."""
+    """Return the error of a check across settings; ``name`` is the setting to change."""
     return PydanticCustomError("setting", "{problem}", {"setting": name, "problem": problem})
 
 
 def text(value: object) -> str:
-    """Return a value as one would write it into the file."""
+    """Return a value as it is written in the file."""
     if isinstance(value, Path):
         value = str(value)
     return json.dumps(value, default=_plain, ensure_ascii=False)
 
 
 def fields(model: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every setting of a model by its path, sections gone through."""
+    """Yield every setting of a model and its sections, with its path."""
     for name, field in model.model_fields.items():
         inner = section_of(field)
         if inner is None:
@@ -73,7 +73,7 @@ def fields(model: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldI
 
 
 def kinds(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union, of an annotated type the type itself."""
+    """Yield the member types of a union, without annotations."""
     if get_origin(annotation) is Annotated:
         yield from kinds(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
@@ -84,14 +84,14 @@ def kinds(annotation: Any) -> Iterator[Any]:
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """Return the section a field is, None for a single setting."""
+    """Return the section class of a field; None for a single setting."""
     return next(
         (kind for kind in kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)), None
     )
 
 
 def extra(field: FieldInfo, name: str) -> object:
-    """Return ``reason``, ``unit``, ``place`` or ``suffix`` of a setting, as declared with :func:`setting`."""
+    """Return the argument ``reason``, ``unit``, ``place`` or ``suffix`` of :func:`setting`."""
     return field.json_schema_extra.get(name) if isinstance(field.json_schema_extra, dict) else None
 
 

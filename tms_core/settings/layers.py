@@ -1,4 +1,4 @@
-"""The four layers, merged setting by setting, and the errors of wrong settings."""
+"""The four layers of settings, their merge, and the errors of invalid settings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tms_core.settings.fields import DEFAULT, STORE, S, Section, extra, fields, 
 
 PREFIX = "TMS_"
 
-#: The effect of each flag: from its text to values by the path of the setting.
+#: For each flag, a function from its text to values by the path of the setting.
 Flags = Mapping[str, Callable[[str], Mapping[str, object]]]
 
 _INJECTED = (
-    "Names nest with two underscores (TMS_SERVER__PORT). If Kubernetes put it there for a Service of such a name, "
-    "set enableServiceLinks: false in the pod."
+    "Separate names with two underscores (TMS_SERVER__PORT). If Kubernetes set the variable for a Service of this name,"
+    " set enableServiceLinks: false in the pod."
 )
 
 
 class SettingEntry(NamedTuple):
-    """One setting in force."""
+    """An effective setting: its path, value, and the origin of the value."""
 
     path: str
     value: object
@@ -38,21 +38,21 @@ class SettingEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings(Generic[S]):
-    """Settings in force.
+    """The effective settings.
 
     Attributes:
-        origins: the source of each value, by the path of its setting; defaults are not listed.
+        origins: the source of each value, by the path of its setting; defaults are omitted.
     """
 
     settings: S
     origins: Mapping[str, str]
 
     def origin(self, path: str) -> str:
-        """``flag --leveldb``, ``environment TMS_…``, ``file conf/x.yaml`` or ``default``."""
+        """Return ``flag --leveldb``, ``environment TMS_…``, ``file conf/x.yaml`` or ``default``."""
         return self.origins.get(path, DEFAULT)
 
     def entries(self) -> list[SettingEntry]:
-        """Return every setting with its value and origin, in the order of the models."""
+        """Return all settings in the order of the models."""
         return [SettingEntry(path, value, self.origin(path)) for path, value in _values(self.settings, "")]
 
 
@@ -67,8 +67,8 @@ def load_as(
 
     Args:
         file: a YAML file; None: no file.
-        flags: by name without dashes; None: the flag is not given.
-        known_flags: the effects of flags.
+        flags: the text of each flag by its name without dashes; None: the flag is not given.
+        known_flags: the settings that each flag sets.
 
     Raises:
         ConfigurationError: a setting is invalid; the message names the setting, its source and a valid value.
@@ -89,7 +89,7 @@ def load_as(
     try:
         return LoadedSettings(model.model_validate(_nest(values)), origins)
     except ValidationError as error:
-        raise explained(error.errors(include_url=False), known, origins) from error
+        raise merge_errors(error.errors(include_url=False), known, origins) from error
 
 
 class _SourcedValue(NamedTuple):
@@ -103,7 +103,7 @@ class _SourcedValue(NamedTuple):
 def _from_file(model: type[Section], file: Path, folder: Path, source: str) -> dict[str, _SourcedValue]:
     origin = f"file {file}"
     content = yaml_file.read(file, source)
-    own = {key: value for key, value in content.items() if key not in model.left_alone}
+    own = {key: value for key, value in content.items() if key not in model.ignored_names}
     return {path: _SourcedValue(value, origin, folder) for path, value in _flat(model, own, "", origin)}
 
 
@@ -114,16 +114,16 @@ def _flat(
         path = f"{prefix}{key}"
         field = model.model_fields.get(key) if isinstance(key, str) else None
         if field is None:
-            raise ConfigurationError(f"{path} is not a setting ({origin}).", meant(path, model, prefix))
+            raise ConfigurationError(f"{path} is not a setting ({origin}).", suggest_setting(path, model, prefix))
         inner = section_of(field)
         if inner is None:
             yield path, value
         elif isinstance(value, dict):
             yield from _flat(inner, value, f"{path}.", origin)
-        elif value is not None:  # a section all of whose lines are commented out is None
+        elif value is not None:  # None is a section with only comments
             names = ", ".join(inner.model_fields)
             raise ConfigurationError(
-                f"{path} is a section, not {shown(value)} ({origin}).", f"Write below it: {names}."
+                f"{path} is a section, not {cut_value(value)} ({origin}).", f"Write below it: {names}."
             )
 
 
@@ -136,7 +136,7 @@ def _from_environment(
         if not name.startswith(PREFIX) or not any(f"{inner}_".startswith(f"{top}_") for top in model.model_fields):
             continue
         path, origin = inner.replace("__", "."), f"environment {name}"
-        # Only one spelling, because with two the last one read would win.
+        # Accept one spelling only: of two spellings, an arbitrary one would win.
         if path not in known or name != name.upper():
             close = path if path in known else closest(path, known)
             better = f"Did you mean {PREFIX}{close.replace('.', '__').upper()}? " if close else ""
@@ -155,7 +155,7 @@ def _from_flags(flags: Mapping[str, object], known_flags: Flags) -> dict[str, _S
 
 
 def _scalar(path: str, field: FieldInfo, value: str, origin: str) -> object:
-    """Return a value of the environment: text unchanged, everything else as YAML."""
+    """Parse a value of the environment: text stays unchanged, other types are YAML."""
     accepted = list(kinds(field.annotation))
     if type(None) in accepted and value in ("", "null"):
         return None
@@ -185,11 +185,11 @@ def _resolve_path(path: str, field: FieldInfo, value: _SourcedValue) -> object:
 def _derived_folders(
     known: Mapping[str, FieldInfo], values: Mapping[str, object], origins: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the defaults that follow the LevelDB store, whatever names it: two stores have nothing in common."""
+    """Return the defaults that derive from the LevelDB store's path, so that two stores never share a folder."""
     store = values.get(STORE)
     if not isinstance(store, str):
         return {}
-    # A store that is reached by a symbolic link, too, has one folder of each kind.
+    # Resolved, so that all symbolic links to a store lead to the same folders.
     try:
         folder = Path(store).resolve()
     except RuntimeError as error:  # up to Python 3.12
@@ -220,10 +220,10 @@ def _values(section: Section, prefix: str) -> Iterator[tuple[str, object]]:
             yield prefix + name, value
 
 
-def explained(
+def merge_errors(
     errors: Iterable[ErrorDetails], known: Mapping[str, FieldInfo], origins: Mapping[str, str]
 ) -> ConfigurationError:
-    """Return one error from pydantic's errors.
+    """Return one error for all errors of pydantic.
 
     Args:
         known: every setting by its path.
@@ -234,7 +234,7 @@ def explained(
     for error in errors:
         path = _path(error)
         if error["type"] == "too_short" and any(wrong.startswith(f"{path}[") for wrong in paths):
-            continue  # it has become too short by the entries that are wrong
+            continue  # the list is only too short without its invalid entries
         paths.append(path)
         setting = next((name for name in known if path == name or path.startswith((f"{name}.", f"{name}["))), path)
         origin = origins.get(setting, DEFAULT)
@@ -246,7 +246,7 @@ def explained(
             case "setting":
                 problems.append(f"{path} ({origin}): {error['msg']}")
             case _:
-                problems.append(f"{path} = {shown(error['input'])} ({origin}): {_problem(error)}")
+                problems.append(f"{path} = {cut_value(error['input'])} ({origin}): {_problem(error)}")
         hint = hint or (help_text(setting, known[setting]) if setting in known else "")
     return ConfigurationError("; ".join(problems) + ".", hint)
 
@@ -265,29 +265,27 @@ def _problem(error: ErrorDetails) -> str:
     return (error["msg"][:1].lower() + error["msg"][1:]).replace("tuple", "list")
 
 
-def shown(value: object) -> str:
-    """Return a wrong value, of whatever kind and size, for a message."""
+def cut_value(value: object) -> str:
+    """Return the representation of an invalid value, cut to 200 characters."""
     return repr(value)[:200]
 
 
 def help_text(path: str, field: FieldInfo) -> str:
-    """Return the hint for a wrong value of a setting: its meaning, and its default as an example."""
+    """Return the hint for an invalid value of a setting: its description and default."""
     default = "" if field.is_required() else f"; default: {text(field.default)}"
     return f"Correct {path}: {field.description}{default}."
 
 
-def meant(path: str, model: type[Section], prefix: str) -> str:
-    """Return the setting that was probably meant by an unknown one in this section, else those there are."""
+def suggest_setting(path: str, model: type[Section], prefix: str) -> str:
+    """Return the hint for an unknown setting of a section: the most similar setting, else all settings."""
     names = [f"{prefix}{name}" for name in model.model_fields]
     inside = [f"{prefix}{name}" for name, _ in fields(model)]
     close = closest(path, [*names, *inside])
-    return f"Did you mean {close}?" if close else f"There are: {', '.join(names)}."
+    return f"Did you mean {close}?" if close else f"Valid settings: {', '.join(names)}."
 
 
 def closest(path: str, known: Iterable[str]) -> str | None:
-    """Return the setting that was probably meant: one written with the wrong separator, or nearly alike in its last
-    part.
-    """
+    """Return the known setting with other separators or a similar last part; None if there is no such setting."""
     for name in known:
         if name.replace(".", "_") == path.replace(".", "_"):
             return name

@@ -1,7 +1,7 @@
-"""The settings of store, transactions and server, each with its meaning, unit, default and the reason for it.
+"""The settings of store, transactions and server, each with description, unit, default and the reason for the default.
 
-The janitor's own section is the janitor's (``janitor.settings``): this package serves messages without it and leaves
-what stands under ``janitor:`` alone. ``docs/reference/configuration.md`` is made from the models.
+``janitor.settings`` declares the section ``janitor``, which this package ignores, because it works without the janitor.
+``docs/reference/configuration.md`` is generated from the models.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tms_core.topic import INT_MAX, TopicId
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 #: The characters of a shell pattern over ``namespace:topic``.
 _PATTERN = re.compile(r"[A-Za-z0-9_:*?\[\]!-]+")
-#: The same, of a rule: a pattern of namespaces and one of topics.
+#: The characters of a rule's pattern: a pattern of namespaces and a pattern of topics.
 _RULE_PATTERN = re.compile(r"[A-Za-z0-9_*?\[\]!-]+:[A-Za-z0-9_*?\[\]!-]+")
 _MAX_PORT = 65535
 #: The memory for the largest request, and for a poll of its messages, as a multiple of its size.
 _MEMORY_OF_REQUEST = 6
-#: The most topics of one entry; CDAP's entries have ten.
-_MOST_NUMBERED = 1000
+#: The largest number of topics in a numbered entry; CDAP's entries have ten.
+_MAX_NUMBERED_TOPICS = 1000
 
 
 def _address(address: str) -> str:
@@ -49,10 +49,10 @@ ASSUMED_LIFETIME_SECONDS = 90_000
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``; the brackets of an IPv6 address are removed.
+    """Return host and port of ``HOST:PORT``, without the brackets of an IPv6 address.
 
     Raises:
-        ValueError: it is not an address.
+        ValueError: the text is not an address.
     """
     match = _ADDRESS.fullmatch(address)
     if not match or int(match[2]) > _MAX_PORT:
@@ -76,9 +76,9 @@ def _system_topic(entry: str) -> str:
 def expand_topics(entry: str) -> list[TopicId]:
     """Return the topics of an entry of ``server.system_topics``: ``[NAMESPACE:]TOPIC[:N]``.
 
-    Without a namespace it is ``system``, as CDAP's topics. With a number, the topics are ``TOPIC0`` to ``TOPIC(N-1)``,
-    as in ``messaging.system.topics`` (``MessagingServiceUtils``). Therefore a numeric last part is never a topic's
-    name.
+    The default namespace is ``system``, as for CDAP's topics. With a number, the topics are ``TOPIC0`` to
+    ``TOPIC(N-1)``, as in ``messaging.system.topics`` (``MessagingServiceUtils``). Therefore a numeric last part is
+    never a topic's name.
 
     Raises:
         ValueError: the entry is invalid.
@@ -87,8 +87,8 @@ def expand_topics(entry: str) -> list[TopicId]:
     count = int(last) if names and last.isdecimal() else None
     if count is None:
         names.append(last)
-    elif not 1 <= count <= _MOST_NUMBERED:
-        raise ValueError(f"numbered topics are 1 to {_MOST_NUMBERED}; a topic is written NAMESPACE:TOPIC")
+    elif not 1 <= count <= _MAX_NUMBERED_TOPICS:
+        raise ValueError(f"the number must be 1 to {_MAX_NUMBERED_TOPICS}; a topic is written NAMESPACE:TOPIC")
     topic = TopicId.parse(":".join(names if len(names) > 1 else ["system", *names]))
     return [topic] if count is None else [TopicId.parse(f"{topic}{number}") for number in range(count)]
 
@@ -100,7 +100,7 @@ def _pattern(pattern: str) -> str:
 
 
 def _rule_pattern(pattern: str) -> str:
-    # One pattern for both would have ``prod*`` match ``prod_secret:x``.
+    # A single pattern for both parts would let ``prod*`` match ``prod_secret:x``.
     if not _RULE_PATTERN.fullmatch(pattern):
         raise ValueError(
             "a rule's topics are written NAMESPACE:TOPIC, with a pattern on each side: default:audit*, *:*"
@@ -109,7 +109,7 @@ def _rule_pattern(pattern: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
+    """Return whether only programs on this machine can connect to a host: ``localhost``, 127.0.0.0/8, ::1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -128,7 +128,7 @@ SystemTopic = Annotated[str, AfterValidator(_system_topic)]
 TopicPattern = Annotated[str, AfterValidator(_pattern)]
 NamePattern = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?\[\]!-]+$")]
 RulePattern = Annotated[str, AfterValidator(_rule_pattern)]
-#: How a JWT may be signed: all of these with a private key, so that nothing kept here could sign one.
+#: Signature algorithms of JWTs. All of them are asymmetric, so the server has no key that could sign a token.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
@@ -175,10 +175,10 @@ class ClientTlsSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _key_of_its_certificate(self) -> Self:
+    def _check_key_pair(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             missing = "certificate" if self.certificate is None else "key"
-            raise wrong(missing, "certificate and key belong together; set both, or none")
+            raise wrong(missing, "certificate and key belong together; set both or neither")
         return self
 
 
@@ -246,8 +246,8 @@ class HBaseSettings(Section):
     )
     tls: ClientTlsSettings | None = setting(
         None,
-        "TLS of the Thrift connections (hbase.thrift.ssl.enabled); null: none; {}: by the system's authorities, "
-        "without a certificate",
+        "TLS of the Thrift connections (hbase.thrift.ssl.enabled); null: none; {}: the system's authorities, "
+        "and no client certificate",
         reason="HBase's default is none, and its servers speak TLS over HTTP only",
     )
     kerberos: HBaseKerberosSettings | None = setting(
@@ -261,7 +261,7 @@ class HBaseSettings(Section):
     )
     timeout_seconds: Count = setting(
         30,
-        "limit of one call; then the connection is closed and not used again",
+        "time limit of a call; the program closes a connection whose call exceeds it",
         unit="seconds",
         reason="long enough for a page while a region moves; no call may hang",
     )
@@ -281,9 +281,7 @@ class HBaseSettings(Section):
 
 
 class StorageSettings(Section):
-    kind: Literal["leveldb", "hbase", "memory"] = setting(
-        "leveldb", "kind of store", reason="needs nothing to be installed"
-    )
+    kind: Literal["leveldb", "hbase", "memory"] = setting("leveldb", "kind of store", reason="needs no other service")
     leveldb: LevelDbSettings = LevelDbSettings()
     hbase: HBaseSettings = HBaseSettings()
 
@@ -332,9 +330,9 @@ class TransactionSettings(Section):
     )
     tls: TlsSettings | None = setting(
         None,
-        "certificate and key of the transaction service of `tms serve`; null: it speaks no TLS. Tephra's own client "
-        "speaks none",
-        reason="Tephra's protocol has no TLS, and its clients go on working",
+        "certificate and key of the transaction service of `tms serve`; null: no TLS. Tephra's own client does not "
+        "support TLS",
+        reason="Tephra's protocol has no TLS, and its clients continue to work",
     )
     ca_file: Path | None = setting(
         None,
@@ -353,7 +351,7 @@ class TransactionSettings(Section):
         None,
         "Kerberos login (SPNEGO) at WebHDFS or HttpFS, for a directory that is webhdfs:// or swebhdfs://; null: none; "
         "{}: with the ticket that kinit made",
-        reason="HDFS' default is none",
+        reason="HDFS's default is none",
     )
     snapshot_interval_seconds: Count = setting(
         60,
@@ -363,19 +361,19 @@ class TransactionSettings(Section):
     )
 
     @property
-    def shown_token_file(self) -> Path | None:
+    def client_token_file(self) -> Path | None:
         """Return the file of the token that this process sends: the token with more permissions."""
         return self.admin_token_file or self.token_file
 
     @property
     def is_over_tls(self) -> bool:
-        """Return whether clients that read these settings speak TLS with the transaction service."""
+        """Return whether clients with these settings connect to the transaction service over TLS."""
         return self.tls is not None or self.ca_file is not None
 
     max_lifetime_seconds: Count | None = setting(
         None,
-        "time in which a transaction may write, as the servers enforce it (data.tx.max.lifetime); null: 90000 is "
-        "assumed where that is safe, and no boundary is published",
+        "time in which a transaction may write, as the servers enforce it (data.tx.max.lifetime); null: the janitor "
+        "assumes 90000 where that is safe, and publishes no boundary",
         unit="seconds",
         reason="a boundary must not rest on a guess",
     )
@@ -387,9 +385,9 @@ class TransactionSettings(Section):
     )
 
     def snapshot_directory(self) -> str | None:
-        """Return where a program outside the server finds snapshot files; None: it works without.
+        """Return where a program outside the server finds snapshot files; None: it works without snapshots.
 
-        A manager is out of reach there, but it writes its snapshots into ``directory``, if it ever ran on this machine.
+        Such a program cannot call the manager, but can read the snapshots that a manager on this machine has written.
         """
         if self.source == "directory" or (self.source == "manager" and Path(self.directory).is_dir()):
             return self.directory
@@ -406,9 +404,9 @@ class AuthRule(Section):
     producers: Annotated[tuple[NamePattern, ...], Field(min_length=1)] = ("*",)
 
     @model_validator(mode="after")
-    def _about_topics(self) -> Self:
+    def _require_topics(self) -> Self:
         if not self.topics and set(self.can) != {"observe"}:
-            raise wrong("topics", "a rule that allows more than observe needs it; write NAMESPACE:TOPIC, or *:*")
+            raise wrong("topics", "a rule that allows more than observe needs topics; write NAMESPACE:TOPIC, or *:*")
         return self
 
 
@@ -472,13 +470,13 @@ class AuthSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _check_kind(self) -> Self:
         if self.kind == "tokens" and self.tokens_file is None:
-            raise wrong("tokens_file", "kind tokens needs it; write the path of a file")
+            raise wrong("tokens_file", "kind tokens needs this setting; write the path of a file")
         if self.kind == "jwt" and self.key_file is None:
-            raise wrong("key_file", "kind jwt needs it; write the path of a PEM or JWKS file")
+            raise wrong("key_file", "kind jwt needs this setting; write the path of a PEM or JWKS file")
         if self.kind == "none" and self.quotas:
-            raise wrong("quotas", "kind none does not know principals; write kind: tokens or jwt, or no quotas")
+            raise wrong("quotas", "kind none has no principals; write kind: tokens or jwt, or no quotas")
         if self.kind == "none" and self.rules:
             raise wrong("rules", "kind none does not authenticate clients; write kind: tokens or jwt, or no rules")
         return self
@@ -513,17 +511,17 @@ class ConsumerSettings(Section):
 
     @property
     def hold_seconds(self) -> int | None:
-        """Return how long unread messages are held after their TTL, in seconds; None: not at all."""
+        """Return the longest time that unread messages are kept after their TTL, in seconds; None: they are not."""
         return self.max_hold_seconds if self.floor else None
 
 
 class LeaderSettings(Section):
-    """Which of several servers on one HBase publishes and reads; nowhere else can there be several."""
+    """Leadership among several servers on one HBase; no other store allows several servers."""
 
     advertise: Url | None = setting(
         None,
         "URL of this server for other servers on the same HBase, http://HOST:PORT or https://HOST:PORT (port 0: "
-        "the one it listens on); null: a single server, which starts only if no other server serves the store",
+        "the port on which it listens); null: a single server, which starts only if no other server serves the store",
         reason="a single server needs none",
     )
     ca_file: Path | None = setting(
@@ -540,7 +538,7 @@ class LeaderSettings(Section):
     )
     seconds: Annotated[int, Strict(), Field(ge=2, le=3600)] = setting(
         15,
-        "duration of leadership without renewal, so for how long no server responds after the leader dies",
+        "duration of leadership without renewal; after the leader dies, no server responds for this time",
         unit="seconds",
         reason="longer than HBase takes to open a region elsewhere",
     )
@@ -648,7 +646,7 @@ class ServerSettings(Section):
     leader: LeaderSettings = LeaderSettings()
 
     @model_validator(mode="after")
-    def _holds_a_request(self) -> Self:
+    def _check_memory(self) -> Self:
         if self.memory < _MEMORY_OF_REQUEST * self.max_request_mb:
             raise wrong(
                 "memory",
@@ -658,7 +656,7 @@ class ServerSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _loopback_without_authentication(self) -> Self:
+    def _check_host(self) -> Self:
         if self.auth.kind == "none" and not is_loopback(self.host):
             raise wrong(
                 "host", f"without authentication {self.host} is open to all; write 127.0.0.1, or set server.auth"
@@ -669,7 +667,7 @@ class ServerSettings(Section):
 class Settings(Section):
     """The settings of ``tms``."""
 
-    left_alone: ClassVar[frozenset[str]] = frozenset({"janitor"})
+    ignored_names: ClassVar[frozenset[str]] = frozenset({"janitor"})
 
     storage: StorageSettings = StorageSettings()
     transactions: TransactionSettings = TransactionSettings()
@@ -682,40 +680,40 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _several_servers(self) -> Self:
+    def _check_leader(self) -> Self:
         leader = self.server.leader
         if leader.slots > 1 and leader.advertise is None:
-            raise wrong("server.leader.slots", "several slots are for several servers; set server.leader.advertise too")
+            raise wrong("server.leader.slots", "several slots need several servers; also set server.leader.advertise")
         if leader.servers > leader.slots:
             raise wrong(
-                "server.leader.servers", f"{leader.slots} slots are for at most as many servers; set more slots"
+                "server.leader.servers", f"each server needs a slot, and there are {leader.slots}; set more slots"
             )
         if leader.advertise is None:
             return self
         if self.storage.kind != "hbase":
             raise wrong(
-                "server.leader.advertise", "several servers can share an HBase only; leave it out, or set storage.kind"
+                "server.leader.advertise", "only servers on HBase can share a store; omit it, or set storage.kind"
             )
         host, _ = split_address(self.transactions.thrift)
         reached = urlsplit(leader.advertise).hostname or ""
         if self.transactions.source == "manager" and is_loopback(host) and not is_loopback(reached):
             raise wrong(
                 "transactions.thrift",
-                f"{host} is reached from this machine only, and with source manager the other servers ask the leader "
-                f"there; write {reached}:15165, or 0.0.0.0:15165",
+                f"only this machine can connect to {host}, but with source manager the other servers connect to it; "
+                f"write {reached}:15165, or 0.0.0.0:15165",
             )
         return self
 
     def require_outside_store(self, name: str, place: str | Path) -> None:
-        """Reject a folder inside LevelDB's folders, which must contain CDAP's tables only."""
+        """Reject a folder inside the LevelDB store, which must contain CDAP's tables only."""
         store = self.storage.leveldb.path
         if self.storage.kind != "leveldb" or "://" in str(place):
             return
         if Path(place).resolve().is_relative_to(store.resolve()):
-            raise wrong(name, f"{place} lies inside the store {store}; write a folder beside it")
+            raise wrong(name, f"{place} lies inside the store {store}; write a folder next to it")
 
 
-#: The flags of all commands, and their effects.
+#: The flags of all commands, and the settings that they set.
 FLAGS: Flags = {
     "leveldb": lambda folder: {"storage.kind": "leveldb", "storage.leveldb.path": folder},
     "hbase": lambda servers: {"storage.kind": "hbase", "storage.hbase.thrift": servers.replace(" ", "").split(",")},
@@ -724,7 +722,7 @@ FLAGS: Flags = {
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
-    """Return the settings of ``tms``, from flags, else the environment, else the file, else the defaults.
+    """Return the settings of ``tms``; flags override the environment, the file and the defaults, in this order.
 
     Args:
         file: a YAML file; None: the built-in standalone configuration.

@@ -1,4 +1,4 @@
-"""A YAML reader that rejects everything it would lose."""
+"""A YAML reader that rejects duplicate keys, because only the last value of a key would count."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tms_core.errors import ConfigurationError
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, which would let the later of two equal keys win, without that."""
+    """YAML's safe loader, except that it rejects duplicate keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is defined twice", problem_mark=key.start_mark)
             if isinstance(key, yaml.ScalarNode):
                 seen.add(key.value)
         return node
@@ -28,13 +28,13 @@ _YAML_HINT = "Correct the file. conf/standalone.yaml has every setting with its 
 
 
 def read(file: Path, source: str = "--config FILE") -> dict[Any, object]:
-    """Return the mapping of a YAML file; an empty file gives an empty mapping.
+    """Return the mapping in a YAML file; empty for an empty file.
 
     Args:
         source: the option or environment variable that names the file, for the hint.
 
     Raises:
-        ConfigurationError: it cannot be read, is not YAML, is not a mapping, or names a key twice.
+        ConfigurationError: the file cannot be read, is not YAML, is not a mapping, or defines a key twice.
     """
     try:
         loader = _UniqueKeys(file.read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def read(file: Path, source: str = "--config FILE") -> dict[Any, object]:
     except OSError as error:
         raise ConfigurationError(
             f"the configuration file {file} cannot be read: {error.strerror}.",
-            f"Give an existing file that this user may read: {source}.",
+            f"Pass an existing file that this user can read: {source}.",
         ) from error
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""

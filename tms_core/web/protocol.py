@@ -40,7 +40,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tms_core.errors import code_of_status
-from tms_core.logs.loggers import SeldomLogger, get_logger
+from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.web import problem
 
 Serve: TypeAlias = "Callable[[HttpProtocol, bytes, bytes], bool]"
@@ -98,7 +98,7 @@ def bounded(most_connections: int, heads: Heads | None = None) -> type[HttpProto
             most,
             most_connections,
         )
-    return type("BoundedProtocol", (HttpProtocol,), {"most": most, "seldom": SeldomLogger(logger), "heads": heads})
+    return type("BoundedProtocol", (HttpProtocol,), {"most": most, "seldom": RateLimitedLogger(logger), "heads": heads})
 
 
 def abort_of(scope: Scope) -> Callable[[], None]:
@@ -179,7 +179,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     most: ClassVar[int]
     heads: ClassVar[Heads | None] = None
-    seldom: ClassVar[SeldomLogger]
+    seldom: ClassVar[RateLimitedLogger]
     head_seconds: ClassVar[float] = 20.0
     body_seconds: ClassVar[float] = 10.0
     body_bytes: ClassVar[int] = 10_000

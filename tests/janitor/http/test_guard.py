@@ -78,7 +78,7 @@ def test_token_file_that_changes_counts_at_once(file: Path, caplog: pytest.LogCa
 
 @pytest.mark.parametrize(
     ("token", "mode", "message"),
-    [("x" * 31, 0o600, "fewer than 32 characters"), (TOKEN, 0o644, "by other users"), (TOKEN, 0o620, "by other users")],
+    [("x" * 31, 0o600, "fewer than 32 bytes"), (TOKEN, 0o644, "by other users"), (TOKEN, 0o620, "by other users")],
 )
 def test_token_that_is_short_or_open_to_others_is_refused(file: Path, token: str, mode: int, message: str) -> None:
     file.write_text(token)

@@ -40,7 +40,7 @@ from tms_core.consumers.claims import (
 )
 from tms_core.consumers.positions import Position
 from tms_core.errors import BadRequest, ConsumerConflict
-from tms_core.logs.loggers import SeldomLogger, get_logger
+from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, ReadPath
 from tms_core.messaging.groups.drained_history import KNOWN_GROUPS, DrainedHistory
@@ -204,7 +204,7 @@ class Groups:
         self._failed_first = False
         self._rows: dict[ConsumerGroup, _KnownRows] = {}
         self._known_row_count = 0
-        self._seldom = SeldomLogger(get_logger(__name__))
+        self._seldom = RateLimitedLogger(get_logger(__name__))
         self._drained_history = DrainedHistory(families, consumers, read_path.clock, alone=side.private)
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> GroupBatch:

@@ -50,7 +50,7 @@ from tms_core.errors import (
     code_of_status,
 )
 from tms_core.logs.audit import BoundedAudit, Event, record
-from tms_core.logs.loggers import SeldomLogger, get_logger, harmless
+from tms_core.logs.loggers import RateLimitedLogger, get_logger, harmless
 from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.auth.quotas import Quotas
 from tms_core.server.metrics import ServerMetrics
@@ -314,7 +314,7 @@ class RequestMiddleware:
         self._metrics = metrics
         self._loopback = loopback
         self._access_log = access_log
-        self._seldom = SeldomLogger(logger)
+        self._seldom = RateLimitedLogger(logger)
         self._bounded = BoundedAudit((clock or SystemClock()).monotonic_ms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

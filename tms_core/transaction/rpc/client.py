@@ -57,7 +57,7 @@ class ServiceSettings(Protocol):
     def thrift(self) -> str: ...
 
     @property
-    def shown_token_file(self) -> Path | None: ...
+    def client_token_file(self) -> Path | None: ...
 
     @property
     def ca_file(self) -> Path | None: ...
@@ -422,7 +422,7 @@ def connecting(settings: ServiceSettings, certificate_name: str = "") -> Callabl
         ConfigurationError: ``transactions.ca_file`` cannot be read.
     """
     tls = ClientTls("transactions.", settings.ca_file) if settings.is_over_tls else None
-    token_file = settings.shown_token_file
+    token_file = settings.client_token_file
     return partial(SocketConnection, token_file=token_file, tls=tls, certificate_name=certificate_name)
 
 

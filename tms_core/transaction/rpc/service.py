@@ -33,7 +33,7 @@ import uvloop
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, FormatError, TmsError, Unavailable
 from tms_core.logs.audit import BoundedAudit, Event
-from tms_core.logs.loggers import SeldomLogger, get_logger
+from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.security import files
 from tms_core.security.tls import ServerCertificate
 from tms_core.settings.models import split_address
@@ -167,7 +167,7 @@ class TransactionService:
         self._awaiting = self._quick.awaiting
         #: Connections without a response so far.
         self._new: set[asyncio.Task[None]] = set()
-        self._seldom = SeldomLogger(logger)
+        self._seldom = RateLimitedLogger(logger)
         self._bounded = BoundedAudit(SystemClock().monotonic_ms)
         #: Slows down connections with a wrong or missing token.
         self.failed = FailedAttempts(SystemClock(), min(MOST_WAITING, _most_connections() // 10))
@@ -527,7 +527,7 @@ class TransactionService:
             self._unread.pop(writer, None)
 
     async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
-        seldom = SeldomLogger(logger)
+        seldom = RateLimitedLogger(logger)
         while True:
             await asyncio.sleep(seconds)
             if self._several is not None and not self._several.log_name:

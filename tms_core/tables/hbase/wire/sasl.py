@@ -1,7 +1,7 @@
 """SASL over a connection to a Thrift server: the mechanism GSSAPI (RFC 4752) in the frames of Thrift's TSaslTransport.
 
-thriftpy2 has such a transport, in Python and in Cython. The second, which the fast binary protocol needs, cannot write
-a value above its buffer of 4 KiB. Therefore this one stands below the buffered transport.
+thriftpy2 has such a transport in Python and in Cython. The fast binary protocol needs the transport in Cython, which
+cannot write a value above its buffer of 4 KiB. Therefore this socket, below the buffered transport, replaces it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _STATUS = struct.Struct(">BI")
 _LENGTH = struct.Struct(">I")
 #: The protection levels of a server, the strongest first: bits of RFC 4752, and ``hbase.thrift.security.qop``.
 _LAYERS = ((4, "auth-conf"), (2, "auth-int"), (1, "auth"))
-#: The largest frame that the server may send by RFC 4752; Java's servers send larger ones all the same.
+#: The largest frame that the server may send by RFC 4752; Java's servers send larger frames nevertheless.
 _ANNOUNCED_BYTES = 0xFFFFFF
 _LARGEST_BYTES = 1 << 30
 _LARGEST_SASL_BYTES = 1 << 20
 
 
 class SaslSocket(TimedSocket):
-    """A connection that is logged in.
+    """A connection with a Kerberos login.
 
     Args:
-        address, timeout_seconds, tls: as of the class above.
+        address, timeout_seconds, tls: as of :class:`TimedSocket`.
         login: the Kerberos login.
         service: the principal of the server.
 
@@ -36,7 +36,7 @@ class SaslSocket(TimedSocket):
         qop: the strongest offered protection: ``auth``, ``auth-int`` or ``auth-conf``.
 
     Raises:
-        LoginFailed: there is no ticket, or the server refuses it.
+        LoginFailed: a ticket cannot be obtained, or the server rejects it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SaslSocket(TimedSocket):
             self._log_in(self._exchange)
         except TimeoutError as error:
             self.close()
-            raise self._refusal("it does not answer") from error
+            raise self._login_error("it does not respond") from error
         except EOFError as error:
             self.close()
             raise ConnectionError("it closed the connection during the Kerberos login") from error
@@ -92,7 +92,7 @@ class SaslSocket(TimedSocket):
         """Authenticate, then negotiate the protection of the following bytes.
 
         Raises:
-            LoginFailed: the server refuses.
+            LoginFailed: the server rejects the login.
         """
         self._send_status(_START, b"GSSAPI")
         token = exchange.step()
@@ -101,17 +101,17 @@ class SaslSocket(TimedSocket):
             token = exchange.step(self._challenge())
         self._send_status(_OK, token)
         offer = exchange.unwrap(self._challenge())
-        layer, self.qop = next((one for one in _LAYERS if offer[:1] and offer[0] & one[0]), (0, ""))
+        layer, self.qop = next((layer for layer in _LAYERS if offer[:1] and offer[0] & layer[0]), (0, ""))
         if not layer:
-            raise LoginFailed("The Thrift server offers no quality of protection.", "See hbase.thrift.security.qop.")
+            raise LoginFailed("The Thrift server offers no quality of protection.", "Check hbase.thrift.security.qop.")
         largest = 0 if layer == 1 else _ANNOUNCED_BYTES
         self._send_status(_OK, exchange.wrap(bytes([layer]) + largest.to_bytes(3, "big"), encrypt=False))
         while self._status()[0] != _COMPLETE:
-            """A challenge without content, of a server that has not read ours."""
+            """Skip an empty challenge, which the server sends before it reads the client's response."""
         limit = int.from_bytes(offer[1:4], "big")
-        self._frame_bytes = _LARGEST_BYTES if layer == 1 else exchange.room(limit, encrypt=layer == 4)
+        self._frame_bytes = _LARGEST_BYTES if layer == 1 else exchange.max_plain_bytes(limit, encrypt=layer == 4)
         if self._frame_bytes <= 0:
-            raise self._refusal(f"it takes frames of {limit} bytes at most, too few for any data")
+            raise self._login_error(f"it accepts frames of at most {limit} bytes, too few for data")
 
     def _send_status(self, status: int, body: bytes) -> None:
         super()._send(_STATUS.pack(status, len(body)) + body)
@@ -125,13 +125,13 @@ class SaslSocket(TimedSocket):
         if status in (_OK, _COMPLETE):
             return status, body
         text = body[:300].decode(errors="replace") if status in (_BAD, _ERROR) else "it does not speak SASL"
-        raise self._refusal(text)
+        raise self._login_error(text)
 
-    def _refusal(self, text: str) -> LoginFailed:
+    def _login_error(self, text: str) -> LoginFailed:
         return LoginFailed(
-            f"it refuses the Kerberos login: {text}.",
-            "See that hbase.thrift.security.qop is set there, that its keytab has the key of "
-            "storage.hbase.kerberos.service, that the clocks of both machines agree, and what its log says.",
+            f"it rejects the Kerberos login: {text}.",
+            "Check its log, that it has hbase.thrift.security.qop, that its keytab has the key of "
+            "storage.hbase.kerberos.service, and that the clocks of both machines agree.",
         )
 
     def _exactly(self, size: int, largest: int) -> bytes:
