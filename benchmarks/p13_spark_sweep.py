@@ -46,7 +46,7 @@ from tests.support import size
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.leveldb.clone import still
+from tms_core.tables.leveldb.clone import copy_open_store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.transaction.model import TX_PER_MS, VisibilityState
 from tms_core.transaction.source.source import Loaded
@@ -95,7 +95,7 @@ def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
 
     @contextmanager
     def looking() -> Iterator[Sender]:
-        with still(path, path.with_name("state")) as copied:
+        with copy_open_store(path, path.with_name("state")) as copied:
             yield SparkSender(spark, StoreEnvironment(access.at(copied)))
 
     with LevelDBStore(path) as store, SqliteState.in_memory() as state:

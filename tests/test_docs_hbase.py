@@ -11,7 +11,7 @@ import pytest
 from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_page, literal, said, tables
 from tms_core.rowkey import salt
 from tms_core.tables.hbase.cdap import STATE_TABLE
-from tms_core.tables.hbase.described import NEEDED
+from tms_core.tables.hbase.described import REQUIRED_SETTINGS
 from tms_core.tables.hbase.schema import SPLIT_POLICY, janitor_table_spec, table_specs
 
 NAMES = ("how-to/hbase", "how-to/hbase-servers", "how-to/adopt")
@@ -67,7 +67,7 @@ def test_every_setting_that_is_advised_has_its_reason_and_its_line_on_the_page()
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row[0])}
     typed = dict(re.findall(r"'?([\w.]+)'? => '([^']+)'", PAGE.partition("### Cheap sweeps")[2].partition("\n## ")[0]))
     assert named == set(typed) - {"NAME"}
-    assert {name: typed[name] for name in NEEDED} == NEEDED
+    assert {name: typed[name] for name in REQUIRED_SETTINGS} == REQUIRED_SETTINGS
     assert typed["SPLIT_POLICY"] == SPLIT_POLICY
 
 

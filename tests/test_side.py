@@ -207,13 +207,13 @@ def test_expiries_of_a_range_come_in_order_of_keys(side: SideTable) -> None:
 def test_expiries_of_many_keys_are_read_in_pages(
     side: SideTable, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("tms_core.tables.side._MOMENTS", at_once)
+    monkeypatch.setattr("tms_core.tables.side._PAGE_ROWS", at_once)
     expiries = Expiries(side)
     moments = {message(number).pack(): NOW_MS + 10 - number for number in range(5)}
     expiries.put(moments.items())
     keys = list(moments)
-    assert expiries.moments(keys[1:4]) == {key: moments[key] for key in keys[1:4]}
-    assert expiries.moments([]) == {}
+    assert expiries.expiry_times(keys[1:4]) == {key: moments[key] for key in keys[1:4]}
+    assert expiries.expiry_times([]) == {}
 
 
 def test_forgetting_that_was_cut_off_is_finished(side: SideTable) -> None:

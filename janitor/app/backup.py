@@ -26,9 +26,9 @@ from janitor.state.sqlite.loose import FILE_NAME as LOOSE_NAME
 from janitor.state.sqlite.state import FILE_NAME, copy_state
 from tms_core.errors import ConfigurationError, StoreNotFound
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb.clone import NO_LINKS, at_rest, remove_stale, still
+from tms_core.tables.leveldb.clone import NO_LINKS, copy_closed_store, copy_open_store, remove_stale
 from tms_core.tables.leveldb.layout import find_tables, holds_database
-from tms_core.tables.leveldb.lock import sync, translated
+from tms_core.tables.leveldb.lock import convert_errors, sync
 from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import SideTable
@@ -92,9 +92,9 @@ def back_up(found: Folders, target: Path, *, store: Store | None = None, side: S
         with ExitStack() as writes:
             for opened in (store, side):
                 if isinstance(opened, (LevelDBStore, LevelDBSide)):
-                    writes.enter_context(opened.held())
+                    writes.enter_context(opened.block_writes())
             more = [found.side] if holds_database(found.side) else []
-            frozen = (at_rest if store is None else still)(found.store, found.state, *more)
+            frozen = (copy_closed_store if store is None else copy_open_store)(found.store, found.state, *more)
             with frozen as files:
                 if found.transactions is not None and found.transactions.is_dir():
                     _copy_log(found.transactions, made / f"{STORE}.tx")
@@ -140,7 +140,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
     """Yield a folder to fill, which gets its name after the block; remove it after an error."""
     # A link stays a link: its target is filled.
     target = target.resolve()
-    with translated(target):
+    with convert_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{target.name}.unfinished-", dir=target.parent))
         try:

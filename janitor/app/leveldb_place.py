@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from janitor.state.base import State
 from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tms_core.tables.base import Reads, Store
-from tms_core.tables.leveldb.clone import clone, copied, remove_stale
+from tms_core.tables.leveldb.clone import clone, copy_folder, remove_stale
 from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
 from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -79,7 +79,7 @@ class LevelDBPlace:
                 yield None
                 return
             if read_only:
-                folder = stack.enter_context(copied(folder, self._state_path))
+                folder = stack.enter_context(copy_folder(folder, self._state_path))
             yield stack.enter_context(LevelDBSide(folder))
 
     def table_settings(self) -> list[TableSettings]:

@@ -18,7 +18,7 @@ from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.base import State
 from tms_core.clock import Clock
 from tms_core.tables.base import Reads
-from tms_core.tables.leveldb.clone import still
+from tms_core.tables.leveldb.clone import copy_open_store
 from tms_core.transaction.source.source import SnapshotSource
 
 
@@ -42,7 +42,7 @@ class SessionOnSpark(Session):
     @contextmanager
     def _reading_tasks(self) -> Iterator[Sender]:
         """Yield tasks that read the current LevelDB store while this process has it open."""
-        with still(self.settings.storage.leveldb.path, self.state_path) as copied:
+        with copy_open_store(self.settings.storage.leveldb.path, self.state_path) as copied:
             yield SparkSender(self._spark, StoreEnvironment(Access(self.settings).at(copied)))
 
     def preview(self, patterns: tuple[str, ...]) -> Report:

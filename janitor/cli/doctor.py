@@ -317,10 +317,10 @@ def _cdap(place: Place) -> Finding:
 
 def _tables(place: Place) -> Finding:
     """Return whether table settings make HBase keep deleted rows, or delete rows without the janitor."""
-    from tms_core.tables.hbase.described import NEEDED  # noqa: PLC0415 HBase's Thrift is not for a help text
+    from tms_core.tables.hbase.described import REQUIRED_SETTINGS  # noqa: PLC0415 HBase's Thrift is not for a help text
 
     found = [
-        f"{table.name} has {name} {value}, not {NEEDED[name]}"
+        f"{table.name} has {name} {value}, not {REQUIRED_SETTINGS[name]}"
         for table in place.table_settings()
         for name, value in table.hindering.items()
     ]

@@ -230,7 +230,7 @@ class SweepRun:
     def _consume(self, event: Event, executor: StoreExecutor) -> None:
         self._costs.see(event)
         if isinstance(event, StepStarted) and event.step == "invert":
-            executor.deleted.no_more("message")
+            executor.deleted.finish_table("message")
             if self._run.proves:
                 # S4: before the first evidence, since an id of a claim that is still there must stay on the invalid
                 # list.

@@ -27,7 +27,7 @@ from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Reads
-from tms_core.tables.leveldb.clone import clone, copied
+from tms_core.tables.leveldb.clone import clone, copy_folder
 from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.read_only import read_only
@@ -134,7 +134,7 @@ class Access:
                 if not holds_database(folder):
                     yield None
                     return
-                folder = stack.enter_context(copied(folder, self.settings.janitor.state))
+                folder = stack.enter_context(copy_folder(folder, self.settings.janitor.state))
                 side = stack.enter_context(LevelDBSide(folder))
             else:
                 from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415

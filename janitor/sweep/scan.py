@@ -32,7 +32,7 @@ from tms_core.rowkey import (
     topic_prefix,
 )
 from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads, Page, Reads
-from tms_core.tables.read_ahead import Ahead
+from tms_core.tables.read_ahead import ReadAhead
 from tms_core.tables.side import Expiries, Expiry
 
 #: Holds that may last for years. Only full passes count the held rows; otherwise every pass would read all of them.
@@ -119,14 +119,14 @@ class Part:
     search: SearchScope = NO_SEARCH
     store: Reads = field(init=False)
     executor: Executor = field(init=False)
-    messages: Ahead = field(init=False)
-    payloads: Ahead = field(init=False)
+    messages: ReadAhead = field(init=False)
+    payloads: ReadAhead = field(init=False)
 
     def open(self, store: Reads, executor: Executor) -> Part:
         """Set the store and the executor; return the part itself."""
         self.store, self.executor = store, executor
-        self.messages = Ahead(store.message, self.run.terms.batch_rows)
-        self.payloads = Ahead(store.payload, self.run.terms.batch_rows)
+        self.messages = ReadAhead(store.message, self.run.terms.batch_rows)
+        self.payloads = ReadAhead(store.payload, self.run.terms.batch_rows)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Part:
     def __str__(self) -> str:
         return f"part {self.number}" + ("" if self.salt is None else f" (salt {self.salt})")
 
-    def keys(self, name: DataTable) -> Ahead:
+    def keys(self, name: DataTable) -> ReadAhead:
         return self.messages if name == "message" else self.payloads
 
     def table(self, name: DataTable) -> KeyReads:

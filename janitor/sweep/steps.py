@@ -142,7 +142,7 @@ def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | N
         origins.append(page.origin)
         limit = min(2 * limit, whole.run.terms.batch_rows) if 2 * len(hits) >= limit else least
         at = stop
-    return found, Origin.joined(origins)
+    return found, Origin.merge(origins)
 
 
 def _ttl_due(
@@ -241,7 +241,7 @@ def _candidates(
         referenced = yield from _referenced(part, work, generation, keys)
         free = [key for key in keys if _pointer(key) not in referenced]
         yield RemainingRows(Reason.REFERENCED, len(keys) - len(free), "payload")
-    rules, origin = {span.rule: free}, Origin.joined(origins)
+    rules, origin = {span.rule: free}, Origin.merge(origins)
     if span.rule is Rule.EXPIRED:
         due_ms = work.frontier.due.ms
         rules = {Rule.EXPIRED: _between(free, 0, due_ms), Rule.PROCESSED: _between(free, due_ms, LONG_MAX + 1)}

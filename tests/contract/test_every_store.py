@@ -115,10 +115,10 @@ def test_given_rows_when_read_in_pages_of_any_size_then_each_comes_once_and_in_o
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "pages"), [(1, [1, 1, 1, 1]), (1000, [1, 1, 1, 1]), (1500, [2, 2]), (2900, [3, 1]), (99_999, [4])]
+    ("max_bytes", "pages"), [(1, [1, 1, 1, 1]), (1000, [1, 1, 1, 1]), (1500, [2, 2]), (2900, [3, 1]), (99_999, [4])]
 )
 def test_pages_bounded_by_bytes_end_with_the_row_that_fills_them(
-    store: Store, most_bytes: int, pages: list[int]
+    store: Store, max_bytes: int, pages: list[int]
 ) -> None:
     payloads = [b"a" * 1000, b"b" * 1000, b"c" * 1000, b"d" * 3000]
     store.message.put([(key(number), MessageValue(7, payload)) for number, payload in enumerate(payloads)])
@@ -129,7 +129,7 @@ def test_pages_bounded_by_bytes_end_with_the_row_that_fills_them(
         keys: list[bytes] = []
         resume: bytes | None = b""
         while resume is not None:
-            page = table.read(want.within(most_bytes), resume, None, 9)
+            page = table.read(want.limit_bytes(max_bytes), resume, None, 9)
             keys += [found for found, _ in page.items]
             sizes += [len(page.items)] if page.items else []  # the last page may be empty
             resume = page.resume
@@ -218,7 +218,7 @@ def test_rows_of_several_pages_are_deleted_and_inverted_by_their_joined_origin(s
     assert store.message.invert(cells.items, cells.origin) == [True] * 3
     pages = [store.message.read(KEYS, key(first), None, 2) for first in (0, 2)]
     keys = [found for page in pages for found in page.items]
-    store.message.delete(keys, Origin.joined([page.origin for page in pages]))
+    store.message.delete(keys, Origin.merge([page.origin for page in pages]))
     assert store.message.read(KEYS, b"", None, 9).items == [key(4), key(5)]
 
 

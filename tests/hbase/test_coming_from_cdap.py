@@ -17,7 +17,7 @@ from tests.hbase.scene import Scene
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.hbase.tables import Tables, write_config
 from tms_core.clock import ManualClock, SystemClock
-from tms_core.tables.hbase.cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatch, last_pruned_ms
+from tms_core.tables.hbase.cdap import CACHE_MS, PRUNING_QUIET_MS, CdapWatch, last_pruned_ms
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
 from tms_core.tables.hbase.store import HBaseStore
@@ -127,18 +127,18 @@ def test_observer_and_pruning_are_named_and_believed_for_an_hour(
     assert watch.obstacles() == ()
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
     row = pruning.write("inactive bound of a run", FRESH_MS)
-    clock.advance(REMEMBERED_MS - 1)
+    clock.advance(CACHE_MS - 1)
     assert watch.obstacles() == ()
     clock.advance(1)
     pruned, observed = watch.obstacles()
     assert f"wrote to {namespace}:tephra.state at 2023-11-14 21:13:20 UTC" in pruned
     assert "data.tx.prune.enable" in pruned
-    assert observed.startswith(f"{namespace}:tms.message still carries CDAP's observer MessageTableRegionObserver")
+    assert observed.startswith(f"{namespace}:tms.message still has CDAP's observer MessageTableRegionObserver")
 
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
     pruning.table.delete(row)
     assert watch.obstacles() == (pruned, observed)
-    clock.advance(REMEMBERED_MS)
+    clock.advance(CACHE_MS)
     assert watch.obstacles() == ()
 
 
@@ -165,7 +165,7 @@ def test_thrift_2_that_is_silent_is_an_obstacle(pool: HBasePool, admin: HBasePoo
     nobody = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
     watch = CdapWatch(pool, nobody, namespace, clock)
     [said] = watch.obstacles()
-    assert "could not be seen" in said
+    assert "still cleans these tables failed" in said
     assert "127.0.0.1:1" in said
     vars(watch)["_admin"] = admin
     assert watch.obstacles() == ()
@@ -184,7 +184,7 @@ def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, name
         proven, present = kit.engine.boundary()
         assert (proven, [said.partition(", ")[0] for said in present.obstacles]) == (
             None,
-            [f"{namespace}:tms.message still carries CDAP's observer MessageTableRegionObserver"],
+            [f"{namespace}:tms.message still has CDAP's observer MessageTableRegionObserver"],
         )
         assert read_only(store).obstacles() == store.obstacles()
 
@@ -209,7 +209,7 @@ def test_doctor_and_boundary_name_the_observer(
 
     for line, label in (("doctor", "cdap"), ("boundary --explain", "obstacle:" if has_thrift2 else "not known:")):
         [said] = [shown for shown in asked(line).splitlines() if shown.startswith(label) and "observer" in shown]
-        assert ("still carries" in said) is has_thrift2
+        assert ("still has CDAP" in said) is has_thrift2
         assert ("takes a Thrift 2 server" in said) is not has_thrift2
     answer = json.loads(asked("boundary --format json"))
     assert bool(answer["unseen"]) is not has_thrift2

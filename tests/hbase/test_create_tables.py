@@ -79,7 +79,7 @@ def test_tables_have_cdaps_attributes(
         assert store.metadata.rows() == [(b"a:b:", b"{}")]
 
     assert execute([*call, "--buckets", "8"]) == 1
-    assert "made_system:tms.message is there with 16 buckets, not 8" in capsys.readouterr().err
+    assert "made_system:tms.message exists with 16 buckets, not 8" in capsys.readouterr().err
     for name in names:
         hbase.command("drop", name)
 

@@ -80,7 +80,7 @@ def test_dead_network_ends_a_sweep(scene: Scene, proxy: Proxy, through: HBaseSto
     assert moments.all_came
     assert said
     assert all(is_of_network(error, proxy) for error in said)
-    assert any("See whether" in error for error in said)
+    assert any("Check" in error for error in said)
     assert kit.state.boundary() is None
     finish(scene)
 

@@ -237,7 +237,7 @@ def test_row_written_ahead_often_fails_its_topic(store: HBaseStore, message: hap
     watch_calls(store.pool, after=write_ahead)
     report = janitor(store).engine.run_once(adopt=True)
     [error] = report.errors
-    assert "are still there after 3 deletes" in error
+    assert "still exist after 3 deletes" in error
     assert str(orders.id) in error
     assert (report.total(Rule.EXPIRED), report.boundary) == (0, None)
 

@@ -34,7 +34,7 @@ from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.rowkey import PayloadKey
 from tms_core.tables.base import KeyRange, MessageValue, Reads, Store
 from tms_core.tables.leveldb import clone as leveldb_clone
-from tms_core.tables.leveldb.clone import still
+from tms_core.tables.leveldb.clone import copy_open_store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries
@@ -190,7 +190,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
 
     @contextmanager
     def looking() -> Iterator[LocalSender]:
-        with still(place, folder / "state") as copied:
+        with copy_open_store(place, folder / "state") as copied:
             yield LocalSender(StoreEnvironment(access.at(copied)))
 
     with LevelDBStore(place) as store, SqliteState.in_memory() as state:
@@ -292,7 +292,7 @@ def test_still_copy_of_an_open_store_can_be_cloned(tmp_path: Path) -> None:
     access = Access(load(None, {}, {"leveldb": str(place)}).settings)
     with LevelDBStore(place, create=True) as store:
         fill(store)
-        with still(place, tmp_path / "state") as copied:
+        with copy_open_store(place, tmp_path / "state") as copied:
             with pytest.raises(StoreBusy), access.reading():
                 pass
             before = rows_of(store)
@@ -300,7 +300,7 @@ def test_still_copy_of_an_open_store_can_be_cloned(tmp_path: Path) -> None:
             with access.at(copied).reading() as first, access.at(copied).reading() as second:
                 assert rows_of(first) == rows_of(second) == before
         assert not copied.exists()
-        with pytest.raises(StoreError, match="cannot lie in the store"), still(place, place / "state"):
+        with pytest.raises(StoreError, match="cannot be inside its store"), copy_open_store(place, place / "state"):
             pass
 
 
@@ -318,6 +318,6 @@ def test_still_copy_of_moving_files_is_made_again(tmp_path: Path, monkeypatch: p
     access = Access(load(None, {}, {"leveldb": str(tmp_path / "messaging")}).settings)
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         fill(store)
-        with still(store.path, tmp_path / "state") as copied, access.at(copied).reading() as found:
+        with copy_open_store(store.path, tmp_path / "state") as copied, access.at(copied).reading() as found:
             assert rows_of(found) == rows_of(store)
     assert len(looked) == 3 + 3 * 2

@@ -92,7 +92,7 @@ def test_slice_ends_where_live_rows_are_more_than_a_file(gap_bytes: int, slices:
 @pytest.mark.parametrize(("rows", "taken"), [(SLICE_ROWS - 1, True), (SLICE_ROWS, False), (SLICE_ROWS + 1, False)])
 def test_given_a_slice_when_it_is_full_then_it_takes_no_more(rows: int, taken: bool) -> None:
     table = SlicedTable()
-    assert Slice(table, b"a", b"b", rows).takes(table, b"c") is taken
+    assert Slice(table, b"a", b"b", rows).can_add(table, b"c") is taken
 
 
 @pytest.mark.parametrize(("whole", "taken"), [(SLICE_BYTES - 1, True), (SLICE_BYTES, False)])
@@ -102,7 +102,7 @@ def test_given_a_slice_of_large_rows_when_its_files_are_full_then_it_takes_no_mo
             return whole if start == b"a" else 0
 
     table = LargeRows()
-    assert Slice(table, b"a", b"b", 2).takes(table, b"c") is taken
+    assert Slice(table, b"a", b"b", 2).can_add(table, b"c") is taken
 
 
 def test_slices_of_alternating_parts_are_one_for_each_part() -> None:
@@ -148,9 +148,9 @@ def test_compact_beside_starts_early_and_waits_at_the_end(
         deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
         deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
         assert is_started(deleted) == [True, False]
-        deleted.no_more("message")
+        deleted.finish_table("message")
         assert is_started(deleted) == [True, False]
-        deleted.no_more("payload")
+        deleted.finish_table("payload")
         assert is_started(deleted) == [True, True]
         deleted.compact(heartbeat)
     # Once while it waited for the first one, and files that were read meanwhile go at the end.
@@ -176,7 +176,7 @@ def test_slice_is_started_while_other_threads_can_add() -> None:
     table = MeasuringTable(deleted)
     deleted.add(table, keys(b"a", b"c", WORTHWHILE_ROWS))
     deleted.add(table, keys(b"d", b"f", WORTHWHILE_ROWS))
-    deleted.no_more("payload")
+    deleted.finish_table("payload")
     assert is_started(deleted) == [False, False]
 
 
@@ -186,7 +186,7 @@ def test_compact_beside_that_fails_is_told_to_the_run() -> None:
     with closing(deleted):
         deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
         deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
-        deleted.no_more("payload")
+        deleted.finish_table("payload")
         wait([part.background for part in deleted.slices if part.background is not None])
         with pytest.raises(StoreError, match="no space"):
             deleted.compact(lambda: None)

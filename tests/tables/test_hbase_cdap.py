@@ -25,7 +25,7 @@ def test_given_an_observer_of_cdaps_then_it_is_named_with_the_line_that_takes_it
 ) -> None:
     value = f"hdfs:///cdap/lib/coprocessor.jar|{java_class}|1073741823|"
     [said] = observers(TABLE, {"SPLIT_POLICY": "…", entry: value})
-    assert said.startswith(f"{TABLE} still carries CDAP's observer {name}, ")
+    assert said.startswith(f"{TABLE} still has CDAP's observer {name}, ")
     assert said.endswith(f"alter '{TABLE}', METHOD => 'table_att_unset', NAME => '{entry}'")
 
 

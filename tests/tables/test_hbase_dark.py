@@ -9,7 +9,7 @@ import pytest
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
-from tms_core.tables.hbase.pool import AVOID_AT_MOST_MS, DARK_LIMITS, PAUSES_SECONDS, HBasePool
+from tms_core.tables.hbase.pool import MAX_AVOID_MS, OUTAGE_TIMEOUTS, PAUSES_SECONDS, HBasePool
 
 TIMEOUT_SECONDS = 30
 
@@ -41,23 +41,23 @@ def fail(pool: HBasePool) -> str:
 def test_server_without_answers_is_asked_by_nobody_until_the_next_try(
     pool: HBasePool, server: FakeThrift, clock: ManualClock
 ) -> None:
-    while "has not answered for" not in fail(pool):
+    while "has not responded for" not in fail(pool):
         pass
-    assert clock.monotonic_ms() > DARK_LIMITS * TIMEOUT_SECONDS * 1000
+    assert clock.monotonic_ms() > OUTAGE_TIMEOUTS * TIMEOUT_SECONDS * 1000
     connections, now_ms = server.connections, clock.monotonic_ms()
     for _ in range(1000):
-        assert f"{server.address} has not answered for" in fail(pool)
+        assert f"{server.address} has not responded for" in fail(pool)
     assert (server.connections, clock.monotonic_ms()) == (connections, now_ms)
-    clock.advance(AVOID_AT_MOST_MS)
+    clock.advance(MAX_AVOID_MS)
     fail(pool)
     assert server.connections == connections + 1
 
 
 def test_server_that_answers_again_is_forgiven(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
-    while "has not answered for" not in fail(pool):
+    while "has not responded for" not in fail(pool):
         pass
     server.conduct = lambda request: request.send(request.answer())
-    clock.advance(AVOID_AT_MOST_MS)
+    clock.advance(MAX_AVOID_MS)
     [row] = pool.call("getRow", b"ns:t", b"row", {})
     assert row.row == b"row"
     server.conduct = Request.cut
@@ -66,7 +66,7 @@ def test_server_that_answers_again_is_forgiven(pool: HBasePool, server: FakeThri
 
 def test_server_with_one_old_failure_is_tried_as_ever(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
     fail(pool)
-    clock.advance(10 * DARK_LIMITS * TIMEOUT_SECONDS * 1000)
+    clock.advance(10 * OUTAGE_TIMEOUTS * TIMEOUT_SECONDS * 1000)
     connections = server.connections
     assert "broke during getRow" in fail(pool)
     assert server.connections == connections + 1 + len(PAUSES_SECONDS)

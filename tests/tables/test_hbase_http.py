@@ -92,7 +92,7 @@ def says(text: bytes) -> Respond:
         (b"HTTP/1.1 100 Continue\r\n\r\n", "it responds with HTTP 100 Continue"),
         (b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", "HTTP 101 Switching"),
         (b"\x80\x01\x00\x02\x00\x00\x00\x06getRow", "it does not speak HTTP"),
-        (OK + b"a: b\r\n" * 60_000, "the head of its response does not end"),
+        (OK + b"a: b\r\n" * 60_000, "the head of its response is too long"),
         (OK + b"Content-Length: 0\r\n\r\n" * 2, "it does not speak HTTP|sends a response without a request"),
         (OK + b"Content-Length: 0\r\n\r\n" + OK + b"\r\n", "it sends a response without a request"),
     ],
@@ -122,7 +122,7 @@ def test_server_that_demands_a_login_is_named_with_the_setting(front: HttpFront)
     with pool_of(front.address) as pool, pytest.raises(StoreUnavailable) as caught:
         get(pool, b"a")
     assert caught.value.message == (
-        f"HBase's Thrift server {front.address} cannot be used: it demands a Kerberos login."
+        f"HBase's Thrift server {front.address} cannot be used: it requires a Kerberos login."
     )
     assert "storage.hbase.kerberos" in caught.value.hint
 

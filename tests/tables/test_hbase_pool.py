@@ -321,14 +321,14 @@ STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: ja
         ("org.apache.hadoop.hbase.NamespaceNotFoundException: ns", StoreNotFound, "tms admin create-tables"),
         ("org.apache.hadoop.hbase.security.AccessDeniedException: no", StoreError, "Grant"),
         ("org.apache.hadoop.hbase.NotServingRegionException: r", StoreUnavailable, "NotServingRegionException: r"),
-        ("org.apache.hadoop.hbase.RegionTooBusyException: r", StoreUnavailable, "may work later"),
+        ("org.apache.hadoop.hbase.RegionTooBusyException: r", StoreUnavailable, "a later attempt may succeed"),
         (
             "org.apache.hadoop.hbase.client.RetriesExhaustedException: Failed after attempts=16",
             StoreUnavailable,
             "Caused by: java.io.IOException: the reason",
         ),
         ("org.apache.hadoop.hbase.DoNotRetryIOException: never", StoreError, "DoNotRetryIOException: never"),
-        ("", StoreError, "could not do getRow"),
+        ("", StoreError, "could not execute getRow"),
     ],
 )
 def test_error_of_hbase_has_its_name_and_no_stack(pools: Pools, said: str, kind: type[StoreError], text: str) -> None:

@@ -63,12 +63,12 @@ def test_compact_after_few_deletes_asks_for_no_regions(clock: ManualClock) -> No
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
         for start in (b"a", b"n"):
-            regions.deleted(rows(start, WORTHWHILE_ROWS - 1))
+            regions.add_deleted(rows(start, WORTHWHILE_ROWS - 1))
         assert table.lists == 1
         clock.advance(FLUSHED_MS + HOUR)
         regions.compact(ALL, nothing_left)
         assert (table.lists, table.compacted) == (1, [])
-        regions.deleted(rows(b"n", 1))
+        regions.add_deleted(rows(b"n", 1))
         clock.advance(FLUSHED_MS + HOUR)
         regions.compact(ALL, nothing_left)
         assert table.compacted == [b"m"]
@@ -79,7 +79,7 @@ def test_compact_without_time_for_all_goes_on_the_next_time(clock: ManualClock) 
     table = Table(*starts)
     with regions_of(table, clock) as regions:
         for number in range(20):
-            regions.deleted(rows(b"%02d" % number, WORTHWHILE_ROWS))
+            regions.add_deleted(rows(b"%02d" % number, WORTHWHILE_ROWS))
         clock.advance(FLUSHED_MS + HOUR)
         done = []
         while len(table.compacted) < len(starts):
@@ -96,7 +96,7 @@ def test_compact_without_time_for_all_goes_on_the_next_time(clock: ManualClock) 
 def test_compact_of_another_range_waits_for_its_own_deletes(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
-        regions.deleted(rows(b"n", WORTHWHILE_ROWS))
+        regions.add_deleted(rows(b"n", WORTHWHILE_ROWS))
         clock.advance(FLUSHED_MS + HOUR)
         regions.compact([KeyRange(b"a", b"m")], nothing_left)
         assert table.compacted == []
@@ -107,8 +107,8 @@ def test_compact_of_another_range_waits_for_its_own_deletes(clock: ManualClock) 
 def test_compact_of_merged_regions_counts_both(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
-        regions.deleted(rows(b"a", WORTHWHILE_ROWS))
-        regions.deleted(rows(b"n", WORTHWHILE_ROWS))
+        regions.add_deleted(rows(b"a", WORTHWHILE_ROWS))
+        regions.add_deleted(rows(b"n", WORTHWHILE_ROWS))
         table.starts = (b"",)
         clock.advance(FLUSHED_MS + HOUR)
         regions.compact(ALL, lambda _, __: 2 * WORTHWHILE_ROWS)
@@ -119,7 +119,7 @@ def test_delete_without_a_list_of_regions_succeeds(clock: ManualClock) -> None:
     table = Table(b"")
     table.ill = True
     with regions_of(table, clock) as regions:
-        regions.deleted(rows(b"a", WORTHWHILE_ROWS))
+        regions.add_deleted(rows(b"a", WORTHWHILE_ROWS))
         table.ill = False
         clock.advance(FLUSHED_MS + HOUR)
         regions.compact(ALL, nothing_left)

@@ -19,7 +19,7 @@ from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, TooLarge
 from tms_core.settings.models import HBaseSettings
-from tms_core.tables.base import Calls, Origin, Page, partly_written
+from tms_core.tables.base import Calls, Origin, Page, partial_write_error
 from tms_core.tables.hbase.cells import CellLimit, HBasePayloadTable
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, POINTERS, ROWS, HBaseRows, encode_deletions
@@ -235,7 +235,7 @@ def test_read_over_a_broken_connection_starts_the_page_again() -> None:
 
 
 def delete_by(salts: Salts, keys: list[bytes], *pages: Page[SaltedRows]) -> None:
-    salts.delete(keys, Origin.joined([page.origin for page in pages]))
+    salts.delete(keys, Origin.merge([page.origin for page in pages]))
 
 
 def test_deletion_with_the_origin_of_old_rows_reads_nothing_again() -> None:
@@ -252,7 +252,7 @@ def test_deletion_without_an_origin_reads_the_rows_again() -> None:
         salts = OneSalt(rows, 0, None)
         delete_by(salts, [b"0"])
         table.value = OLD
-        salts.delete([b"1"], Origin.joined([salts.page(b"0", b"7", 3, KEYS).origin, None]))
+        salts.delete([b"1"], Origin.merge([salts.page(b"0", b"7", 3, KEYS).origin, None]))
     assert table.seen["getRowsWithColumns"] == 2
 
 
@@ -303,7 +303,7 @@ def result(row: bytes | None, columns: Any = None, **cell: Any) -> Any:
     "keys", [[b"\x02", b"\x01"], [b"\x02", b"\x02"], [b"\x00"], [b""], [b"\x03"], [b"\x01", b"\x02", b"\x04"]]
 )
 def test_scan_with_rows_out_of_order_or_range_is_an_error(keys: list[bytes]) -> None:
-    with pytest.raises(StoreError, match="out of order or were not asked for"):
+    with pytest.raises(StoreError, match="out of order or outside its range"):
         scanning([result(key) for key in keys])
 
 
@@ -311,7 +311,7 @@ def test_scan_with_rows_out_of_order_or_range_is_an_error(keys: list[bytes]) -> 
     "row", [result(None), HBASE.TRowResult(row=b"\x02"), result(b"\x02", value=None), result(b"\x02", timestamp=None)]
 )
 def test_scan_with_an_answer_that_is_not_whole_is_an_error(row: Any) -> None:
-    with pytest.raises(StoreError, match="is not whole"):
+    with pytest.raises(StoreError, match="is incomplete"):
         scanning([row])
 
 
@@ -332,7 +332,7 @@ def test_buckets_that_no_table_has_are_an_error(value: bytes) -> None:
 def test_write_whose_later_piece_is_too_large_lowers_the_limit() -> None:
     salts = Mock(spec=Salts, rows=Mock(spec=HBaseRows))
     refused = TooLarge("A cell is too large.", "Send less.")
-    salts.rows.put.side_effect = error = partly_written(refused)
+    salts.rows.put.side_effect = error = partial_write_error(refused)
     error.__cause__ = refused
     limit = CellLimit(10 << 20)
     table = HBasePayloadTable(salts, Calls(), Mock(spec=Buckets), limit)

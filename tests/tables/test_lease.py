@@ -160,12 +160,12 @@ def test_renewals_without_answers_go_on_from_what_is_there(
         with pytest.raises(StoreError, match="answer was lost"):
             mine.renew()
     cell.fails_after_writing = False
-    assert mine.left_ms == SECONDS * SECOND - times * SECOND
+    assert mine.remaining_ms == SECONDS * SECOND - times * SECOND
     look(mine)
     assert (mine.held, mine.fence, cell.record.fence) == (True, 1, 1)
     cell.clock.advance(SECONDS * SECOND // 3)
     mine.check()
-    assert mine.left_ms == SECONDS * SECOND
+    assert mine.remaining_ms == SECONDS * SECOND
 
 
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew, Lease.confirm])
@@ -204,17 +204,17 @@ def test_holder_that_slept_alone_still_has_the_lease(cell: LeaseCell) -> None:
 
 def test_holder_knows_how_long_the_lease_is_its_own(cell: LeaseCell) -> None:
     mine = lease(cell)
-    assert mine.left_ms == 0
+    assert mine.remaining_ms == 0
     mine.acquire()
     cell.clock.advance(20_000)
     cell.clock.step(10 * MINUTE)
-    assert mine.left_ms == 40_000
+    assert mine.remaining_ms == 40_000
     mine.renew_if_due()
-    assert mine.left_ms == 60_000
+    assert mine.remaining_ms == 60_000
     cell.clock.advance(60_001)
-    assert mine.left_ms == -1
+    assert mine.remaining_ms == -1
     mine.release()
-    assert mine.left_ms == 0
+    assert mine.remaining_ms == 0
 
 
 def test_lease_without_wall_clocks_is_watched(cell: LeaseCell) -> None:
@@ -228,7 +228,7 @@ def test_lease_without_wall_clocks_is_watched(cell: LeaseCell) -> None:
     far.advance(1)
     cell.clock.advance(2 * SECONDS * SECOND + 1)
     challenger.acquire()
-    assert mine.left_ms < 0
+    assert mine.remaining_ms < 0
 
 
 def test_confirm_reads_once_and_finds_a_loss(cell: LeaseCell) -> None:
@@ -240,7 +240,7 @@ def test_confirm_reads_once_and_finds_a_loss(cell: LeaseCell) -> None:
     for _ in range(2):
         with pytest.raises(LeaseLost, match="b has it now"):
             mine.confirm()
-    assert (mine.held, mine.fence, mine.left_ms) == (False, 0, 0)
+    assert (mine.held, mine.fence, mine.remaining_ms) == (False, 0, 0)
     other.confirm()
 
 

@@ -421,10 +421,10 @@ def test_last_write_cut_short_loses_no_other(tmp_path: Path) -> None:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/CURRENT"), "Free some space"),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/x/CURRENT"), "Free some space"),
         (plyvel.IOError(b"IO error: /x/LOCK: Permission denied"), "Run as the user"),
-        (FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), "/x"), "Name a folder: --leveldb"),
+        (FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), "/x"), "Set the folder: --leveldb"),
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/LOCK"), "mount it for writing, then repeat"),
         (plyvel.CorruptionError(b"Corruption: bad block"), "Restore the store from a backup"),
-        (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Look at the disk"),
+        (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Check the disk"),
     ],
 )
 def test_error_of_the_library_says_what_to_do(

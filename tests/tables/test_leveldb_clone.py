@@ -153,7 +153,7 @@ def test_clone_of_no_store_is_refused(tmp_path: Path, state: Path) -> None:
 @pytest.mark.parametrize("inside", ["", "state", "system.tms.message"])
 def test_given_a_place_inside_the_store_when_cloned_there_then_it_is_refused(sample: Path, inside: str) -> None:
     before = fingerprint(sample)
-    with pytest.raises(StoreError, match="beside the store"):
+    with pytest.raises(StoreError, match="next to the store"):
         clone(sample, sample / inside)
     assert fingerprint(sample) == before
 

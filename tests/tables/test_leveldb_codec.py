@@ -140,8 +140,8 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (fragments((5, MIDDLE)), "no beginning"),
-        (fragments((5, LAST)), "no beginning"),
+        (fragments((5, MIDDLE)), "no start"),
+        (fragments((5, LAST)), "no start"),
         (fragments((5, FIRST), (5, FULL)), "no end"),
         (fragments((5, FIRST), (5, FIRST)), "no end"),
         (fragments((5, FIRST)) + bytes(40), "no end"),

@@ -11,7 +11,7 @@ import pytest
 
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.leveldb.library import plyvel
-from tms_core.tables.leveldb.lock import locked
+from tms_core.tables.leveldb.lock import hold_lock
 from tms_core.tables.leveldb.store import LevelDBStore
 
 HOLD = """
@@ -25,8 +25,8 @@ sys.stdin.read()
 LOCK_SHARED = """
 import sys
 from pathlib import Path
-from tms_core.tables.leveldb.lock import locked
-with locked(Path(sys.argv[1]), shared=True):
+from tms_core.tables.leveldb.lock import hold_lock
+with hold_lock(Path(sys.argv[1]), shared=True):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -68,15 +68,15 @@ def hold_as(folder: Path) -> Iterator[Callable[..., int]]:
     [
         ("java", ["co.cask.cdap.StandaloneMain"], "CDAP, java", "stop CDAP first"),
         ("/usr/bin/tms", ["serve"], "tms", "inside that server"),
-        ("/usr/bin/janitor", ["run", "--leveldb", "/opt/cdap/messaging"], "janitor", "wait until it ends"),
-        ("java", ["org.example.Main"], "java", "wait until it ends"),
+        ("/usr/bin/janitor", ["run", "--leveldb", "/opt/cdap/messaging"], "janitor", "wait until that process exits"),
+        ("java", ["org.example.Main"], "java", "wait until that process exits"),
     ],
 )
 def test_lock_of_a_held_folder_names_its_holder(
     folder: Path, hold_as: Callable[..., int], program: str, arguments: list[str], named: str, advice: str
 ) -> None:
     pid = hold_as(program, *arguments)
-    with pytest.raises(StoreBusy) as caught, locked(folder):
+    with pytest.raises(StoreBusy) as caught, hold_lock(folder):
         pass
     assert f"{folder} " in caught.value.message
     assert f"process {pid} ({named})" in caught.value.message
@@ -84,9 +84,9 @@ def test_lock_of_a_held_folder_names_its_holder(
 
 
 def test_lock_of_another_process_holds_until_released(folder: Path, hold: Callable[[Path], Any]) -> None:
-    with locked(folder):
+    with hold_lock(folder):
         assert hold(folder).said.startswith("failed")
-    with locked(folder, shared=True):
+    with hold_lock(folder, shared=True):
         assert hold(folder).said.startswith("failed")
     assert hold(folder).said == "open"
 
@@ -95,9 +95,9 @@ def test_given_a_reader_when_another_reads_then_it_may_and_a_writer_may_not(
     folder: Path, child: Callable[..., Any]
 ) -> None:
     assert child(LOCK_SHARED, folder).said == "locked"
-    with locked(folder, shared=True):
+    with hold_lock(folder, shared=True):
         pass
-    with pytest.raises(StoreBusy), locked(folder):
+    with pytest.raises(StoreBusy), hold_lock(folder):
         pass
 
 
@@ -106,7 +106,7 @@ def test_given_a_folder_open_here_when_locked_then_the_librarys_lock_survives(
 ) -> None:
     database = plyvel.DB(str(folder))
     for shared in (False, True):
-        with pytest.raises(StoreBusy, match="in this process"), locked(folder, shared=shared):
+        with pytest.raises(StoreBusy, match="in this process"), hold_lock(folder, shared=shared):
             pass
     assert hold(folder).said.startswith("failed")
     database.close()
@@ -114,16 +114,16 @@ def test_given_a_folder_open_here_when_locked_then_the_librarys_lock_survives(
 
 def test_given_no_lock_file_when_locked_then_only_a_writer_makes_one(folder: Path) -> None:
     (folder / "LOCK").unlink()
-    with locked(folder, shared=True):
+    with hold_lock(folder, shared=True):
         assert not (folder / "LOCK").exists()
-    with locked(folder):
+    with hold_lock(folder):
         assert (folder / "LOCK").exists()
 
 
 def test_given_a_lock_that_cannot_be_opened_when_locked_then_it_is_a_store_error(folder: Path) -> None:
     (folder / "LOCK").unlink()
     (folder / "LOCK").mkdir()
-    with pytest.raises(StoreError, match="directory"), locked(folder):
+    with pytest.raises(StoreError, match="directory"), hold_lock(folder):
         pass
 
 

@@ -151,12 +151,12 @@ def test_lineage_of_a_log_that_becomes_a_table_unsynced_is_no_error(
         return [*found, folder / "000099.log"] if pattern == "*.log" else found
 
     monkeypatch.setattr(Path, "glob", too_late)
-    assert trace.remembered()["message"]["sequence"] == 3
+    assert trace.current_marks()["message"]["sequence"] == 3
 
 
 def test_given_a_clone_when_asked_then_it_tells_of_the_original_as_it_was(path: Path) -> None:
     trace = StoreTrace(path, {"message": trace_folder(path / MESSAGE)}, frozen=True)
-    known = trace.remembered()
+    known = trace.current_marks()
     write(path / MESSAGE, rows=9)
-    assert trace.remembered() == known
+    assert trace.current_marks() == known
     assert trace.restored_since(known) is None

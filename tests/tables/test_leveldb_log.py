@@ -48,8 +48,8 @@ def test_log_of_a_writer_that_died_has_a_torn_end(records: list[bytes], share: f
 @pytest.mark.parametrize(
     ("log", "offset", "words"),
     [
-        (fragments((5, MIDDLE)), 0, "no beginning"),
-        (fragments((5, LAST), (5, FULL)), 0, "no beginning"),
+        (fragments((5, MIDDLE)), 0, "no start"),
+        (fragments((5, LAST), (5, FULL)), 0, "no start"),
         (fragments((5, FIRST), (5, FULL)), 12, "no end"),
         (fragments((5, FIRST), (5, FIRST)), 12, "no end"),
         (fragments((5, FULL), (5, 9), (5, FULL)), 12, "unknown kind 9"),
@@ -121,8 +121,8 @@ def test_open_with_a_flipped_bit_is_refused_and_changes_nothing(folder: Path, op
     with pytest.raises(StoreError) as refused:
         OPENERS[opener](folder)
     assert f"{log} is damaged at byte " in str(refused.value)
-    assert "good records follow" in str(refused.value)
-    assert "CDAP would open it all the same" in str(refused.value)
+    assert "readable records follow" in str(refused.value)
+    assert "CDAP would open the folder nevertheless" in str(refused.value)
     assert "Nothing was changed" in (refused.value.hint or "")
     assert log.read_bytes() == before
     flip(log, log.stat().st_size // 2)

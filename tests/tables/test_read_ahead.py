@@ -15,7 +15,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, point
 from tms_core.errors import StoreError, StoreUnavailable
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
-from tms_core.tables.read_ahead import Ahead
+from tms_core.tables.read_ahead import ReadAhead
 
 T = TypeVar("T")
 
@@ -51,8 +51,8 @@ class DearStore(MemoryStore):
             self.payload = DearPayloads(self.calls)
 
 
-def ahead_of(store: DearStore, most_keys: int = 1000) -> Ahead:
-    return Ahead(store.message, most_keys)
+def ahead_of(store: DearStore, most_keys: int = 1000) -> ReadAhead:
+    return ReadAhead(store.message, most_keys)
 
 
 def filled(keys: list[bytes]) -> DearStore:

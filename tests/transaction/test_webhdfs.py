@@ -189,7 +189,7 @@ def test_given_a_namenode_on_standby_or_gone_when_asked_then_the_other_one_answe
     [
         (404, {"exception": "FileNotFoundException", "message": "File /x does not exist.\n\tat Java"}, "not exist. "),
         (403, {"exception": "AccessControlException", "message": "Permission denied: user=dr.who"}, "user=dr.who"),
-        (401, None, "demands a Kerberos login"),
+        (401, None, "requires a Kerberos login"),
         (500, None, "answers with 500"),
     ],
 )

@@ -177,7 +177,7 @@ class _RangeCount:
         """Return the keys of a page, and for each row that refers to stored payloads its pointer."""
         if not self._has_stored:
             return self._store.message.read(KEYS, start, stop, limit), {}
-        page = self._store.message.read(MESSAGES.within(_PAGE_BYTES), start, stop, limit)
+        page = self._store.message.read(MESSAGES.limit_bytes(_PAGE_BYTES), start, stop, limit)
         stored = {key: pointer for key, (pointer, payload) in page.items if payload is None and pointer is not None}
         return Page([key for key, _ in page.items], page.resume), stored
 
@@ -222,5 +222,5 @@ class _RangeCount:
     def _unexpired(self, keys: list[bytes]) -> list[bytes]:
         """Return the keys of unexpired messages among some keys, in order."""
         keys = [key for key in keys if len(key) == self._key_bytes]
-        moments = self._expiries.moments(keys)
+        moments = self._expiries.expiry_times(keys)
         return [key for key in keys if moments.get(key, self._now_ms + 1) > self._now_ms] if moments else keys

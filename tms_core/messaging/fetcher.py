@@ -41,7 +41,7 @@ MAX_PAGE_ROWS = 4000
 _PAGE_READS = 8
 
 #: The columns that a fetch reads from the message table and from the payload table.
-_COLUMNS, _PAYLOADS = COLUMNS.within(PAGE_BYTES), PAYLOADS.within(PAGE_BYTES)
+_COLUMNS, _PAYLOADS = COLUMNS.limit_bytes(PAGE_BYTES), PAYLOADS.limit_bytes(PAGE_BYTES)
 _EMPTY = MessageList([], [])
 _payload = itemgetter(1)
 _tail_in = itemgetter(slice(-MESSAGE_TAIL_BYTES, None))
@@ -286,13 +286,13 @@ class Fetch:
         """Return the rows that are messages and visible to the reader, up to the first undecided row."""
         keys, size = rows.keys, len(self._open_topic.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
-            rows = rows.only([len(key) == size for key in keys])
+            rows = rows.select([len(key) == size for key in keys])
         if self._open_topic.has_ttls and (expired := self._expired_keys(keys)):
-            rows = rows.only([key not in expired for key in rows.keys])
+            rows = rows.select([key not in expired for key in rows.keys])
         if self._transaction is None or rows.pointers is None:
             return rows
         visible = {pointer: _is_visible(self._transaction, pointer) for pointer in set(rows.pointers)}
-        return rows if all(visible.values()) else rows.only(self._select_visible(rows.keys, rows.pointers, visible))
+        return rows if all(visible.values()) else rows.select(self._select_visible(rows.keys, rows.pointers, visible))
 
     def _select_visible(
         self, keys: list[bytes], pointers: list[int | None], visible: Mapping[int | None, bool | None]
@@ -356,7 +356,7 @@ class Fetch:
         """Return the keys of messages that have expired by their own TTL (rule L6)."""
         now_ms = self._expiry_time_ms()
         return frozenset(
-            key for key, moment_ms in self._read_path.expiries.moments(keys).items() if moment_ms <= now_ms
+            key for key, moment_ms in self._read_path.expiries.expiry_times(keys).items() if moment_ms <= now_ms
         )
 
     def _expiry_time_ms(self) -> int:

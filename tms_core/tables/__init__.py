@@ -1,1 +1,1 @@
-"""One interface to the three tables, and the stores that implement it."""
+"""The interface of CDAP's three tables, and the stores that implement it."""

@@ -1,14 +1,14 @@
 """The interface of all stores, so that one set of rules and one test suite serve them all.
 
-Everything is read in *pages* by one method (:meth:`KeyReads.read`). The caller names the parts of a row that it needs.
-A page opens the table, reads at most ``limit`` rows, closes it, and has the start of the next page. It also has the
-store's knowledge about its rows; the caller passes that back when it deletes or inverts the rows.
+One method reads all rows in *pages* (:meth:`KeyReads.read`). The caller names the parts of a row that it needs. A read
+opens the table, reads at most ``limit`` rows, and closes the table; the page has the start of the next page. The page
+also has the :class:`Origin` of its rows, which the caller passes back when it deletes or inverts them.
 
 Nothing stays open between pages. A sweep can delete, wait for its rate, or be killed between two pages, and no snapshot
 of the store is pinned. The same code works with LevelDB on a disk and with HBase over a Thrift server. The cost is one
-seek per page, which a page of a few thousand rows outweighs.
+seek per page, which is small for a page of a few thousand rows.
 
-Ranges are half-open, ``[start, stop)``; ``stop`` None means up to the last row. Row keys have no salt here.
+Ranges are half-open, ``[start, stop)``; without ``stop``, a range contains the last row. Row keys have no salt here.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 #: The name under which ``Store.calls`` counts rows with unreadable values.
 UNREADABLE = "unreadable"
-#: The number of keys that are read at once when the first keys of a range are not the wanted ones.
-_MANY_KEYS = 1000
+#: The page size of a search for the first key, after the first page was empty.
+_SEARCH_KEYS = 1000
 
 TableName = Literal["message", "payload", "metadata"]
 
 
 class KeyRange(NamedTuple):
-    """Keys from ``start`` until before ``stop``; None: up to the last row."""
+    """The keys from ``start`` up to ``stop``, exclusive; None: up to the last key."""
 
     start: bytes
     stop: bytes | None
@@ -51,7 +51,7 @@ ALL_KEYS = KeyRange(b"", None)
 
 
 class Origin(NamedTuple):
-    """The knowledge of a store about rows that it has read; it speeds up a change of these rows.
+    """The facts that a store knows about rows of a page; with them, it changes these rows faster.
 
     Attributes:
         newest_ms: the highest timestamp of their cells.
@@ -62,28 +62,28 @@ class Origin(NamedTuple):
     salts: Mapping[bytes, Sequence[int]] | None = None
 
     @classmethod
-    def joined(cls, origins: Sequence[Origin | None]) -> Origin | None:
-        """Return the knowledge about the rows of several pages; None: it is missing for a page."""
+    def merge(cls, origins: Sequence[Origin | None]) -> Origin | None:
+        """Return the origin of the rows of several pages; None if a page has no origin."""
         known = [origin for origin in origins if origin is not None]
         if not known or len(known) < len(origins):
             return None
         salts = [origin.salts for origin in known if origin.salts is not None]
-        joined = {key: places for one in salts for key, places in one.items()}
-        return cls(max(origin.newest_ms for origin in known), joined if salts else None)
+        merged = {key: key_salts for page_salts in salts for key, key_salts in page_salts.items()}
+        return cls(max(origin.newest_ms for origin in known), merged if salts else None)
 
 
 class Page(NamedTuple, Generic[T]):
     """A page of at most ``limit`` rows, in key order.
 
-    A page may hold fewer items than requested, even none, and still have a ``resume``: rows without the requested cells
-    were read and omitted.
+    A page with a ``resume`` may have fewer items than requested, even no item, because the store omits rows without the
+    requested cells.
 
     Attributes:
         items: a list, or :class:`MessageColumns`.
         resume: the start of the next page; None after the last row of the range.
-        origin: the store's knowledge of the rows; None: there is none.
+        origin: the store's facts about the rows; None: unknown.
         rows_read: in a search, the number of read rows.
-        gap: in a search, a range without keys: from after the last read row to the first row after the range.
+        gap: in a search, a range without keys: from the last read row to the first row after the searched range.
     """
 
     items: T
@@ -96,10 +96,10 @@ class Page(NamedTuple, Generic[T]):
 def pages(
     read: Callable[[bytes, bytes | None, int], Page[T]], start: bytes, stop: bytes | None, limit: int = 1000
 ) -> Iterator[Page[T]]:
-    """Yield all pages of a range; the next page is read when it is requested.
+    """Yield all pages of a range; read each page when the caller requests it.
 
     Args:
-        limit: the items of a page.
+        limit: the largest number of rows in a page.
 
     Raises:
         StoreError: a page could not be read.
@@ -123,7 +123,7 @@ class MessageValue(NamedTuple):
     """The value of a row of the message table.
 
     Attributes:
-        pointer: the stored write pointer, negative once rolled back or inverted; None if published without one.
+        pointer: the stored write pointer, negative after a rollback or an inversion; None outside transactions.
         payload: the bytes; None for a reference to the payload table.
     """
 
@@ -131,7 +131,7 @@ class MessageValue(NamedTuple):
     payload: bytes | None
 
 
-#: The keys of the rows of one request, the write pointer of all, and their payloads; None: one row, a reference.
+#: The keys of the rows of one request, their write pointer, and their payloads; without payloads, one reference.
 RowsOfRequest = tuple[Sequence[bytes], int | None, Sequence[bytes] | None]
 
 
@@ -140,7 +140,7 @@ class MessageColumns:
     """Rows of the message table, column by column; the length is the number of rows.
 
     Attributes:
-        pointers: None: no row has one.
+        pointers: the write pointers; None if no row has a pointer.
     """
 
     keys: list[bytes]
@@ -155,8 +155,8 @@ class MessageColumns:
         """Return rows column by column."""
         return cls([key for key, _ in rows], [value.pointer for _, value in rows], [value.payload for _, value in rows])
 
-    def only(self, chosen: Sequence[bool]) -> MessageColumns:
-        """Return the chosen rows; rows after the last element of ``chosen`` are dropped."""
+    def select(self, chosen: Sequence[bool]) -> MessageColumns:
+        """Return the chosen rows, without the rows after the last element of ``chosen``."""
         pointers = None if self.pointers is None else list(compress(self.pointers, chosen))
         return MessageColumns(list(compress(self.keys, chosen)), pointers, list(compress(self.payloads, chosen)))
 
@@ -166,7 +166,7 @@ class TxCell(NamedTuple):
 
     Attributes:
         pointer: the stored write pointer, unchanged.
-        refers: whether the row takes its payload from the payload table; True when the store cannot tell cheaply.
+        refers: whether the row refers to the payload table; True if the store would need another read to know.
     """
 
     key: bytes
@@ -178,35 +178,35 @@ class PointerSet(NamedTuple):
     """Write pointers above 0, for a search.
 
     Attributes:
-        among: a container of the pointers, which may hold other pointers too.
-        stored: the possible first bytes of each pointer in a store: big-endian, with and without the trailing zeros;
-            None: there are too many pointers to keep them in this form.
+        members: a container of the pointers, which may also contain other numbers.
+        stored: the possible stored bytes of each pointer: big-endian, with and without trailing zeros; None if there
+            are too many pointers for this form.
     """
 
-    among: Container[int]
+    members: Container[int]
     stored: frozenset[bytes] | None = None
 
     @classmethod
     def of(cls, pointers: frozenset[int]) -> PointerSet:
-        """Return a set with both forms, if the pointers are few enough."""
+        """Return a set with both forms of the pointers."""
         packed = [pointer.to_bytes(8, "big") for pointer in pointers if pointer > 0]
         cut_short = (raw[:size] for raw in packed if not raw[-1] for size in range(len(raw.rstrip(b"\x00")), 8))
         return cls(pointers, frozenset(chain(packed, cut_short)))
 
 
 class Projection(NamedTuple, Generic[T]):
-    """The parts of a row that a page has; use one of the constants after this class.
+    """The parts of a row that a page contains; use one of the constants after this class.
 
     Attributes:
         part: ``keys``; ``cells``, of transactional rows only; ``rows``; ``columns``, which are rows column by column;
-            or a part of one kind of store only.
-        most_bytes: the bytes of values after which a page stops early, but not before its first row. None: the store's
+            or a part that only one kind of store has.
+        max_bytes: the bytes of values after which a page stops early, but not before its first row. None: the store's
             own limit.
         pointers: return only cells with one of these pointers.
     """
 
     part: str
-    most_bytes: int | None = None
+    max_bytes: int | None = None
     pointers: PointerSet | None = None
 
     @property
@@ -214,38 +214,38 @@ class Projection(NamedTuple, Generic[T]):
         """Return the name under which ``Store.calls`` counts the page."""
         return self.part if self.part in ("keys", "cells") else "rows"
 
-    def within(self, most_bytes: int | None) -> Projection[T]:
-        """Return the same with another limit of bytes."""
-        return self._replace(most_bytes=most_bytes)
+    def limit_bytes(self, max_bytes: int | None) -> Projection[T]:
+        """Return the projection with another limit of bytes."""
+        return self._replace(max_bytes=max_bytes)
 
     def empty_page(self) -> Page[T]:
         """Return the page of a range without rows."""
         return Page(cast(T, MessageColumns.of(()) if self.part == "columns" else []), None)
 
 
-#: Keys. A store reads no values if it can avoid them.
+#: Keys. A store reads values only if it cannot avoid it.
 KEYS: Projection[list[bytes]] = Projection("keys")
 #: The transactional part of transactional rows. ``limit`` counts the rows read, not the rows returned.
 CELLS: Projection[list[TxCell]] = Projection("cells")
 #: Whole rows of the message table.
 MESSAGES: Projection[list[tuple[bytes, MessageValue]]] = Projection("rows")
-#: The same, column by column.
+#: Whole rows of the message table, column by column.
 COLUMNS: Projection[MessageColumns] = Projection("columns")
 #: Whole rows of the payload table.
 PAYLOADS: Projection[list[tuple[bytes, bytes]]] = Projection("rows")
 
 
 def cells_of(pointers: PointerSet) -> Projection[list[TxCell]]:
-    """Return a search for the cells of some pointers."""
+    """Return the projection of a search for the cells of some pointers."""
     return CELLS._replace(pointers=pointers)
 
 
-def searched(page: Page[list[TxCell]], pointers: PointerSet | None) -> Page[list[TxCell]]:
+def filter_cells(page: Page[list[TxCell]], pointers: PointerSet | None) -> Page[list[TxCell]]:
     """Return a page with only the cells of some pointers; None: all cells."""
     if pointers is None:
         return page
-    # By position, which is faster than by name: a search visits many rows.
-    cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
+    # Access fields by position, which is faster than by name: a search visits many rows.
+    cells = [cell for cell in page.items if cell[1] in pointers.members and cell[1] > 0]
     return page._replace(items=cells, rows_read=len(page.items))
 
 
@@ -253,8 +253,7 @@ class KeyReads(ABC):
     """The keys of a message or payload table.
 
     Attributes:
-        keys_per_call: the number of keys that can be read in the time of one call's overhead; 0: calls cost next to
-            nothing.
+        keys_per_call: the number of keys that can be read in the time of one call's overhead; 0: no overhead.
     """
 
     name: TableName
@@ -265,8 +264,8 @@ class KeyReads(ABC):
         """Read a page of ``[start, stop)``.
 
         Args:
-            want: the parts of a row that the page has.
-            limit: the largest number of rows that are read.
+            want: the parts of a row that the page contains.
+            limit: the largest number of rows to read.
 
         Raises:
             StoreError: the store failed.
@@ -281,7 +280,7 @@ class KeyReads(ABC):
             if page.items:
                 return page.items[0]
             # The range may start with many rows that no reader sees.
-            resume, limit = page.resume, _MANY_KEYS
+            resume, limit = page.resume, _SEARCH_KEYS
         return None
 
     @abstractmethod
@@ -295,22 +294,22 @@ def read_all(table: KeyReads, want: Projection[list[Item]], start: bytes, stop: 
     Raises:
         StoreError: a page could not be read.
     """
-    found = list(pages(partial(table.read, want), start, stop, _MANY_KEYS))
-    return Page([item for page in found for item in page.items], None, Origin.joined([page.origin for page in found]))
+    found = list(pages(partial(table.read, want), start, stop, _SEARCH_KEYS))
+    return Page([item for page in found for item in page.items], None, Origin.merge([page.origin for page in found]))
 
 
 class KeyTable(KeyReads):
     """The common part of message table and payload table: keys, and deleting by key.
 
     Attributes:
-        weighs_compaction: whether :meth:`compact` itself decides if a compaction is worth its cost; then it is called
-            even for a few rows.
+        weighs_compaction: whether :meth:`compact` itself decides if a compaction is worth its cost; if so, the caller
+            also calls it for a few rows.
     """
 
     weighs_compaction = False
 
     @property
-    def most_value_bytes(self) -> int | None:
+    def max_value_bytes(self) -> int | None:
         """Return the largest message or payload that the table accepts, in bytes; None: unlimited."""
         return None
 
@@ -320,16 +319,16 @@ class KeyTable(KeyReads):
         Raises:
             TooLarge: a value is too large.
         """
-        most = self.most_value_bytes
-        if most is not None and values and (largest := max(map(len, values))) > most:
-            raise self._too_large(largest, most)
+        limit = self.max_value_bytes
+        if limit is not None and values and (largest := max(map(len, values))) > limit:
+            raise self._too_large(largest, limit)
 
-    def _too_large(self, size: int, most: int) -> TooLarge:
-        return TooLarge(f"A message has {size} bytes, and the store accepts {most}.", "Send smaller messages.")
+    def _too_large(self, size: int, limit: int) -> TooLarge:
+        return TooLarge(f"A message has {size} bytes, and the store accepts {limit}.", "Send smaller messages.")
 
     @property
     def can_compact_concurrently(self) -> bool:
-        """Return whether another thread may call :meth:`compact` during reads and writes now."""
+        """Return whether another thread may call :meth:`compact` now, during reads and writes."""
         return False
 
     @abstractmethod
@@ -337,35 +336,35 @@ class KeyTable(KeyReads):
         """Delete rows; a key without a row is not an error. Durable after :meth:`sync`.
 
         Args:
-            origin: the origin of the pages with these keys; None: not known.
+            origin: the origin of the pages with these keys; None: unknown.
         """
 
     @abstractmethod
     def sync(self) -> None:
-        """Return when all writes so far survive a crash of the machine."""
+        """Wait until all writes so far survive a crash of the machine."""
 
     @abstractmethod
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Ask the store to free the space of deleted rows in the range."""
+        """Request that the store frees the space of deleted rows in the range."""
 
 
 class MessageReads(KeyReads):
     """The readable part of the message table."""
 
     def reserved(self, prefix: bytes) -> int:
-        """Return the position up to which new messages of a generation use no ids, independent of the rows; usually 0.
+        """Return the first position that new messages of a generation may use, even without rows; usually 0.
 
         Args:
-            prefix: the start of the generation's row keys.
+            prefix: the key prefix of the generation.
 
         Returns:
-            The first usable position, as ``milliseconds * 65,536 + sequence``.
+            The position, as ``milliseconds * 65,536 + sequence``.
         """
         return 0
 
 
-def partly_written(error: TooLarge) -> StoreError:
-    """Return the error for a write whose later part was refused, so that its first part exists."""
+def partial_write_error(error: TooLarge) -> StoreError:
+    """Return the error for a write whose first part was stored before the store rejected a later part."""
     return StoreError(f"A part of the messages is written. {error.message}", error.hint)
 
 
@@ -377,13 +376,13 @@ class MessageTable(MessageReads, KeyTable):
         """Store the negated pointer in each row that still has exactly ``cell.pointer`` (invariant S6).
 
         Durable on return. Payload, other cells and key stay the same. A deleted row, or a row with another pointer,
-        stays unchanged.
+        does not change.
 
         Args:
-            origin: the origin of the pages with these cells; None: not known.
+            origin: the origin of the pages with these cells; None: unknown.
 
         Returns:
-            For each cell whether its row was changed.
+            Whether the row has changed, for each cell.
         """
 
     @abstractmethod
@@ -391,12 +390,10 @@ class MessageTable(MessageReads, KeyTable):
         """Write rows in one durable batch, as CDAP would."""
 
     def hide(self, keys: Sequence[bytes]) -> None:
-        """Hide adjoining rows from readers if a late write stores them again; for stores in which a write may arrive
-        late.
-        """
+        """Hide adjoining rows from readers if a late write stores them again, in a store with late writes."""
 
     def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
-        """Return the rows of requests, one after another, in the form that :meth:`put` writes fastest."""
+        """Return the rows of requests, in their order and in the form that :meth:`put` writes fastest."""
         return [
             (key, MessageValue(pointer, payload))
             for keys, pointer, payloads in requests
@@ -417,7 +414,7 @@ class PayloadTable(PayloadReads, KeyTable):
 
 
 class Calls(Counter[str]):
-    """Operations by name; any number of threads may count."""
+    """Counts of operations by name; threads may share it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -431,11 +428,10 @@ class Calls(Counter[str]):
 
 
 class MetadataReads(ABC):
-    """The readable part of the metadata table, which maps a topic's key to its JSON. It is small, so it is read as a
-    whole.
+    """The readable part of the metadata table, from a topic's key to its JSON. It is small, so a read returns all rows.
 
     Attributes:
-        version: changes with each change of a row; None: other processes change rows too.
+        version: changes with each change of a row; None: other processes also change rows.
     """
 
     @property
@@ -475,17 +471,15 @@ class Reads(ABC):
     calls: Counter[str]
 
     def parts(self) -> Sequence[Reads]:
-        """Return the store cut into parts that can be scanned in parallel, each in key order; an undivided store is its
-        only part.
+        """Return the parts of the store for parallel scans, each in key order; by default the store is its only part.
 
-        A part shows the rows of its piece and shares everything else. To find rows anywhere, use the whole store. The
-        spans of two parts have no key in common; keys outside all parts have no messages.
+        A part contains the rows of its span, and shares all else with the store. To find rows in any span, use the
+        store. The spans of two parts have no key in common, and keys outside all spans have no messages.
         """
         return (self,)
 
     def region(self, row: bytes) -> str:
-        """Return the present location of a stored row of the message table, for operators; empty: there is one
-        location.
+        """Return the current region of a stored row of the message table, for operators; empty without regions.
 
         Raises:
             StoreError: the store could not be read.
@@ -493,18 +487,18 @@ class Reads(ABC):
         return ""
 
     def with_own_counter(self) -> Self:
-        """Return the same store with a separate count of operations, if that costs nothing; closing it does nothing."""
+        """Return the store with a separate count of operations, if that is cheap; closing the result does nothing."""
         return self
 
     def obstacles(self) -> Sequence[str]:
         """Return the reasons against a prune boundary for this store, each as a sentence with a next step.
 
-        Other cleaners work on such a store too. A store with a single holder has no obstacles.
+        The reasons are other cleaners that work on the store. A store with a single holder has no obstacles.
         """
         return ()
 
     def disk_bytes(self) -> int | None:
-        """Return the size of the store on its disk; None: unknown without a search."""
+        """Return the size of the store on its disk; None if the store does not know it."""
         return None
 
     @abstractmethod
@@ -513,8 +507,7 @@ class Reads(ABC):
 
     @abstractmethod
     def lineage(self) -> Mapping[str, Any]:
-        """Return marks that a backup of this store would lack, as JSON values: recorded after each pass (invariant
-        S13).
+        """Return marks that no backup of this store has, as JSON values. Each pass records them (invariant S13).
 
         Raises:
             StoreError: the marks cannot be read now.
@@ -525,10 +518,10 @@ class Reads(ABC):
         """Return the evidence that this store is a restored backup or another store.
 
         Args:
-            known: the recorded lineage; empty: none was recorded.
+            known: the recorded lineage; empty: no lineage was recorded.
 
         Returns:
-            The rest of a sentence, for operators; None: this may be the same store, continued.
+            The rest of a sentence, for operators; None if this may be the recorded store in a later state.
 
         Raises:
             StoreError: the marks cannot be read now.
@@ -556,6 +549,6 @@ class Store(Reads):
         return (self,)
 
     def sync(self) -> None:
-        """Return when every change of messages and payloads so far survives a crash of the machine."""
+        """Wait until every change of messages and payloads so far survives a crash of the machine."""
         self.message.sync()
         self.payload.sync()

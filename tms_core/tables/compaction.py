@@ -1,13 +1,13 @@
 """Compaction of deleted rows, which frees their disk space.
 
-A deleted row takes space until LevelDB compacts its table files, and LevelDB does that only when it must. Therefore a
-run compacts its deletions itself, in slices: a compaction cannot be interrupted, and a run must renew its heartbeat in
-between (invariant S10). HBase's tables get the same slices, but decide themselves where and when to compact
+A deleted row takes space until LevelDB compacts its table files, which LevelDB does as late as possible. Therefore a
+run compacts its deletions itself, in slices: a compaction cannot be interrupted, and a run must renew its heartbeat
+between slices (invariant S10). HBase's tables get the same slices, but decide themselves where and when to compact
 (``tms_core/tables/hbase/regions.py``).
 
-LevelDB compacts a slice while the pass continues elsewhere: a separate thread requests it as soon as its rows are all
-deleted. If the disk may be too small for that, all slices are compacted after the pass, because a failed compaction
-closes the store for writing.
+LevelDB compacts a slice while the pass continues elsewhere: a separate thread compacts the slice as soon as all its
+rows are deleted. If the disk may be too small for that, all slices are compacted after the pass, because a failed
+compaction closes the store for writing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from threading import Lock
 from tms_core.errors import StoreError
 from tms_core.tables.base import KeyTable, TableName
 
-#: Deleted rows and bytes of table files per slice, each about a second of compaction on a laptop. Rows at an edge are
-#: rewritten twice, so a large slice is worth more than an early start.
+#: The largest slice, in deleted rows and in bytes of table files: about a second of compaction on a laptop. Rows at the
+#: edge of a slice are rewritten twice, so fewer and larger slices are better.
 SLICE_ROWS = 1_000_000
 SLICE_BYTES = 32 * 1024 * 1024
 
-#: Live bytes that may lie between two batches of one slice: about one table file, which would be rewritten anyway.
+#: The largest number of live bytes between two batches of one slice: about one table file, which is rewritten anyway.
 GAP_BYTES = 2 * 1024 * 1024
 
-#: A slice of fewer rows is left to LevelDB: rewriting table files would cost more than it frees.
+#: The smallest slice that a run compacts, in rows: for fewer rows, rewriting table files costs more than it frees.
 WORTHWHILE_ROWS = 1_000
 
 #: Interval of heartbeats while a run waits for a slice, in seconds.
@@ -37,10 +37,10 @@ ALIVE_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Slice:
-    """A range of one table with deleted rows; first and last key are keys of deleted rows.
+    """A range of one table with deleted rows; its first and last key are keys of deleted rows.
 
     Attributes:
-        background: the compaction during the pass; None: it comes after the pass.
+        background: the compaction during the pass; None: the slice is compacted after the pass.
     """
 
     table: KeyTable
@@ -49,7 +49,7 @@ class Slice:
     rows: int
     background: Future[None] | None = None
 
-    def takes(self, table: KeyTable, first: bytes) -> bool:
+    def can_add(self, table: KeyTable, first: bytes) -> bool:
         """Return whether a batch that starts at ``first`` may be added."""
         if table is not self.table or self.rows >= SLICE_ROWS or first <= self.last:
             return False
@@ -57,7 +57,7 @@ class Slice:
         return gap <= GAP_BYTES and whole < SLICE_BYTES
 
     @property
-    def worthwhile(self) -> bool:
+    def is_worthwhile(self) -> bool:
         return self.rows >= WORTHWHILE_ROWS or self.table.weighs_compaction
 
     def compact(self) -> None:
@@ -66,7 +66,7 @@ class Slice:
 
 @dataclass(slots=True)
 class DeletedRanges:
-    """The ranges of a run's deleted rows, added batch by batch in key order of each table. Its threads may share it."""
+    """The ranges of a run's deleted rows, added batch by batch in key order of each table; threads may share it."""
 
     slices: list[Slice] = field(default_factory=list)
     _last: dict[KeyTable, Slice] = field(default_factory=dict)
@@ -77,28 +77,28 @@ class DeletedRanges:
     def add(self, table: KeyTable, keys: Sequence[bytes]) -> None:
         with self._lock:
             last = self._last.get(table)
-            if last is not None and last.takes(table, keys[0]):
+            if last is not None and last.can_add(table, keys[0]):
                 last.last = keys[-1]
                 last.rows += len(keys)
                 return
             self._last[table] = Slice(table, keys[0], keys[-1], len(keys))
             self.slices.append(self._last[table])
-        # Outside the lock, because it looks at the disk: no other thread changes a slice that is no longer the last.
-        self._begin(last)
+        # Outside the lock, because this checks the disk: no other thread changes a slice that is no longer the last.
+        self._start_compaction(last)
 
-    def no_more(self, name: TableName) -> None:
+    def finish_table(self, name: TableName) -> None:
         """Start the last compactions of a table whose deletions are finished."""
         # Iterate over a copy: another thread may finish its part of the table at the same time.
         for table in [table for table in list(self._last) if table.name == name]:
             with self._lock:
                 last = self._last.pop(table, None)
-            self._begin(last)
+            self._start_compaction(last)
 
     def compact(self, heartbeat: Callable[[], None]) -> None:
-        """Compact all slices; slices that were not started before are compacted one by one.
+        """Wait for compactions in the background, and compact all other slices one by one.
 
         Raises:
-            StoreError: the store failed; the rows are deleted all the same.
+            StoreError: the store failed; the rows are deleted nevertheless.
         """
         for part in self.slices:
             if part.background is not None:
@@ -106,24 +106,24 @@ class DeletedRanges:
                     heartbeat()
                 part.background.result()
                 heartbeat()
-            elif part.worthwhile:
+            elif part.is_worthwhile:
                 part.compact()
                 heartbeat()
         for table in {part.table: None for part in self.slices if part.background is not None}:
-            # Of no rows: files in which the pass was reading while they were compacted go with the next one.
+            # An empty compaction removes the files that the pass was still reading when they were compacted.
             table.compact(b"", b"")
 
     def close(self) -> None:
-        """Wait until no compaction is running; slices that were not started are left to the store."""
+        """Wait for the running compaction; leave slices that were not started to the store."""
         self._compactor.shutdown(cancel_futures=True)
 
-    def _begin(self, part: Slice | None) -> None:
-        """Start the compaction of a slice during the pass, if its table supports that."""
-        if part is not None and part.worthwhile and part.table.can_compact_concurrently:
+    def _start_compaction(self, part: Slice | None) -> None:
+        """Start the compaction of a slice in the background, if its table supports that."""
+        if part is not None and part.is_worthwhile and part.table.can_compact_concurrently:
             part.background = self._compactor.submit(self._compact_in_background, part)
 
     def _compact_in_background(self, part: Slice) -> None:
-        """Compact a slice, unless one before has failed: only that error is reported to the run."""
+        """Compact a slice, unless an earlier compaction has failed: the run reports only that error."""
         if not self._failed:
             try:
                 part.compact()

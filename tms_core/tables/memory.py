@@ -1,4 +1,4 @@
-"""A store in memory: for tests, for trying things out, and as the plainest reading of the interface."""
+"""A store in memory, for tests and experiments; it is also the simplest implementation of the interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tms_core.tables.base import (
     Store,
     TableName,
     TxCell,
-    searched,
+    filter_cells,
 )
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class _Rows(Generic[V]):
-    """Rows by key, and the common part of message and payload table; threads may share them."""
+    """The common part of message and payload table: rows by key; threads may share it."""
 
     def __init__(self, calls: Counter[str]) -> None:
         self._lock = RLock()
@@ -41,17 +41,17 @@ class _Rows(Generic[V]):
     def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         self._calls[want.call] += 1
         page = self._page(start, stop, limit)
-        if want.call == "rows" and want.most_bytes is not None:
-            page = self._bounded(page, want.most_bytes)
+        if want.call == "rows" and want.max_bytes is not None:
+            page = self._bounded(page, want.max_bytes)
         return cast(Page[T], self._project(want, page))
 
     def _project(self, want: Projection[T], page: Page[list[tuple[bytes, V]]]) -> Page[Any]:
         """Return the wanted part of the rows."""
         return page if want.part == "rows" else Page([key for key, _ in page.items], page.resume)
 
-    def _bounded(self, page: Page[list[tuple[bytes, V]]], most_bytes: int) -> Page[list[tuple[bytes, V]]]:
+    def _bounded(self, page: Page[list[tuple[bytes, V]]], max_bytes: int) -> Page[list[tuple[bytes, V]]]:
         sizes = accumulate(len(self._payload(value) or b"") for _, value in page.items)
-        full = next((number for number, size in enumerate(sizes, 1) if size >= most_bytes), len(page.items))
+        full = next((number for number, size in enumerate(sizes, 1) if size >= max_bytes), len(page.items))
         return Page(page.items[:full], page.items[full - 1][0] + b"\x00") if full < len(page.items) else page
 
     @abstractmethod
@@ -106,7 +106,7 @@ class MemoryMessageTable(_Rows[MessageValue], MessageTable):
             return super()._project(want, page)
         transactional = [(key, value.pointer, value.payload is None) for key, value in page.items]
         cells = [TxCell(key, pointer, refers) for key, pointer, refers in transactional if pointer is not None]
-        return searched(Page(cells, page.resume), want.pointers)
+        return filter_cells(Page(cells, page.resume), want.pointers)
 
     def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
         self._calls["invert"] += 1
@@ -156,10 +156,10 @@ class MemoryMetadataTable(MetadataTable):
 
 
 class MemoryStore(Store):
-    """Three tables in memory; gone when the process is.
+    """Three tables in the memory of the process.
 
     Args:
-        identity: what :meth:`identity` answers.
+        identity: the result of :meth:`identity`.
     """
 
     def __init__(self, identity: str = "memory") -> None:
@@ -173,12 +173,12 @@ class MemoryStore(Store):
         return self._identity
 
     def lineage(self) -> Mapping[str, Any]:
-        """None: a store in memory is never restored from a backup."""
+        """Return no marks, because a store in memory is never restored from a backup."""
         return {}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return None: memory is never restored."""
+        """Return None, because a store in memory is never restored from a backup."""
         return None
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing, because no file is open."""

@@ -1,14 +1,14 @@
-"""Reads a table in long pages where that is cheaper than seeks from topic to topic.
+"""A reader that returns long pages of a table, if they are cheaper than seeks from topic to topic.
 
 A pass seeks each topic and reads its due rows: two calls for each topic, however few rows it has. A call to LevelDB
 costs almost nothing. A call to HBase takes three round trips, in which it could return a hundred keys, and each topic
-has rows in every bucket. Therefore a seek returns more keys than requested, of several topics, and later reads of these
+has rows in every bucket. Therefore a seek reads more keys than requested, of several topics, and later reads of these
 keys need no call.
 
-The number of keys adapts: it doubles if the extra keys were used or saved more calls than they cost, fits the need if
-there were slightly too few, and is halved otherwise. So a table of many small topics is soon read page by page, and a
-table of a few large topics by seeks. The read data may be a moment old, but not older than a page of the same size, and
-a run reads the topic's metadata again before each batch (invariant S2).
+The number of keys adapts: it doubles if the extra keys were used or saved more calls than they cost, grows to the need
+if there were slightly too few, and is halved otherwise. Therefore a table of many small topics is soon read page by
+page, and a table of a few large topics by seeks. The data is not older than a page of the same size, and a run reads
+the topic's metadata again before each batch (invariant S2).
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from tms_core.tables.base import (
     Projection,
     TxCell,
     cells_of,
-    searched,
+    filter_cells,
 )
 
 T = TypeVar("T")
 
 
-class Ahead(KeyReads):
-    """A table that a pass reads from its first key to its last, with keys and cells read ahead.
+class ReadAhead(KeyReads):
+    """A table that a pass reads from its first key to its last, with read-ahead of keys and cells.
 
     Args:
         table: the table.
-        most_keys: the largest number of keys in one read.
+        max_keys: the largest number of keys in one read.
     """
 
     _cells: list[TxCell] | None
 
-    def __init__(self, table: KeyReads, most_keys: int) -> None:
+    def __init__(self, table: KeyReads, max_keys: int) -> None:
         self.name, self.keys_per_call = table.name, table.keys_per_call
         self._table = table
-        self._most = most_keys
-        self._least = min(most_keys, table.keys_per_call // 4)
-        self._size = self._least
+        self._max_keys = max_keys
+        self._min_keys = min(max_keys, table.keys_per_call // 4)
+        self._size = self._min_keys
         self._calls_spared = 0
         self.forget()
 
     def take_spared(self) -> int:
-        """Return the number of saved calls since the last call of this method."""
+        """Return the number of saved calls since the previous call of this method."""
         spared, self._calls_spared = self._calls_spared, 0
         return spared
 
@@ -80,23 +80,23 @@ class Ahead(KeyReads):
 
     def _seek(self, start: bytes) -> Page[list[bytes]]:
         if self._gap.start < start and (self._gap.stop is None or start <= self._gap.stop):
-            # The last answer shows that there is nothing before its key.
+            # The previous seek has shown that the range before its key is empty.
             return _page_of(self._gap.stop)
-        page = self._known_page(start, None, 1) or self._read_on(start)
+        page = self._cached_page(start, None, 1) or self._read_keys_ahead(start)
         if page.items or page.resume is None:
             self._gap = KeyRange(start, page.items[0] if page.items else None)
             return _page_of(self._gap.stop, page)
         return page
 
     def _read_keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        page = self._known_page(start, stop, limit)
+        page = self._cached_page(start, stop, limit)
         if page is not None:
             self._served += len(page.items)
             return page
         page = self._table.read(KEYS, start, stop, limit)
         if self._holds(start) and page.resume is None:
-            # With some to spare, since the next topic may have some more.
-            self._estimate = self._least + len(page.items) * 5 // 4
+            # With a margin, because the next topic may have a few more keys.
+            self._estimate = self._min_keys + len(page.items) * 5 // 4
         return page
 
     def _read_cells(
@@ -104,36 +104,36 @@ class Ahead(KeyReads):
     ) -> Page[list[TxCell]]:
         """Read cells. If the range is within the keys read ahead, read the cells of all these keys at once."""
         if not self._holds(start):
-            # A search is left to the store, which can pass over rows.
+            # Leave the search to the store, which can skip rows.
             found = self._table.read(CELLS if pointers is None else cells_of(pointers), start, stop, limit)
             if found.gap is not None:
                 self._gap = found.gap
             return found
         if not self._reaches(stop):
-            return searched(self._table.read(CELLS, start, stop, limit), pointers)
+            return filter_cells(self._table.read(CELLS, start, stop, limit), pointers)
         if self._cells is None and _between(self._keys, start, stop):
             try:
                 self._cells = self._all_cells()
             except StoreError:
                 self.forget()
-                return searched(self._table.read(CELLS, start, stop, limit), pointers)
+                return filter_cells(self._table.read(CELLS, start, stop, limit), pointers)
         else:
             self._count_spared()
         cells = self._cells or []
         found_at = _between(cells, start, stop, attrgetter("key"))
-        return searched(Page(cells[found_at.start : found_at.stop], None), pointers)
+        return filter_cells(Page(cells[found_at.start : found_at.stop], None), pointers)
 
     def _all_cells(self) -> list[TxCell]:
         cells: list[TxCell] = []
         resume: bytes | None = self._start
         while resume is not None:
-            page = self._table.read(CELLS, resume, self._stop, self._most)
+            page = self._table.read(CELLS, resume, self._stop, self._max_keys)
             cells += page.items
             resume = page.resume
         return cells
 
-    def _known_page(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
-        """Return the page if all of it was read ahead, else None."""
+    def _cached_page(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
+        """Return the page if all its keys were read ahead, else None."""
         if not self._holds(start):
             return None
         found = _between(self._keys, start, stop)
@@ -152,17 +152,17 @@ class Ahead(KeyReads):
         """Return whether all keys before ``stop`` were read ahead."""
         return self._stop is None or (stop is not None and stop <= self._stop)
 
-    def _read_on(self, start: bytes) -> Page[list[bytes]]:
-        """Read from a key on, as many keys as recent reads have used."""
-        if not self._least:
+    def _read_keys_ahead(self, start: bytes) -> Page[list[bytes]]:
+        """Read as many keys from ``start`` on as recent reads have used."""
+        if not self._min_keys:
             return self._table.read(KEYS, start, None, 1)
         pays = self._served + self._answered * self._table.keys_per_call >= self._size
         grown = 2 * self._size if pays else self._size // 2
-        self._size = min(self._most, max(grown, self._estimate, self._least))
+        self._size = min(self._max_keys, max(grown, self._estimate, self._min_keys))
         try:
             page = self._table.read(KEYS, start, None, self._size)
         except StoreError:
-            # The unreadable row may lie far after the requested key, in another topic.
+            # The unreadable row may be far after the requested key, in another topic.
             self.forget()
             return self._table.read(KEYS, start, None, 1)
         self._keep(start, page)

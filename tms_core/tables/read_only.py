@@ -1,9 +1,9 @@
-"""A store that can only be read, over a store that the same process also writes.
+"""A read-only view of a store that the same process also writes.
 
 A LevelDB store that is open for writing cannot be cloned, because its files change all the time. Therefore readers (a
-plan, an audit, the background count) get this store, whose tables cannot write (invariant S5).
+plan, an audit, the background count) get this view, whose tables cannot write (invariant S5).
 
-The trade-off against a clone: a read sees the present rows, not a consistent snapshot.
+The trade-off against a clone: a read sees the current rows, not a consistent snapshot.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 def read_only(store: Reads) -> Reads:
-    """Return the store for reading only. Closing it does nothing: the caller that opened the store closes it."""
+    """Return a read-only view of a store. Closing the view does nothing, because the caller closes the store."""
     return ReadOnlyStore(store)
 
 
 class ReadOnlyStore(WrappedStore):
-    """A store that can be read and not changed; :func:`read_only` makes one.
+    """A read-only view of a store, made by :func:`read_only`.
 
-    It has no method that writes. Its ``calls`` count only operations of itself and its parts.
+    It has no method that writes. Its ``calls`` count only operations of the view and its parts.
 
     Args:
         calls: the counter of operations; None: a new counter.
@@ -46,7 +46,7 @@ class ReadOnlyStore(WrappedStore):
         self.calls = self._calls = counted
 
     def parts(self) -> Sequence[Reads]:
-        """Return the parts of the store itself, for reading only: a plan scans as many at once as a run does."""
+        """Return read-only views of the store's parts, so that a plan scans as many parts at once as a run does."""
         parts = self._store.parts()
         if [part.span for part in parts] == [ALL_KEYS]:
             return (self,)
@@ -54,7 +54,7 @@ class ReadOnlyStore(WrappedStore):
 
 
 class _CallCounter(Hook):
-    """Counts pages, and the rows among them that could not be read."""
+    """A hook that counts pages, and their unreadable rows."""
 
     def __init__(self, calls: Calls, of_store: Counter[str]) -> None:
         self._calls = calls
@@ -69,7 +69,7 @@ class _CallCounter(Hook):
 
 
 class ReadOnlyMetadataTable(MetadataReads):
-    """The metadata table, to be read."""
+    """A read-only view of the metadata table."""
 
     def __init__(self, table: MetadataReads, calls: Calls) -> None:
         self._table = table
@@ -85,7 +85,7 @@ class ReadOnlyMetadataTable(MetadataReads):
 
 
 def read_only_error() -> StoreError:
-    """Return the error for a run with a read-only store."""
+    """Return the error for a run on a read-only view."""
     return StoreError(
         "This command only reads the store; it cannot write to it.",
         "The commands that write are janitor run and janitor apply.",

@@ -1,4 +1,4 @@
-"""A mapping that holds a bounded number of keys."""
+"""A mapping with a bounded number of keys."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ V = TypeVar("V")
 
 
 class RecentlySet(OrderedDict[K, V]):
-    """The keys that were set last; the key that was set first makes room.
+    """A mapping of the keys that were set last; a new key displaces the key that was set first.
 
-    Threads may look up and set keys. A lookup does not count, so it is one step in C; each publish needs several. A key
-    in use that is dropped is set again at its next use.
+    Threads may share it. A lookup does not change the order, so it is one step in C; each publish needs several
+    lookups. The next use of a displaced key sets it again.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_keys: int) -> None:
         super().__init__()
-        self._most = most
+        self._max_keys = max_keys
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
-        # Until it is moved, a key that was set before may be the oldest, and another thread may drop it.
+        # Before the move, an existing key may still be the oldest, and another thread may remove it.
         with suppress(KeyError):
             self.move_to_end(key)
-        if len(self) > self._most:
+        if len(self) > self._max_keys:
             with suppress(KeyError):
                 self.popitem(last=False)

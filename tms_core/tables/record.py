@@ -1,9 +1,9 @@
 """The records in the side table about the folders of a store: its transaction log, and the janitor's state.
 
-Settings name both, so a wrong setting can name other folders. An empty transaction log then meets messages of unknown
-transactions, and readers see messages that were never committed. Therefore the store records its transaction system
-and the last write pointer, and another log is rejected. The record costs one row at each transaction snapshot, nothing
-at each transaction.
+Settings name both folders, so a wrong setting can combine a store with another transaction log. With an empty log, the
+transactions of stored messages are unknown, and readers see messages that were never committed. Therefore the store
+records its transaction system and last write pointer, and the server rejects another log. The record costs a row at
+each transaction snapshot, and nothing at each transaction.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class SystemRecord(NamedTuple):
     """A transaction system, or a janitor's state.
 
     Attributes:
-        id: a random name; empty: it has none, as a transaction service of CDAP.
+        id: a random name; empty for a transaction service of CDAP, which has no id.
         place: its folder or address, for operators.
         pointer: the highest write pointer in its newest snapshot; 0: any value is accepted.
-        taken_ms: time of that snapshot.
+        taken_ms: the time of that snapshot.
     """
 
     id: str
@@ -34,10 +34,10 @@ class SystemRecord(NamedTuple):
     taken_ms: int = 0
 
     def differs(self, system: str, pointer: int) -> str | None:
-        """Return why transactions with this id and highest write pointer are not the recorded ones; None: they may be.
+        """Return why another id or write pointer shows another transaction system; None if it may be the recorded one.
 
         Args:
-            system: the found id; empty: unknown.
+            system: the id that was found; empty: unknown.
         """
         if self.pointer and self.id and system and self.id != system:
             return f"of transaction system {system}, and the store belongs to {self.id}"
@@ -47,7 +47,7 @@ class SystemRecord(NamedTuple):
 
 
 def recorded_transactions(side: SideTable) -> SystemRecord | None:
-    """Return the transaction system of a store; None: none is recorded.
+    """Return the recorded transaction system of a store; None without a record.
 
     Raises:
         FormatError: the row cannot be read.
@@ -56,7 +56,7 @@ def recorded_transactions(side: SideTable) -> SystemRecord | None:
 
 
 def recorded_state(side: SideTable) -> SystemRecord | None:
-    """Return the janitor's state that knows a store; None: none is recorded.
+    """Return the recorded janitor's state of a store; None without a record.
 
     Raises:
         FormatError: the row cannot be read.
@@ -70,7 +70,7 @@ def record_transactions(side: SideTable, system: SystemRecord) -> None:
 
 
 def record_state(side: SideTable, state: SystemRecord) -> None:
-    """Record the janitor's state that knows a store, if it is not recorded yet. Durable on return."""
+    """Record the janitor's state of a store, if it is not recorded yet. Durable on return."""
     if recorded_state(side) != state:
         _write(side, _STATE, state)
 
@@ -89,6 +89,6 @@ def _read(side: SideTable, key: bytes) -> SystemRecord | None:
 
 
 def _write(side: SideTable, key: bytes, recorded: SystemRecord) -> None:
-    # A janitor does not create the table: it works without one, and needs no permission to create it.
+    # A janitor does not create the side table: it works without the table, and may lack the permission to create it.
     with suppress(StoreNotFound):
         side.put([(key, json.dumps(recorded._asdict()).encode())])

@@ -1,14 +1,14 @@
 """The side table: rows that belong to a store and are not part of CDAP's tables.
 
-CDAP's format has no place for three facts: a TTL of a single message (rule L6), the position of a named consumer, and
-the claims of its transactions. They are stored in one small sorted table: a separate LevelDB folder, a table
-``tms.side`` in HBase, or memory. The first byte of a key is its kind. In HBase it also has the leases of leaders and
-the gaps of late rows (:mod:`tms_core.server.ha.member`, :mod:`tms_core.server.ha.sealed_ranges`).
+CDAP's format cannot store the TTL of a single message (rule L6), the position of a named consumer, and the claims of
+its transactions. One small sorted table stores them: a separate LevelDB folder, a table ``tms.side`` in HBase, or
+memory. The first byte of a key is its kind. In HBase, the table also has the leases of leaders and the gaps of late
+rows (:mod:`tms_core.server.ha.member`, :mod:`tms_core.server.ha.sealed_ranges`).
 
-An expiry has two rows. ``e`` + time + message key is in the order of the expiry, for the janitor. ``m`` + message key
-has the time, for fetches. Both are written and synced before the message, so a message with a TTL is never visible
-without it. For an expiry without a message, the janitor deletes a row that does not exist, which is not an error. New
-messages never use its id (:meth:`Expiries.keys`).
+An expiry has two rows. ``e`` + time + message key sorts by time, for the janitor. ``m`` + message key has the time as
+its value, for fetches. Both are written and synced before the message, so a message with a TTL is never visible
+without its expiry. For an expiry without a message, the janitor deletes a row that does not exist, which is not an
+error. New messages never use its id (:meth:`Expiries.keys`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tms_core.rowkey import MessageKey, stop_key
 from tms_core.tables.base import Page, every, pages
 from tms_core.topic import TopicId
 
-#: First bytes of keys: an expiry by its moment, an expiry by its message.
+#: First bytes of keys: an expiry by its time, an expiry by its message.
 _BY_TIME, _BY_MESSAGE = b"e", b"m"
 _TIME_BYTES = 8
 #: The number of expiries in one read.
-_MOMENTS = 8192
+_PAGE_ROWS = 8192
 
 
 class SideChange(NamedTuple):
-    """A conditional change of rows, as for :meth:`SideTable.exchange`."""
+    """A conditional change of rows: the arguments of :meth:`SideTable.exchange`."""
 
     key: bytes
     expected: bytes | None
@@ -44,8 +44,8 @@ class SideTable(ABC):
     """A small sorted table; threads may share it. Writes are durable on return, in one batch if possible.
 
     Attributes:
-        private: whether only one process at a time writes to it and to the store, without late writes of an earlier
-            one.
+        private: whether only one process at a time writes to the table and the store, without late writes of an
+            earlier process.
     """
 
     private = False
@@ -74,7 +74,7 @@ class SideTable(ABC):
         puts: Sequence[tuple[bytes, bytes]] = (),
         deletes: Sequence[bytes] = (),
     ) -> bool:
-        """Write a row if it still has the expected value, and change other rows with it. Durable on return.
+        """Write a row and change other rows, if the row still has the expected value. Durable on return.
 
         If the change is not atomic, the order is: the row, ``puts``, ``deletes``.
 
@@ -83,16 +83,16 @@ class SideTable(ABC):
             deletes: keys of other rows to delete.
 
         Returns:
-            Whether the row had the expected value; if not, nothing was done.
+            Whether the row had the expected value; if not, nothing was changed.
         """
         return self.exchange_each([SideChange(key, expected, value, puts, deletes)])[0]
 
     @abstractmethod
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        """Make each change as :meth:`exchange`, in one write if possible; return for each whether it was made."""
+        """Make each change as :meth:`exchange`, in one write if possible; return whether each change was made."""
 
     def have_one_leader(self, *keys: bytes) -> bool:
-        """Return whether it is always one server that leads what all these rows are about."""
+        """Return whether the topics of all these rows always have the same leader."""
         return True
 
     @abstractmethod
@@ -107,7 +107,7 @@ class SideTable(ABC):
 
 
 class MemorySide(SideTable):
-    """Gone when the process is."""
+    """A side table in the memory of the process."""
 
     private = True
 
@@ -152,14 +152,14 @@ class MemorySide(SideTable):
         return True
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing, because no file is open."""
 
 
 class Expiry(NamedTuple):
     """The expiry of a message with a TTL.
 
     Attributes:
-        expires_ms: the first millisecond in which it is expired.
+        expires_ms: the first millisecond in which the message is expired.
     """
 
     topic: TopicId
@@ -175,25 +175,25 @@ class Expiry(NamedTuple):
 
 
 class Expiries:
-    """Messages that live shorter than their topic says (rule L6); threads may share it."""
+    """The expiries of messages whose TTL is shorter than their topic's (rule L6); threads may share it."""
 
     def __init__(self, table: SideTable) -> None:
         self._table = table
 
-    def put(self, moments: Iterable[tuple[bytes, int]]) -> None:
-        """Announce when messages come due, before they are written. Durable on return.
+    def put(self, expiries: Iterable[tuple[bytes, int]]) -> None:
+        """Store the expiries of messages; call it before the messages are written. Durable on return.
 
         Args:
-            moments: message keys, each with the first moment in ms at which it is gone.
+            expiries: message keys, each with the first millisecond in which the message is expired.
         """
         rows = []
-        for key, expires_ms in moments:
-            moment = _pack(expires_ms)
-            rows += [(_BY_MESSAGE + key, moment), (_BY_TIME + moment + key, b"")]
+        for key, expires_ms in expiries:
+            time = _pack(expires_ms)
+            rows += [(_BY_MESSAGE + key, time), (_BY_TIME + time + key, b"")]
         self._table.put(rows)
 
     def due(self, now_ms: int, limit: int) -> list[Expiry]:
-        """Return at most ``limit`` messages that are expired at a time, the earliest first.
+        """Return at most ``limit`` messages that have expired by ``now_ms``, the earliest first.
 
         Pass deleted entries to :meth:`forget`, or the next call returns them again.
         """
@@ -201,45 +201,43 @@ class Expiries:
         return [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
 
     def due_pages(self, now_ms: int, limit: int) -> Iterator[list[Expiry]]:
-        """Yield all of them, at most ``limit`` at a time; concurrent changes do no harm."""
+        """Yield all messages that have expired by ``now_ms``, at most ``limit`` at a time, also during changes."""
         for page in pages(self._table.rows, _BY_TIME, _BY_TIME + _pack(now_ms + 1), limit):
             yield [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
 
     def expires_ms(self, key: bytes) -> int | None:
-        """Return the first time at which a message is expired; None: only the TTL of its topic applies."""
+        """Return the first millisecond in which a message is expired; None: only the TTL of its topic applies."""
         value = self._table.get(_BY_MESSAGE + key)
         return None if value is None else int.from_bytes(value, "big")
 
     def between(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, int]]]:
-        """Return the messages with their own TTLs in a range of keys, each with its expiry."""
+        """Return the keys of messages with a separate TTL in a range, each with its expiry."""
         last = stop_key(_BY_MESSAGE) if stop is None else _BY_MESSAGE + stop
         page = self._table.rows(_BY_MESSAGE + start, last, limit)
         items = [(key[len(_BY_MESSAGE) :], int.from_bytes(value, "big")) for key, value in page.items]
         return Page(items, page.resume and page.resume[len(_BY_MESSAGE) :])
 
-    def moments(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """Return the expiry times of messages whose keys lie between the first and the last of some ordered keys."""
-        return dict(every(self.between, keys[0], keys[-1] + b"\0", _MOMENTS)) if keys else {}
+    def expiry_times(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the expiry times of all messages from the first to the last of some ordered keys."""
+        return dict(every(self.between, keys[0], keys[-1] + b"\0", _PAGE_ROWS)) if keys else {}
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        """Return keys of messages with a TTL, as a table of them; their ids are in use even if the message was never
-        written.
-        """
+        """Return the keys of messages with a separate TTL, written or not: new messages must not use their ids."""
         page = self.between(start, stop, limit)
         return Page([key for key, _ in page.items], page.resume)
 
     def forget(self, expiries: Iterable[Expiry]) -> None:
-        """Drop processed entries; unknown ones are not an error."""
+        """Delete processed expiries; an unknown expiry is not an error."""
         keys: list[bytes] = []
         for expiry in expiries:
             key = expiry.key
-            # In this order: as long as the second is there, it comes up again.
+            # In this order: if a crash leaves the second row, the janitor finds and deletes the expiry again.
             keys += [_BY_MESSAGE + key, _BY_TIME + _pack(expiry.expires_ms) + key]
         self._table.delete(keys)
 
 
-def _pack(moment_ms: int) -> bytes:
-    return moment_ms.to_bytes(_TIME_BYTES, "big")
+def _pack(time_ms: int) -> bytes:
+    return time_ms.to_bytes(_TIME_BYTES, "big")
 
 
 def _expiry(key: bytes) -> Expiry | None:

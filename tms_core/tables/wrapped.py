@@ -1,6 +1,6 @@
-"""Tables and stores over others. Every page and every change passes a hook; all other calls are forwarded.
+"""Tables and stores that wrap others: each read and each change calls a hook, and all other calls are forwarded.
 
-A store for reading, the part of a store that a Spark task scans, and the store of a leader are hooks.
+A read-only view, the part of a store that a Spark task scans, and the store of a leader are hooks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ W = TypeVar("W", bound=KeyTable)
 
 
 class Hook:
-    """A hook around reads and changes of a table; this one does nothing."""
+    """A hook around reads and changes of a table; by default each method calls the table."""
 
     def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         """Read a page, as :meth:`KeyReads.read`."""
@@ -55,7 +55,7 @@ class Hook:
         return table.invert(cells, origin)
 
     def put(self, table: MessageTable | PayloadTable, rows: Sequence[tuple[bytes, Any]]) -> None:
-        """Write rows, as the table's ``put``."""
+        """Write rows, as ``put`` of the table."""
         table.put(rows)
 
     def hide(self, table: MessageTable, keys: Sequence[bytes]) -> None:
@@ -64,7 +64,7 @@ class Hook:
 
 
 class WrappedTable(KeyReads, Generic[K]):
-    """A table of another that can be read."""
+    """A readable table that wraps another table."""
 
     def __init__(self, table: K, hook: Hook) -> None:
         self._table = table
@@ -79,14 +79,14 @@ class WrappedTable(KeyReads, Generic[K]):
         return self._hook.estimate_bytes(self._table, start, stop)
 
 
-class _Written(WrappedTable[W], KeyTable):
+class _WrappedKeyTable(WrappedTable[W], KeyTable):
     def __init__(self, table: W, hook: Hook) -> None:
         super().__init__(table, hook)
         self.weighs_compaction = table.weighs_compaction
 
     @property
-    def most_value_bytes(self) -> int | None:
-        return self._table.most_value_bytes
+    def max_value_bytes(self) -> int | None:
+        return self._table.max_value_bytes
 
     def check_sizes(self, values: Sequence[bytes]) -> None:
         self._table.check_sizes(values)
@@ -106,18 +106,18 @@ class _Written(WrappedTable[W], KeyTable):
 
 
 class WrappedMessageReads(WrappedTable[MessageReads], MessageReads):
-    """A message table that can be read."""
+    """A readable message table that wraps another one."""
 
     def reserved(self, prefix: bytes) -> int:
         return self._hook.reserved(self._table, prefix)
 
 
 class WrappedPayloadReads(WrappedTable[PayloadReads], PayloadReads):
-    """A payload table that can be read."""
+    """A readable payload table that wraps another one."""
 
 
-class WrappedMessageTable(_Written[MessageTable], MessageTable):
-    """A message table that can be read and written."""
+class WrappedMessageTable(_WrappedKeyTable[MessageTable], MessageTable):
+    """A message table that wraps another one."""
 
     def reserved(self, prefix: bytes) -> int:
         return self._hook.reserved(self._table, prefix)
@@ -135,15 +135,15 @@ class WrappedMessageTable(_Written[MessageTable], MessageTable):
         return self._table.rows_of(requests)
 
 
-class WrappedPayloadTable(_Written[PayloadTable], PayloadTable):
-    """A payload table that can be read and written."""
+class WrappedPayloadTable(_WrappedKeyTable[PayloadTable], PayloadTable):
+    """A payload table that wraps another one."""
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._hook.put(self._table, rows)
 
 
 class WrappedStore(Reads):
-    """Three tables instead of the tables of a store. Closing it does nothing: the caller closes the store."""
+    """A store with other tables than the wrapped store. Closing does nothing: the caller closes the wrapped store."""
 
     def __init__(self, store: Reads, metadata: MetadataReads, message: MessageReads, payload: PayloadReads) -> None:
         self._store = store
@@ -169,4 +169,4 @@ class WrappedStore(Reads):
         return self._store.restored_since(known)
 
     def close(self) -> None:
-        """Do nothing: the store belongs to the caller."""
+        """Do nothing, because the caller closes the wrapped store."""

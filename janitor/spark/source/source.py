@@ -279,7 +279,7 @@ def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
     Returns:
         None if no message has its own TTL.
     """
-    found = expiries.moments(keys) if expiries is not None else {}
+    found = expiries.expiry_times(keys) if expiries is not None else {}
     if not found:
         return None
     return np.array([min(found.get(key, NEVER_MS), NEVER_MS) for key in keys], dtype=np.int64)

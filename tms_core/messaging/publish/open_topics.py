@@ -246,7 +246,7 @@ class OpenTopics:
         """Return whether a message refers to the stored payloads of a transaction."""
         prefix = topic.rows_prefix
         start = prefix + tail(position(max(0, transaction_ms(pointer) - self.allowance_ms)))
-        read = partial(self._store.message.read, MESSAGES.within(_PAGE_BYTES))
+        read = partial(self._store.message.read, MESSAGES.limit_bytes(_PAGE_BYTES))
         return any(value == (pointer, None) for _, value in every(read, start, stop_key(prefix), _PAGE_ROWS))
 
     def _stored_of(self, topic: TopicMetadata) -> _Stored:

@@ -33,7 +33,7 @@ from tms_core.tables.base import (
     Projection,
     Store,
     TxCell,
-    partly_written,
+    partial_write_error,
 )
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.tables.wrapped import Hook, WrappedMessageTable, WrappedPayloadTable, WrappedStore
@@ -143,7 +143,7 @@ class TableFence(Hook):
                     put(piece)
                 except TooLarge as error:
                     if number:
-                        raise partly_written(error) from error
+                        raise partial_write_error(error) from error
                     raise
         except TooLarge:
             # Nothing was sent to HBase, so no row can be late.
@@ -312,7 +312,7 @@ class FencedSide(SideTable):
 def _only(items: Any, is_visible: Callable[[bytes], bool]) -> Any:
     """Return the items of a page that readers see."""
     if isinstance(items, MessageColumns):
-        return items.only(list(map(is_visible, items.keys)))
+        return items.select(list(map(is_visible, items.keys)))
     return [item for item in items if is_visible(item if isinstance(item, bytes) else item[0])]
 
 

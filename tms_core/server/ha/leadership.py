@@ -120,9 +120,9 @@ class Leadership:
             Unavailable: this server does not have the lease.
         """
         fence = self._lease.fence
-        if not fence or self._lease.left_ms <= 0:
+        if not fence or self._lease.remaining_ms <= 0:
             raise not_leading()
-        return lambda: self._lease.fence == fence and self._lease.left_ms > 0
+        return lambda: self._lease.fence == fence and self._lease.remaining_ms > 0
 
     @contextmanager
     def writing(self) -> Iterator[Term]:
@@ -266,10 +266,10 @@ class Leadership:
     @property
     def _runs(self) -> bool:
         term = self._term
-        return term is not None and term.fence == self._lease.fence and self._lease.left_ms > 0
+        return term is not None and term.fence == self._lease.fence and self._lease.remaining_ms > 0
 
     def _may_begin(self) -> bool:
-        return self._lease.held and self._lease.left_ms > 0 and self._clock.monotonic_ms() >= self._began_ms
+        return self._lease.held and self._lease.remaining_ms > 0 and self._clock.monotonic_ms() >= self._began_ms
 
     def _begin(self, prepare: Callable[[], bool]) -> None:
         previous = self._find_previous()

@@ -1,1 +1,1 @@
-"""The three tables in HBase, over Thrift."""
+"""CDAP's three tables in HBase, over Thrift."""

@@ -1,13 +1,13 @@
-"""Cleaning by CDAP itself: its observers inside the region servers, and Tephra's pruning.
+"""CDAP's own cleaners: its observers inside the region servers, and Tephra's pruning.
 
-CDAP removes ids from the invalid list when every table with one of its observers is clean. If the observer of the
-message table is gone but pruning still runs, CDAP removes ids without regard to that table. If the observer exists, two
-cleaners work, and CDAP uses its own boundary. In both cases, the janitor must not publish a prune boundary. A
-sweep does no harm in either case, so it is never refused.
+CDAP removes ids from the invalid list when all tables with its observers are clean. If the message table has no
+observer but pruning still runs, CDAP removes ids although that table may not be clean. If the table has an observer,
+two cleaners work, and CDAP uses its own boundary. In both cases, the janitor must not publish a prune boundary. A sweep
+is harmless in both cases, so it is never refused.
 
-Observers are in the table's attributes, which only Thrift 2 reads. There is no query for running pruning, but it leaves
-rows in its state table. Rows that are older than a day count as leftovers. See ``docs/reference/formats/tables.md``,
-"Tephra's pruning state".
+Observers are in the table's attributes, which only Thrift 2 reads. HBase cannot tell whether pruning runs, but pruning
+writes rows to its state table; rows that are older than a day count as leftovers. See
+``docs/reference/formats/tables.md``, "Tephra's pruning state".
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from tms_core.tables.hbase.rows import KEYS, HBaseRows, newest
 from tms_core.tables.hbase.schema import attributes_of, table_name
 
 #: The lifetime of a cached result, in milliseconds.
-REMEMBERED_MS = 3_600_000
-#: Pruning that left no row for this long is off; it runs every six hours (data.tx.prune.interval).
+CACHE_MS = 3_600_000
+#: The time without a new row after which pruning counts as off; it runs every six hours (data.tx.prune.interval).
 PRUNING_QUIET_MS = 86_400_000
-#: Tephra's state table (data.tx.prune.state.table): in CDAP's namespace, or by Tephra's own default in none.
+#: Tephra's state table (data.tx.prune.state.table): in CDAP's namespace, or by Tephra's default without a namespace.
 STATE_TABLE = "tephra.state"
 
 #: The tables that CDAP gives an observer.
 _OBSERVED: tuple[TableName, ...] = ("message", "payload")
 #: A coprocessor is an attribute such as ``coprocessor$1``, with the value ``jar|class|priority|arguments``.
 _ENTRY = re.compile(r"coprocessor\$\d+", re.IGNORECASE)
-#: CDAP's packages before and since version 6, and Tephra's.
+#: CDAP's packages before and since version 6, and Tephra's package.
 _CDAP_CLASSES = re.compile(r"(co\.cask|io\.cdap|org\.apache\.tephra)\.")
-#: Rows of the state table by their first byte: bounds of regions, one row each; what each run has written, the newest
-#: run first; regions that were empty, the oldest first.
+#: Rows of the state table by their first byte: bounds, one row for each region; results of runs, the newest run first;
+#: empty regions, the oldest first.
 _BOUNDS, _RUNS, _EMPTY = b"\x01", (b"\x02", b"\x03", b"\x05"), b"\x04"
 _PAGE_ROWS = 2000
 
 
 class CdapWatch:
-    """Checks whether CDAP is still at work on the tables, once an hour at most; for any number of threads.
+    """A check whether CDAP still cleans the tables, cached for an hour; threads may share it.
 
     Args:
         pool: connections to Thrift 1 servers.
@@ -62,17 +62,17 @@ class CdapWatch:
         self._checked_ms: int | None = None
 
     def obstacles(self) -> tuple[str, ...]:
-        """Return what CDAP still does, each as a sentence with the next step, pruning first.
+        """Return CDAP's active cleaners, each as a sentence with the next step, pruning first.
 
-        If it cannot be found out now, that is an obstacle, too.
+        A failed check is also an obstacle.
         """
         with self._lock:
             now_ms = self._clock.monotonic_ms()
-            if self._checked_ms is None or now_ms - self._checked_ms >= REMEMBERED_MS:
+            if self._checked_ms is None or now_ms - self._checked_ms >= CACHE_MS:
                 try:
                     self._found = (*self._pruning(), *self._observers())
                 except StoreError as error:
-                    return (f"whether CDAP still cleans these tables, too, could not be seen: {error}",)
+                    return (f"the check whether CDAP still cleans these tables failed: {error}",)
                 self._checked_ms = now_ms
             return self._found
 
@@ -82,9 +82,8 @@ class CdapWatch:
             last_ms = last_pruned_ms(HBaseRows(self._pool, name.encode(), self._clock), now_ms - PRUNING_QUIET_MS)
             if last_ms is not None:
                 yield (
-                    f"Tephra's pruning is still at work: it wrote to {name} at {moment(last_ms)}; set "
-                    "data.tx.prune.enable to false in CDAP and restart it; once nothing is written there for a day, "
-                    "pruning counts as off"
+                    f"Tephra's pruning still runs: it wrote to {name} at {moment(last_ms)}; set data.tx.prune.enable "
+                    "to false in CDAP and restart it; after a day without a write, pruning counts as off"
                 )
 
     def _observers(self) -> Iterator[str]:
@@ -96,25 +95,25 @@ class CdapWatch:
 
 
 def observers(table: str, attributes: Mapping[str, str]) -> Iterator[str]:
-    """Yield the observers of CDAP's or Tephra's that a table carries, each as a sentence with the next step."""
+    """Yield a table's observers of CDAP or Tephra, each as a sentence with the next step."""
     for name, value in sorted(attributes.items()):
         java_class = value.partition("|")[2].partition("|")[0].strip()
         if _ENTRY.fullmatch(name) and _CDAP_CLASSES.match(java_class):
             yield (
-                f"{table} still carries CDAP's observer {java_class.rpartition('.')[2]}, which cleans it inside the "
-                "region servers; when pruning is off and this janitor sweeps, take it off in the HBase shell: "
+                f"{table} still has CDAP's observer {java_class.rpartition('.')[2]}, which cleans it inside the "
+                "region servers; when pruning is off and this janitor sweeps, remove it in the HBase shell: "
                 f"alter '{table}', METHOD => 'table_att_unset', NAME => '{name}'"
             )
 
 
 def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
-    """Return when Tephra's pruning last wrote to its state table; None: not since a moment, or there is no such table.
+    """Return the time of the last write of Tephra's pruning to its state table; None without a recent write or table.
 
     Args:
-        since_ms: the writes before does not count.
+        since_ms: the time before which writes are not recent.
 
     Raises:
-        StoreError: it could not be read.
+        StoreError: the table could not be read.
     """
     last_ms = 0
     with suppress(StoreNotFound):
@@ -123,7 +122,7 @@ def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
 
 
 def _written_ms(state: HBaseRows, since_ms: int) -> Iterator[int]:
-    """Yield timestamps of cells, including the newest of each kind; rows that accumulate per run are not read."""
+    """Yield timestamps of cells, including the newest of each kind, without all rows that accumulate per run."""
     for kind in _RUNS:
         yield newest(state.fetch(kind, _after(kind), 1, KEYS).rows)
     yield newest(state.fetch(_EMPTY + max(0, since_ms).to_bytes(8, "big"), _after(_EMPTY), _PAGE_ROWS, KEYS).rows)

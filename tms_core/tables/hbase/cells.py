@@ -1,4 +1,4 @@
-"""CDAP's cells in HBase: reads and writes of a store's three tables, over rows with hidden salts.
+"""CDAP's cells in HBase: reads and writes of the three tables, by keys without salts.
 
 ``docs/reference/formats/tables.md`` describes the cells byte by byte.
 """
@@ -27,7 +27,7 @@ from tms_core.tables.base import (
     Projection,
     TableName,
     TxCell,
-    searched,
+    filter_cells,
 )
 from tms_core.tables.hbase.rows import KEYS, POINTERS, ROWS, HBaseRows, Query, Row, batches
 from tms_core.tables.hbase.salts import Buckets, SaltedRows, Salts
@@ -44,27 +44,27 @@ T = TypeVar("T")
 _POINTER_BYTES = 8
 #: The size of a cell without its value: row key, column, lengths.
 _KEY_BYTES = 1024
-#: Metadata rows read at once.
+#: The metadata rows of a page.
 _METADATA_ROWS = 1000
 
 
 class CellLimit:
-    """How large a value may be.
+    """The size limit of a value.
 
     Args:
-        max_cell_bytes: HBase's limit, which counts the key, too.
+        max_cell_bytes: HBase's limit, which includes the key.
     """
 
     def __init__(self, max_cell_bytes: int) -> None:
-        self.most_value_bytes = max_cell_bytes - _KEY_BYTES
+        self.max_value_bytes = max_cell_bytes - _KEY_BYTES
 
-    def refused(self, size: int) -> None:
-        """HBase has refused a value of so many bytes, because its own limit is lower."""
-        self.most_value_bytes = min(self.most_value_bytes, size - 1)
+    def lower(self, size: int) -> None:
+        """Lower the limit below the size of a value that HBase has rejected."""
+        self.max_value_bytes = min(self.max_value_bytes, size - 1)
 
 
 class HBaseTable(KeyTable):
-    """The part that message table and payload table share."""
+    """The common part of message table and payload table."""
 
     weighs_compaction = True
     #: A page takes three round trips, about 1 ms to a near server, and 100,000 keys arrive in a second.
@@ -77,8 +77,8 @@ class HBaseTable(KeyTable):
         self._limit = limit
 
     @property
-    def most_value_bytes(self) -> int:
-        return self._limit.most_value_bytes
+    def max_value_bytes(self) -> int:
+        return self._limit.max_value_bytes
 
     def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         self._calls.count(want.call)
@@ -90,49 +90,48 @@ class HBaseTable(KeyTable):
 
     @abstractmethod
     def _project(self, want: Projection[T], found: SaltedRows) -> Any:
-        """Return the wanted part of the rows that can be read."""
+        """Return the wanted part of the readable rows."""
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
-        """Delete rows. Acknowledged is durable.
+        """Delete rows. The deletion is durable on return.
 
         Raises:
-            StoreError: a row is still there, whatever was done; or as any call.
+            StoreError: a row still exists after all attempts; or as any call.
         """
         self._calls.count("delete")
         self._salts.delete(keys, origin)
 
     def sync(self) -> None:
-        """Do nothing: writes acknowledged by HBase are durable."""
+        """Do nothing, because a write is durable when HBase acknowledges it."""
         self._calls.count("sync")
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        """0: Thrift does not tell."""
+        """Return 0, because Thrift has no call for the size."""
         return 0
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Request a major compaction of the regions of a range in which it is worthwhile, also because of earlier
-        deletes.
+        """Request a major compaction of the range's regions with enough deleted rows, including earlier deletes.
 
-        HBase compacts in the background, and whole regions. A region is a bucket, so this rewrites rows of other
-        topics, too.
+        HBase compacts whole regions in the background. A region is a bucket, so this also rewrites rows of other
+        topics.
         """
         self._calls.count("compact")
         self._salts.rows.compact(self._salts.ranges(start, stop))
 
     def _put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]], values: Iterable[bytes | None]) -> None:
         self._calls.count("put")
-        buckets = self._buckets.checked()
+        buckets = self._buckets.check()
         try:
             self._salts.rows.put((salt(key, buckets) + key, cells) for key, cells in rows)
         except StoreError as error:
-            # Or a later piece of the write was too large; another attempt would store a part of it again.
+            # If only a later part was too large, it is the cause. A repeated write would store the first part again.
             if isinstance(error, TooLarge) or isinstance(error.__cause__, TooLarge):
-                self._limit.refused(max(len(value or b"") for value in values))
+                self._limit.lower(max(len(value or b"") for value in values))
             raise
 
-    def _too_large(self, size: int, most: int) -> TooLarge:
+    def _too_large(self, size: int, limit: int) -> TooLarge:
         return TooLarge(
-            f"A message has {size} bytes, and HBase accepts {most} (hbase.client.keyvalue.maxsize, less its key).",
+            f"A message has {size} bytes, and HBase accepts {limit} (hbase.client.keyvalue.maxsize, less its key).",
             RAISE_CELL_LIMIT,
         )
 
@@ -151,14 +150,14 @@ class HBaseMessageTable(HBaseTable, MessageTable):
             return found.keys
         if want.part == "cells":
             pointers = [(key, _pointer(row)) for key, row in zip(*found, strict=True)]
-            # The payload column was not requested, so the row may have a payload, too.
+            # `refers` is True, because the payload column was not read.
             cells = [TxCell(key, pointer, True) for key, pointer in pointers if pointer is not None]
-            return searched(Page(cells, None), want.pointers).items
+            return filter_cells(Page(cells, None), want.pointers).items
         rows = [(key, value) for key, row in zip(*found, strict=True) if (value := _message(row))]
         return rows if want.part == "rows" else MessageColumns.of(rows)
 
     def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
-        """Invert pointers as in all stores, several at once over all connections; invert all rows that share a key."""
+        """Invert pointers as in all stores, over all connections at once; invert the rows of a key under all salts."""
         self._calls.count("invert")
         places = self._salts.places([cell.key for cell in cells], origin)
         changes = [
@@ -175,7 +174,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         self._put(((key, _cells(value)) for key, value in rows), (value.payload for _, value in rows))
 
     def _replace(self, changes: list[tuple[bytes, bytes, bytes]]) -> list[bool]:
-        """Replace pointers; further bytes of a cell, which CDAP does not read, stay."""
+        """Replace pointers; keep further bytes of a cell, which CDAP does not read."""
         rows = self._salts.rows
         done = rows.replace(POINTER_COLUMN, changes)
         unchanged = [change for change, made in zip(changes, done, strict=True) if not made]
@@ -228,8 +227,8 @@ class HBaseMetadataTable(MetadataTable):
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         """Write a row by compare-and-set, as in all stores.
 
-        HBase's own check does not distinguish an empty value from a missing one. If that matters, the row is read
-        first; no other program writes an empty value in between.
+        HBase's check does not distinguish an empty value from a missing cell. If that matters, the row is read first;
+        no program writes an empty value in between.
         """
         self._calls.count("set")
         if not expected and self._value(key) != expected:
@@ -245,7 +244,7 @@ class HBaseMetadataTable(MetadataTable):
 def _query(want: Projection[Any]) -> Query:
     if want.call != "rows":
         return KEYS if want.part == "keys" else POINTERS
-    return ROWS if want.most_bytes is None else ROWS._replace(page_bytes=min(want.most_bytes, ROWS.page_bytes))
+    return ROWS if want.max_bytes is None else ROWS._replace(page_bytes=min(want.max_bytes, ROWS.page_bytes))
 
 
 def _metadata(row: Row) -> bytes | None:
@@ -255,9 +254,7 @@ def _metadata(row: Row) -> bytes | None:
 
 
 def _pointer(row: Row) -> int | None:
-    """Return a row's write pointer, as CDAP reads it: the first eight bytes of its cell; None if it has no cell of so
-    many.
-    """
+    """Return a row's write pointer, as CDAP reads it: the first eight bytes of its cell; None without such a cell."""
     cell = row.columns.get(POINTER_COLUMN)
     if cell is None or len(cell.value) < _POINTER_BYTES:
         return None
@@ -265,7 +262,7 @@ def _pointer(row: Row) -> int | None:
 
 
 def _message(row: Row) -> MessageValue | None:
-    """Return a row's value; None where CDAP fails: it has neither cell, or a pointer that is cut short."""
+    """Return a row's value; None if CDAP fails to read it: it has neither cell, or its pointer is truncated."""
     pointer, payload = _pointer(row), row.columns.get(PAYLOAD_COLUMN)
     if pointer is None and (payload is None or POINTER_COLUMN in row.columns):
         return None
@@ -276,7 +273,7 @@ def _cells(value: MessageValue) -> dict[bytes, bytes | None]:
     """Return a row's cells, as CDAP writes them.
 
     Raises:
-        ValueError: neither pointer nor payload; such a message does not exist.
+        ValueError: the value has neither pointer nor payload.
     """
     if value.pointer is None and value.payload is None:
         raise ValueError("a message has a write pointer, a payload or both")

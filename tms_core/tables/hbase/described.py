@@ -1,4 +1,4 @@
-"""The settings of tables: all from a Thrift 2 server, some from Thrift 1."""
+"""The current settings of tables: all settings from a Thrift 2 server, or some of them from Thrift 1."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tms_core.tables.hbase.thrift import interface
 
 #: The HBase shell's name for an unlimited TTL.
 FOREVER = "FOREVER"
-#: Settings that hinder a sweep unless they have these values, which are HBase's defaults: a read-only table cannot be
-#: swept, a TTL of HBase ignores topics and holds, and with the others deleted rows stay on disk.
-NEEDED: Mapping[str, str] = {
+#: Values of settings that a sweep requires, HBase's defaults: a read-only table cannot be swept, a TTL of HBase ignores
+#: topics and holds, and with other values of the rest, deleted rows stay on disk.
+REQUIRED_SETTINGS: Mapping[str, str] = {
     "READONLY": "false",
     "TTL": FOREVER,
     "VERSIONS": "1",
@@ -36,13 +36,13 @@ NEEDED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
-    """The present settings of a table.
+    """The current settings of a table.
 
     Attributes:
         starts: the first keys of its regions.
         buckets: the number of salts of its rows; None: no salts, or unknown.
-        settings: attributes of the table and settings of its family, by their names in the HBase shell; others have
-            HBase's default, or could not be read.
+        settings: attributes of the table and settings of its family, by their names in the HBase shell; other settings
+            have HBase's default, or could not be read.
     """
 
     name: str
@@ -57,22 +57,22 @@ class TableSettings:
 
     @property
     def hindering(self) -> dict[str, str]:
-        """Return the settings that hinder a sweep, with their present values."""
+        """Return the settings that hinder a sweep, with their current values."""
         return {
             name: value
-            for name, needed in NEEDED.items()
-            if (value := self.settings.get(name, needed)).upper() != needed.upper()
+            for name, required in REQUIRED_SETTINGS.items()
+            if (value := self.settings.get(name, required)).upper() != required.upper()
         }
 
 
 def read_settings(
     pool: HBasePool, admin: HBasePool | None, namespace: str, table: TableName, clock: Clock
 ) -> TableSettings:
-    """Return the present settings of a table of CDAP.
+    """Return the current settings of a table of CDAP.
 
     Args:
         pool: connections to Thrift 1 servers.
-        admin: connections to Thrift 2 servers; None: there are none, and some settings stay unknown.
+        admin: connections to Thrift 2 servers; None: some settings stay unknown.
 
     Raises:
         StoreNotFound: the table does not exist.
@@ -81,27 +81,27 @@ def read_settings(
     name = table_name(namespace, table)
     starts = sorted(region["start_key"] for region in pool.run(lambda connection: connection.table(name).regions()))
     if admin is None:
-        settings = dict(_of_thrift_1(pool.run(lambda connection: connection.table(name).families())))
+        settings = dict(_parse_families(pool.run(lambda connection: connection.table(name).families())))
     else:
-        settings = dict(_of_thrift_2(admin.call("getTableDescriptor", thrift_table_name(namespace, table))))
+        settings = dict(_parse_descriptor(admin.call("getTableDescriptor", thrift_table_name(namespace, table))))
     buckets = read_buckets(settings.get(BUCKETS_ATTRIBUTE, "")) or read_sample(HBaseRows(pool, name, clock)).best()
     return TableSettings(name.decode(), starts, buckets, settings)
 
 
-def _of_thrift_1(families: dict[bytes, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _parse_families(families: dict[bytes, dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for family in families.values():
-        yield from _common(family["max_versions"], family["time_to_live"])
+        yield from _common_settings(family["max_versions"], family["time_to_live"])
 
 
-def _of_thrift_2(descriptor: Any) -> Iterator[tuple[str, str]]:
+def _parse_descriptor(descriptor: Any) -> Iterator[tuple[str, str]]:
     thrift = interface()
     yield from texts(descriptor.attributes).items()
     for family in descriptor.families:
-        yield from _common(family.maxVersions, family.ttlSeconds)
+        yield from _common_settings(family.maxVersions, family.ttlSeconds)
         yield "MIN_VERSIONS", str(family.minVersions)
         yield "KEEP_DELETED_CELLS", thrift.KeepDeleted._VALUES_TO_NAMES.get(family.keepDeleted, str(family.keepDeleted))
 
 
-def _common(versions: int, ttl_seconds: int) -> Iterator[tuple[str, str]]:
+def _common_settings(versions: int, ttl_seconds: int) -> Iterator[tuple[str, str]]:
     yield "VERSIONS", str(versions)
     yield "TTL", FOREVER if ttl_seconds == FOREVER_SECONDS else str(ttl_seconds)

@@ -1,13 +1,13 @@
 """A pool of connections to one or more Thrift servers of HBase.
 
-A thread borrows a connection for its exclusive use and returns it. An intact connection is reused, a failed one is
-closed. A connection is checked before it is lent again, and dropped if it was idle for so long that the server will
-soon close it. With several servers, the pool uses the one with the fewest connections; it avoids a failed server for a
-while, longer each time.
+A thread borrows a connection for its exclusive use and returns it. An intact connection is reused, and a failed
+connection is closed. The pool checks a connection before it lends it again, and closes it if it was idle for so long
+that the server will soon close it. With several servers, the pool uses the server with the fewest connections; it
+avoids a failed server for a time that doubles with each failure.
 
-Only harmless calls are repeated: reads, deletes, writes of the same cells. :meth:`HBasePool.run` repeats a call after a
-broken connection, as in a restart or a failover. It does not repeat a call after a timeout, because the call may still
-be running, and a call that hangs once will hang again.
+Only idempotent calls are repeated: reads, deletes, writes of the same cells. :meth:`HBasePool.run` repeats a call after
+a broken connection, as in a restart or a failover. It does not repeat a call after a timeout, because the call may
+still be running, and a repetition would probably time out, too.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tms_core.tables.hbase.wire.security import ThriftSecurity
 
 T = TypeVar("T")
 
-#: A connection that rested this long is closed: HBase's Thrift servers close it after 60 s.
+#: The idle time after which the pool closes a connection; HBase's Thrift servers close it after 60 s.
 IDLE_MS = 45_000
 #: Pauses before a broken call is repeated, in seconds: together longer than a Thrift server takes to restart.
 PAUSES_SECONDS = (0.1, 0.5, 2.0, 4.0)
-#: After so many timeouts without a response, calls fail at once until the next server is tried again. Otherwise a sweep
-#: would wait once for each topic.
-DARK_LIMITS = 2
-#: How long a failed server is avoided, in milliseconds: doubled each time, up to the second value.
-AVOID_MS, AVOID_AT_MOST_MS = 500, 30_000
+#: The duration of an outage, in timeouts, after which calls fail at once until the pool tries the next server: a sweep
+#: would otherwise wait for each topic.
+OUTAGE_TIMEOUTS = 2
+#: The time in which a failed server is avoided, in milliseconds: it doubles with each failure, up to the maximum.
+AVOID_MS, MAX_AVOID_MS = 500, 30_000
 
 
 @dataclass(eq=False)
@@ -53,17 +53,16 @@ class _Idle(NamedTuple):
 
 
 class HBasePool:
-    """Connections to Thrift servers, for any number of threads.
+    """A pool of connections to Thrift servers; threads may share it.
 
     Args:
-        addresses: ``HOST:PORT`` of each server; they serve the same HBase.
-        connections: the most open connections.
-        security: the protection of the connections; None: they are not protected.
+        addresses: ``HOST:PORT`` of each server of the same HBase.
+        connections: the largest number of open connections.
+        security: the protection of the connections; None: no protection.
 
     Attributes:
         calls: the numbers of Thrift calls, by name.
-        timeout_seconds: the timeout of calls on connections that are opened from now on, and of the wait for a
-            connection.
+        timeout_seconds: the timeout of calls on new connections, and of the wait for a connection.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class HBasePool:
         self._free = threading.BoundedSemaphore(connections)
         self._lock = threading.Lock()
         self._idle: list[_Idle] = []
-        self._dark_since_ms: int | None = None
+        self._outage_since_ms: int | None = None
         self._failed_ms = 0
         self._closed = False
 
@@ -100,10 +99,10 @@ class HBasePool:
         service: Service = "Hbase",
         clock: Clock | None = None,
     ) -> Self:
-        """Return a pool of the servers that ``storage.hbase`` names.
+        """Return a pool for the servers of ``storage.hbase``.
 
         Args:
-            connections, timeout_seconds: other numbers than the settings'.
+            connections, timeout_seconds: override the settings.
 
         Raises:
             ConfigurationError: the protection of the connections cannot be used.
@@ -118,7 +117,7 @@ class HBasePool:
         )
 
     def call(self, name: str, *args: Any) -> Any:
-        """Return one call that may be repeated.
+        """Make a repeatable call and return its result.
 
         Raises:
             StoreError: as :meth:`ThriftConnection.call`.
@@ -126,10 +125,10 @@ class HBasePool:
         return self.run(lambda connection: connection.call(name, *args))
 
     def run(self, work: Callable[[ThriftConnection], T]) -> T:
-        """Make calls on one connection, and all of them again on another connection if it breaks.
+        """Make calls on one connection; repeat all calls on another connection if it breaks.
 
         Args:
-            work: makes the calls; may be called twice.
+            work: makes the calls; it may be called several times.
 
         Raises:
             StoreError: as :meth:`ThriftConnection.call`.
@@ -150,7 +149,7 @@ class HBasePool:
         Raises:
             StoreUnavailable: no connection became free in time, or no server can be reached.
         """
-        self._refuse_in_the_dark()
+        self._reject_in_outage()
         if not self._free.acquire(timeout=self.timeout_seconds):
             raise StoreUnavailable(
                 f"All {self.connections} connections to HBase have been in use for {self.timeout_seconds:g} s.",
@@ -161,7 +160,7 @@ class HBasePool:
             try:
                 yield wire
             except BaseException as error:
-                # After any error, because an unread response may be left on the connection: the next call would get it.
+                # Close it after any error: the next call could get a response that was not read yet.
                 self._drop(server, wire, failed=isinstance(error, (ConnectionLost, ThriftTimeout)))
                 raise
             else:
@@ -195,7 +194,7 @@ class HBasePool:
             self._drop(entry.server, entry.wire)
 
     def _open_connection(self) -> tuple[_ThriftServer, ThriftConnection]:
-        """Return a new connection to the server that has the fewest, or to the next one if that cannot be reached."""
+        """Return a new connection to the server with the fewest connections, or to the next reachable server."""
         failure: StoreUnavailable | None = None
         for server in self._by_preference():
             try:
@@ -222,32 +221,32 @@ class HBasePool:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             server.failures += 1
-            pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
+            pause_ms = min(MAX_AVOID_MS, AVOID_MS << min(server.failures - 1, 16))
             server.avoid_until_ms = now_ms + pause_ms
-            # A server under constant calls fails at least this often; before a longer gap it got no calls.
-            often_ms = AVOID_AT_MOST_MS + self.timeout_seconds * 1000
-            if self._dark_since_ms is None or now_ms - self._failed_ms > often_ms:
-                self._dark_since_ms = now_ms
+            # In an outage with constant calls, failures are at most this far apart; else this is a new outage.
+            max_interval_ms = MAX_AVOID_MS + self.timeout_seconds * 1000
+            if self._outage_since_ms is None or now_ms - self._failed_ms > max_interval_ms:
+                self._outage_since_ms = now_ms
             self._failed_ms = now_ms
 
-    def _refuse_in_the_dark(self) -> None:
+    def _reject_in_outage(self) -> None:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
-            if self._dark_since_ms is None or any(now_ms >= server.avoid_until_ms for server in self._servers):
+            if self._outage_since_ms is None or any(now_ms >= server.avoid_until_ms for server in self._servers):
                 return
-            dark_seconds = (now_ms - self._dark_since_ms) / 1000
-        if dark_seconds > DARK_LIMITS * self.timeout_seconds:
+            outage_seconds = (now_ms - self._outage_since_ms) / 1000
+        if outage_seconds > OUTAGE_TIMEOUTS * self.timeout_seconds:
             addresses = ", ".join(server.address for server in self._servers)
             raise StoreUnavailable(
-                f"HBase's Thrift server {addresses} has not answered for {dark_seconds:.0f} s.",
-                "See whether it runs, and whether HBase is well.",
+                f"HBase's Thrift server {addresses} has not responded for {outage_seconds:.0f} s.",
+                "Check whether it runs, and the health of HBase.",
             )
 
     def _give_back(self, server: _ThriftServer, wire: ThriftConnection) -> None:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             server.failures = server.avoid_until_ms = 0
-            self._dark_since_ms = None
+            self._outage_since_ms = None
             keep = not self._closed and not wire.broken
             if keep:
                 self._idle.append(_Idle(server, wire, now_ms))

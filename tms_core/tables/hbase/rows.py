@@ -1,13 +1,13 @@
 """The rows of one table in HBase, including salts: short scans, reliable deletes, compare-and-set.
 
-Each page is a scanner that is opened, read and closed on one borrowed connection. Therefore the server holds nothing
-between pages, and any page may be read again after a failure.
+Each page is a scanner that is opened, read and closed on one borrowed connection. Therefore the server has no open
+scanner between pages, and any page may be read again after a failure.
 
-**Deletes.** HBase hides cells that are older than a delete marker, and stamps both with the clock of the region's
-current server. After a move to a server whose clock is behind, a plain marker can be older than the cells it should
-hide, and the row stays. Timestamps come with every page at no cost. If they are old, rows are deleted plainly. If they
-are about as young as the local clock, the marker carries the highest of them. If they are ahead of the local clock, or
-unknown, the rows are read again before they count as deleted.
+**Deletes.** HBase hides cells that are not newer than a delete marker, and sets the timestamps of both by the clock of
+the region's current server. After a move to a server whose clock is late, a plain marker can be older than the cells
+that it should hide, and the row stays. Every page has the timestamps of its cells. If they are old, the server sets the
+marker's timestamp. If they are about as new as the local clock, the marker has the highest timestamp of the cells or
+the local time. If they are ahead of the local clock, or unknown, the rows are read again before they count as deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import happybase
 from tms_core.clock import Clock
 from tms_core.errors import StoreError, TooLarge
 from tms_core.logs.loggers import get_logger
-from tms_core.tables.base import KeyRange, partly_written
+from tms_core.tables.base import KeyRange, partial_write_error
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.regions import Regions
 from tms_core.tables.hbase.schema import FAMILY
@@ -34,20 +34,20 @@ T = TypeVar("T")
 
 logger = get_logger(__name__)
 
-#: The rows of a call that changes them: ten times as many are hardly faster, and each call has a time limit.
+#: The rows of a call that changes them: more rows are hardly faster, and each call has a time limit.
 BATCH_ROWS = 2000
 #: The number of pipelined changes over one connection, which share the latency.
 CHANGES_AT_ONCE = 32
-#: The difference of the clocks of HBase's servers and this machine up to which plain markers are safe, in milliseconds.
+#: The largest clock difference between HBase's servers and this machine, in milliseconds.
 CLOCKS_MS = 300_000
-#: The bytes of values after which a page is cut.
+#: The bytes of values after which a page stops.
 PAGE_BYTES = 8 << 20
 #: The first request of a page of rows of unknown size: in a page of the usual size, and in a small one.
 _FIRST_ROWS, _FEW_ROWS = 64, 4
-#: The most attempts to delete rows that still exist.
+#: The largest number of attempts to delete rows that still exist.
 _ATTEMPTS = 3
 
-#: A row of a scan as it comes: ``.row``, and ``.columns`` from name to cell.
+#: A row of a scan, as the client returns it: ``.row``, and ``.columns`` from name to cell.
 Row = Any
 #: The cells of a requested row: value and timestamp of each column.
 Cells = dict[bytes, tuple[bytes, int]]
@@ -66,9 +66,9 @@ class Query(NamedTuple):
     """The requested parts of each row.
 
     Attributes:
-        filter: in HBase's filter language; None: everything.
-        whole: whether payloads are included, so that a page must be limited by bytes, too.
-        page_bytes: the bytes of values after which a page of whole rows is cut.
+        filter: the filter in HBase's filter language; None: whole rows.
+        whole: whether the rows include payloads, so that bytes limit a page, too.
+        page_bytes: the bytes of values after which a page of whole rows stops.
     """
 
     filter: bytes | None
@@ -76,13 +76,13 @@ class Query(NamedTuple):
     page_bytes: int = PAGE_BYTES
 
 
-#: Keys: cells without their values. All cells, because a delete must know the newest of them, and a message's pointer
-#: may be much newer than its payload.
+#: Keys: all cells without their values. A delete needs the newest cell, and a message's pointer may be much newer than
+#: its payload.
 KEYS = Query(b"KeyOnlyFilter()", whole=False)
 #: Keys, one for each row.
 FIRST_KEYS = Query(b"FirstKeyOnlyFilter() AND KeyOnlyFilter()", whole=False)
-#: Pointers: values of pointer cells only. Other rows return their bare keys. Without them, a page in a long stretch of
-#: rows without pointers would run into the timeout, and so would each repetition.
+#: Pointers: the values of pointer cells, and the keys of other rows. Without these keys, a page in a long range of rows
+#: without pointers would exceed the timeout, and so would each repetition.
 POINTERS = Query(
     b"(QualifierFilter(!=, 'binary:\x00\x00\x00t') AND KeyOnlyFilter()) OR QualifierFilter(=, 'binary:\x00\x00\x00t')",
     whole=False,
@@ -105,7 +105,7 @@ class HBaseRows:
         pool: connections to Thrift 1 servers.
 
     Attributes:
-        ahead_ms: how far the newest deleted cell was ahead of the local clock, in milliseconds.
+        ahead_ms: the largest advance of a deleted cell's timestamp over the local clock, in milliseconds.
         wrong_salts: the number of rows found under a wrong salt.
         regions: the regions with deleted rows.
     """
@@ -119,11 +119,11 @@ class HBaseRows:
         self._clock = clock
         self.regions = Regions(pool, name, clock)
 
-    def ask(self, work: Callable[[happybase.Table], T]) -> T:
-        """Call happybase's table, and repeat the call on another connection if one breaks.
+    def call_table(self, work: Callable[[happybase.Table], T]) -> T:
+        """Make a call on happybase's table, and repeat it on another connection if the connection breaks.
 
         Args:
-            work: the call; it may be executed twice.
+            work: makes the call; it may be executed twice.
 
         Raises:
             StoreError: as :meth:`HBasePool.run`.
@@ -132,22 +132,22 @@ class HBaseRows:
 
     def get(self, row: bytes) -> Cells:
         """Return one whole row; empty if it does not exist."""
-        found: Cells = self.ask(lambda table: table.row(row, include_timestamp=True))
+        found: Cells = self.call_table(lambda table: table.row(row, include_timestamp=True))
         return found
 
     def get_many(self, rows: list[bytes]) -> list[tuple[bytes, Cells]]:
-        """Return the whole rows that exist among these."""
-        found: list[tuple[bytes, Cells]] = self.ask(lambda table: table.rows(rows, include_timestamp=True))
+        """Return the whole rows with these keys, without missing rows."""
+        found: list[tuple[bytes, Cells]] = self.call_table(lambda table: table.rows(rows, include_timestamp=True))
         return found
 
     def fetch(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
-        """Return at most ``limit`` rows of ``[start, stop)``; fewer if they are large."""
+        """Return at most ``limit`` rows of ``[start, stop)``, fewer if they are large."""
         if stop is not None and start >= stop:
             return Fetched([], ended=True)
         return self.pool.run(lambda connection: self._fetch(connection, start, stop, limit, query))
 
     def salts(self, start: bytes | None = b"") -> list[int]:
-        """Return the first bytes of the rows from ``start`` on, found by seeking from each to the next."""
+        """Return the salts of the rows from ``start`` on, by a seek from each salt to the next."""
         found: list[int] = []
         while start is not None and (rows := self.fetch(start, None, 1, KEYS).rows):
             found.append(rows[0].row[0])
@@ -167,28 +167,28 @@ class HBaseRows:
             return
         now_ms = self._clock.now_ms()
         if newest_ms is not None and newest_ms < now_ms - CLOCKS_MS:
-            # The cells are older than any clock difference, so a marker with the server's time hides them.
+            # The cells are older than the largest clock difference, so a marker with the server's time hides them.
             self.mark(rows, None)
             return
         # A marker with an older timestamp than a cell does not hide it, so use the highest timestamp.
         self.mark(rows, None if newest_ms is None else max(newest_ms, now_ms))
         if newest_ms is None or newest_ms > now_ms:
-            self._make_sure(rows, newest_ms or 0)
+            self._ensure_deleted(rows, newest_ms or 0)
 
     def mark(self, rows: Sequence[bytes], timestamp_ms: int | None) -> None:
-        """Write a marker over each row, which hides its cells up to a timestamp (None: the server's time now)."""
+        """Write a delete marker for each row, which hides cells up to a timestamp (None: the server's time)."""
         for batch in batches(rows, BATCH_ROWS):
             self._mark(batch, timestamp_ms)
 
     def count_wrong_salts(self, rows: int) -> None:
-        """Add to ``wrong_salts``; the first ones are named in the log."""
+        """Add to ``wrong_salts``; log the first time."""
         with self._lock:
-            is_news = rows and not self.wrong_salts
+            is_first = rows and not self.wrong_salts
             self.wrong_salts += rows
-        if is_news:
+        if is_first:
             logger.warning(
                 "%s has rows under a wrong salt, so CDAP never finds them: a program has written them with a wrong "
-                "number of buckets. The janitor sweeps them like all others",
+                "number of buckets. The janitor sweeps them as all others",
                 self.name.decode(),
             )
 
@@ -201,26 +201,26 @@ class HBaseRows:
 
         Raises:
             TooLarge: a cell is above HBase's limit; nothing was written.
-            StoreError: as :meth:`ask`; rows may be written.
+            StoreError: as :meth:`call_table`; a part of the rows may be written.
         """
         for number, some in enumerate(batches(rows, BATCH_ROWS)):
             try:
-                self.ask(partial(_put, some, timestamp_ms))
+                self.call_table(partial(_put, some, timestamp_ms))
             except TooLarge as error:
                 if number:
-                    raise partly_written(error) from error
+                    raise partial_write_error(error) from error
                 raise
 
     def replace(self, column: bytes, changes: Sequence[tuple[bytes, bytes, bytes]]) -> list[bool]:
         """Replace a cell's value in each row by compare-and-set.
 
-        If the connection breaks during the changes, the cells are read to find out which changes were made.
+        If the connection breaks during the changes, this method reads the cells to determine which changes were made.
 
         Args:
             changes: row, old value (not empty) and new value.
 
         Returns:
-            For each row whether this call has set the new value.
+            Whether this call has set the new value, for each row.
         """
         done: list[bool] = []
         in_doubt: list[bytes] = []
@@ -228,13 +228,13 @@ class HBaseRows:
         def work(connection: ThriftConnection) -> None:
             while some := changes[len(done) : len(done) + CHANGES_AT_ONCE]:
                 rows = [row for row, _, _ in some]
-                again = in_doubt == rows
+                is_repeated = in_doubt == rows
                 in_doubt[:] = rows
                 calls = [("checkAndPut", self._check_and_put(row, column, old, new)) for row, old, new in some]
                 answers = connection.calls(calls)
-                # Read only after the repeated calls: the server may still have been executing the calls of the lost
+                # Read only after the repeated calls: before them, the server may still execute the calls of the lost
                 # connection.
-                values = self._values(connection, rows, column) if again and not all(answers) else {}
+                values = self._values(connection, rows, column) if is_repeated and not all(answers) else {}
                 done.extend(made or values.get(row) == new for made, (row, _, new) in zip(answers, some, strict=True))
                 in_doubt.clear()
 
@@ -242,11 +242,11 @@ class HBaseRows:
         return done
 
     def values(self, rows: list[bytes], column: bytes) -> dict[bytes, bytes]:
-        """Return the values of a column of these rows; rows without it are left out."""
+        """Return the values of a column in these rows; omit rows without the column."""
         return self.pool.run(lambda connection: self._values(connection, rows, column)) if rows else {}
 
     def check_and_put(self, connection: ThriftConnection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
-        """Write a cell if it has the value ``old``. For HBase, an empty ``old`` matches an empty and a missing cell."""
+        """Write a cell if it has the value ``old``. In HBase, an empty ``old`` matches an empty and a missing cell."""
         done: bool = connection.call("checkAndPut", *self._check_and_put(row, column, old, new))
         return done
 
@@ -284,19 +284,19 @@ class HBaseRows:
     def _fetch_by_size(
         self, connection: ThriftConnection, scanner: int, limit: int, count: int, page_bytes: int
     ) -> Fetched:
-        """Read whole rows, more of them in each call the smaller they are, until there are ``page_bytes`` of values."""
+        """Read whole rows until they have ``page_bytes`` of values; the rows of a call depend on their size."""
         rows: list[Row] = []
         ended, size = False, 0
         while not ended and len(rows) < limit and size < page_bytes:
             count = min(count, limit - len(rows))
-            came = connection.call("scannerGetList", scanner, count)
-            rows += came
-            ended = len(came) < count
-            if came:
-                size += (came_bytes := sum(len(cell.value) for row in came for cell in row.columns.values()))
+            received = connection.call("scannerGetList", scanner, count)
+            rows += received
+            ended = len(received) < count
+            if received:
+                size += (received_bytes := sum(len(cell.value) for row in received for cell in row.columns.values()))
                 share = min(PAGE_BYTES >> 3, page_bytes - size)
                 # At most eight times as many as before, because larger rows may follow.
-                count = max(1, min(count << 3, share // (came_bytes // len(came) + 1)))
+                count = max(1, min(count << 3, share // (received_bytes // len(received) + 1)))
         connection.call("scannerClose", scanner)
         return Fetched(rows, ended)
 
@@ -305,8 +305,8 @@ class HBaseRows:
         arguments = encode_deletions(self.name, rows, timestamp_ms)
         self.pool.run(lambda connection: connection.calls([(name, arguments)]))
 
-    def _make_sure(self, rows: Sequence[bytes], newest_ms: int) -> None:
-        """Read deleted rows, and delete remaining ones again."""
+    def _ensure_deleted(self, rows: Sequence[bytes], newest_ms: int) -> None:
+        """Read deleted rows, and delete remaining rows again."""
         remaining = self._remaining(rows)
         for _ in range(_ATTEMPTS):
             newest_ms = max([newest_ms, *remaining.values()])
@@ -318,13 +318,13 @@ class HBaseRows:
             self.mark(list(remaining), newest_ms)
             remaining = self._remaining(list(remaining))
         raise StoreError(
-            f"{len(remaining)} rows of {self.name.decode()} are still there after {_ATTEMPTS} deletes, "
-            f"the first one {next(iter(remaining)).hex()}.",
-            "See whether something writes them, and whether the clocks of HBase's servers agree.",
+            f"{len(remaining)} rows of {self.name.decode()} still exist after {_ATTEMPTS} deletes, "
+            f"the first is {next(iter(remaining)).hex()}.",
+            "Check whether a program writes them, and whether the clocks of HBase's servers agree.",
         )
 
     def _remaining(self, rows: Sequence[bytes]) -> dict[bytes, int]:
-        """Return the rows that are there, each with the highest timestamp of its cells."""
+        """Return the existing rows, each with the highest timestamp of its cells."""
         found = [one for some in batches(rows, BATCH_ROWS) for one in self.get_many(some)]
         return {row: newest_of(cells) for row, cells in found}
 
@@ -337,27 +337,27 @@ class HBaseRows:
 
 
 def _require_order(rows: Sequence[Row], start: bytes, stop: bytes | None) -> None:
-    """Check that a scan returns rows of its range in order, because the last one determines the next page.
+    """Check that a scan returns rows of its range in order, because its last row determines the next page.
 
     Raises:
-        StoreError: it does not, so a scan would miss rows or never stop.
+        StoreError: rows are unordered or outside the range, so a scan would miss rows or never stop.
     """
     keys = [row.row for row in rows]
     in_range = not keys or (b"" < keys[0] >= start and (stop is None or keys[-1] < stop))
     if not in_range or any(one >= other for one, other in pairwise(keys)):
         raise StoreError(
-            "HBase's Thrift server answers a scan with rows that are out of order or were not asked for.",
-            "See that storage.hbase.thrift names a Thrift 1 server of HBase, and that nothing stands between.",
+            "HBase's Thrift server returned rows of a scan that are out of order or outside its range.",
+            "Check that storage.hbase.thrift is a Thrift 1 server of HBase, without a proxy in between.",
         )
 
 
 def encode_deletions(table: bytes, rows: Sequence[bytes], timestamp_ms: int | None) -> bytes:
-    """Encode the arguments of ``mutateRows``, with a timestamp ``mutateRowsTs``, that delete the family of each row.
+    """Encode the arguments of ``mutateRows``, or with a timestamp ``mutateRowsTs``, that delete the family of each row.
 
     thriftpy2 encodes the same bytes from an object for each row, which takes several times as long.
 
     Args:
-        timestamp_ms: of the delete markers, in milliseconds; None: the server's time.
+        timestamp_ms: the timestamp of the delete markers; None: the server's time.
     """
     parts = [_STRING_1, _size(table), table, _STRUCTS_2, _size(rows)]
     for row in rows:

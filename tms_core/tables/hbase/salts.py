@@ -1,12 +1,12 @@
-"""Rows of a salted table without their salts: of one salt, or of all salts in key order.
+"""The rows of a salted table by keys without salts: of one salt, or of all salts in key order.
 
-A salt is the first byte of a row, a hash of the other bytes, so the rows of a topic are in as many places as there are
-salts. A sweep scans each salt separately, in storage order. A reader in key order merges them. Neither needs the number
-of buckets: the existing salts are found by seeking from each to the next, which also finds rows under a wrong salt.
+A salt is the first byte of a row, a hash of the other bytes, so the rows of a topic are spread over all salts. A sweep
+scans each salt separately, in storage order. A reader in key order merges the salts. Neither needs the number of
+buckets: a seek from each salt to the next finds the existing salts, and also rows under a wrong salt.
 
 A writer must know the number of buckets, because CDAP never finds a row under a wrong salt. The number is configured;
-CDAP's tables have it in an attribute that only Thrift 2 reads; and each row is in the place that the right number
-determines. Therefore the configured number is checked against both before the first row is written.
+CDAP's tables have it in an attribute that only Thrift 2 reads; and it determines the salt of each existing row.
+Therefore the configured number is checked against attribute and rows before the first row is written.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, HBaseRows, Query, Row, after_salt, newest
 from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, MAX_BUCKETS, buckets_of, table_name
 
-#: Rows of a page whose salts are checked; if one is wrong, all are.
+#: The number of rows of a page whose salts are checked; if one salt is wrong, all rows are checked.
 _CHECKED_ROWS = 64
 #: The number of rows under each salt that are read to find the number of buckets.
 _SAMPLED_ROWS = 8
-#: Rows read ahead under each salt, in addition to its share of a page.
+#: The number of rows that are read under each salt in addition to its share of a page.
 _AHEAD_ROWS = 16
 logger = get_logger(__name__)
 
 
 class SaltedRows(NamedTuple):
-    """Keys without salt, each with its row: of rows with the same key under several salts the first."""
+    """Keys without salt, each with its row, or the first of its rows if the key has rows under several salts."""
 
     keys: list[bytes]
     rows: list[Row]
@@ -56,24 +56,24 @@ class Salts(ABC):
 
     @abstractmethod
     def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
-        """Return where the keys of a range lie in the table."""
+        """Return the ranges of rows for a range of keys."""
 
     @abstractmethod
     def places(self, keys: Sequence[bytes], origin: Origin | None) -> list[list[bytes]]:
-        """Return for each key the rows that may carry it."""
+        """Return the rows in which each key may be stored."""
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None) -> None:
-        """Delete every row of these keys."""
+        """Delete all rows of these keys."""
         if not keys:
             return
         if origin and origin.salts is not None and not all(key in origin.salts for key in keys):
-            # A row that was put there since may be newer.
+            # A row that was written after the read may be newer than the origin's timestamp.
             origin = None
         rows = [row for places in self.places(keys, origin) for row in places]
         if not rows:
             return
         self.rows.delete(rows, origin.newest_ms if origin else None)
-        self.rows.regions.deleted(rows)
+        self.rows.regions.add_deleted(rows)
 
 
 class OneSalt(Salts):
@@ -114,7 +114,7 @@ class AllSalts(Salts):
     """All rows of a table, merged.
 
     Args:
-        buckets: the number of salts, which saves a search for them.
+        buckets: the number of salts, which saves a search for the salts.
     """
 
     def __init__(self, rows: HBaseRows, buckets: int, threads: Executor) -> None:
@@ -160,38 +160,36 @@ class AllSalts(Salts):
 
 
 class SaltSample(NamedTuple):
-    """Some rows under each salt there is.
+    """A sample of rows under each existing salt.
 
     Attributes:
-        rows: for each the absolute value of its key's hash, and its salt.
+        rows: the absolute value of the key's hash, and the salt, for each row.
     """
 
     rows: list[tuple[int, int]]
 
-    def agreeing(self, buckets: int) -> int:
-        """Return the number of rows under the salt that this number of buckets gives them."""
+    def count_matches(self, buckets: int) -> int:
+        """Return the number of rows whose salt matches a number of buckets."""
         return sum(digest % buckets == byte for digest, byte in self.rows)
 
     def fits(self, buckets: int) -> bool:
-        """Return whether no other number of buckets fits clearly better.
+        """Return whether no other number of buckets matches clearly more rows.
 
-        A few rows may be in any place, written by CDAP or another program. If keys are similar, a multiple of the right
-        number fits nearly as well.
+        CDAP or another program may have written a few rows under any salt. If keys are similar, a multiple of the right
+        number matches nearly as many rows.
         """
-        return self.agreeing(buckets) * 10 >= max(map(self.agreeing, range(1, MAX_BUCKETS + 1))) * 9
+        return self.count_matches(buckets) * 10 >= max(map(self.count_matches, range(1, MAX_BUCKETS + 1))) * 9
 
     def best(self) -> int | None:
-        """Return the number of buckets by which most rows lie where they should; None where several do as well, or
-        none.
-        """
+        """Return the number of buckets that matches most rows; None if others match as many, or it matches too few."""
         first, second, *_ = sorted(
-            ((self.agreeing(number), number) for number in range(1, MAX_BUCKETS + 1)), reverse=True
+            ((self.count_matches(number), number) for number in range(1, MAX_BUCKETS + 1)), reverse=True
         )
         return first[1] if first[0] > second[0] and first[0] * 2 > len(self.rows) else None
 
 
 def read_sample(rows: HBaseRows) -> SaltSample:
-    """Return a few rows of a table."""
+    """Return a sample of the rows of a table."""
     found = [
         row.row
         for byte in rows.salts()
@@ -226,31 +224,31 @@ class Buckets:
         self._namespace = namespace
         self._admin = admin
         self._lock = threading.Lock()
-        self._checked = False
+        self._is_checked = False
 
     @property
     def known(self) -> int | None:
-        """Return the number, once it was checked."""
-        return self._number if self._checked else None
+        """Return the number of buckets after a successful check, else None."""
+        return self._number if self._is_checked else None
 
-    def checked(self) -> int:
-        """Return the number of buckets, after a check that the tables do not contradict it.
+    def check(self) -> int:
+        """Check that the tables do not contradict the number of buckets, and return the number.
 
         Raises:
             StoreError: the tables have another number, or cannot be read.
         """
         with self._lock:
-            if not self._checked:
-                self._check(self._number)
-                self._checked = True
+            if not self._is_checked:
+                self._check_tables(self._number)
+                self._is_checked = True
         return self._number
 
-    def _check(self, number: int) -> None:
+    def _check_tables(self, number: int) -> None:
         numbers = self._numbers_in_attributes()
         for table, own in numbers.items():
             if own != number:
                 raise StoreError(
-                    f"{self._name(table)} has {own} buckets, and storage.hbase.buckets is {number}.",
+                    f"{self._name(table)} has {own} buckets, but storage.hbase.buckets is {number}.",
                     f"Set storage.hbase.buckets to {own}.",
                 )
         samples = {table: read_sample(rows) for table, rows in self._tables.items()}
@@ -259,14 +257,14 @@ class Buckets:
                 raise self._mismatch(table, sample, number)
         if not numbers and not any(sample.rows for sample in samples.values()):
             logger.info(
-                "storage.hbase.buckets is assumed to be %d: the tables of %s are empty, and without "
-                "storage.hbase.thrift2 their own number cannot be read",
+                "storage.hbase.buckets is assumed to be %d: the tables of %s are empty, and their number of buckets "
+                "cannot be read without storage.hbase.thrift2",
                 number,
                 self._namespace,
             )
 
     def _numbers_in_attributes(self) -> dict[TableName, int]:
-        """Return the numbers of buckets in the attributes of the tables, by table; tables without it are missing."""
+        """Return the numbers of buckets in the tables' attributes, by table; omit tables without the attribute."""
         if self._admin is None:
             return {}
         numbers = {table: buckets_of(self._admin, self._namespace, table) for table in self._tables}
@@ -275,9 +273,9 @@ class Buckets:
     def _mismatch(self, table: TableName, sample: SaltSample, number: int) -> StoreError:
         own = sample.best()
         return StoreError(
-            f"{self._name(table)} does not have {number} buckets, as storage.hbase.buckets says: "
-            f"{len(sample.rows) - sample.agreeing(number)} of {len(sample.rows)} rows lie under another salt.",
-            f"Set storage.hbase.buckets to {own or f'what describe shows in the HBase shell as {BUCKETS_ATTRIBUTE}'}.",
+            f"{self._name(table)} does not have {number} buckets (storage.hbase.buckets): "
+            f"{len(sample.rows) - sample.count_matches(number)} of {len(sample.rows)} rows are under another salt.",
+            f"Set storage.hbase.buckets to {own or f'the value of {BUCKETS_ATTRIBUTE} (HBase shell: describe)'}.",
         )
 
     def _name(self, table: TableName) -> str:

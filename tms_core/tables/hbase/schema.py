@@ -1,8 +1,8 @@
 """CDAP's three tables in HBase: their names and cells, and their creation.
 
-Thrift 1 can neither create a namespace, split a table in advance, nor set table attributes, and CDAP refuses tables
-without its attributes. Therefore tables are created over Thrift 2, or by an operator with the HBase shell and the
-script of this module. The rows need Thrift 1 only, and so does the janitor's own table, a plain table next to them. See
+Thrift 1 cannot create a namespace, split a table in advance or set table attributes, and CDAP rejects tables without
+its attributes. Therefore tables are created over Thrift 2, or by an operator with the HBase shell and the script of
+this module. Rows need only Thrift 1, and so does the janitor's own table, a plain table next to CDAP's. See
 ``docs/reference/formats/tables.md``.
 """
 
@@ -22,7 +22,7 @@ from tms_core.topic import parse_java_int
 MAX_BUCKETS = 256
 #: One column family, ``d``; a column is the family, a colon and the qualifier.
 FAMILY = b"d"
-#: CDAP's qualifiers are letters, but written as Java ints: four bytes. Only the metadata's is one byte.
+#: CDAP writes its qualifiers, which are letters, as Java ints of four bytes; the metadata's qualifier is one byte.
 PAYLOAD_COLUMN = b"d:\x00\x00\x00p"
 POINTER_COLUMN = b"d:\x00\x00\x00t"
 PAYLOAD_TABLE_COLUMN = b"d:\x00\x00\x00c"
@@ -31,10 +31,10 @@ METADATA_COLUMN = b"d:m"
 #: The seconds of an unlimited TTL.
 FOREVER_SECONDS = 2**31 - 1
 
-#: The attribute with the number of buckets of a table; for CDAP it overrides the configuration.
+#: The table attribute with the number of buckets, which overrides CDAP's configuration.
 BUCKETS_ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
 
-#: CDAP (since 4.3) has regions never split: a region is a bucket.
+#: CDAP's policy since 4.3: regions are never split, so a region is a bucket.
 SPLIT_POLICY = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
 #: The janitor's table next to CDAP's tables.
 JANITOR_TABLE = "tms.janitor"
@@ -49,18 +49,18 @@ def table_name(namespace: str, table: TableName) -> bytes:
 
 
 def thrift_table_name(namespace: str, table: TableName) -> Any:
-    """Return a table's name, as Thrift 2 takes it."""
+    """Return a table's name as a struct of Thrift 2."""
     return interface().TableName(space=namespace.encode(), name=_NAMES[table].encode())
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table to be made.
+    """The specification of a table to create.
 
     Attributes:
         namespace: the HBase namespace.
-        compression: of its files: NONE, SNAPPY, GZ, LZ4, ZSTD.
-        buckets: one region for each; None: one region, and rows without salt.
+        compression: the compression of its files: NONE, SNAPPY, GZ, LZ4, ZSTD.
+        buckets: the number of regions, one for each salt; None: one region, and rows without salt.
     """
 
     namespace: str
@@ -71,7 +71,7 @@ class TableSpec:
 
     @property
     def full_name(self) -> str:
-        """Namespace and name."""
+        """Return namespace and name."""
         return f"{self.namespace}:{self.name}"
 
     @property
@@ -92,7 +92,7 @@ class TableSpec:
         return thrift.TableDescriptor(table=self.thrift_name(), families=[family], attributes=attributes)
 
     def families(self) -> dict[str, dict[str, Any]]:
-        """Return the column families for happybase: Thrift 1 knows neither attributes nor regions."""
+        """Return the column families for happybase; Thrift 1 has neither attributes nor regions."""
         family = {
             "max_versions": 1,
             "compression": self.compression,
@@ -103,11 +103,11 @@ class TableSpec:
         return {FAMILY.decode(): family}
 
     def thrift_name(self) -> Any:
-        """Return its name, as Thrift 2 takes it."""
+        """Return the name as a struct of Thrift 2."""
         return interface().TableName(space=self.namespace.encode(), name=self.name.encode())
 
     def shell_line(self) -> str:
-        """Return the command that makes the table in the HBase shell."""
+        """Return the command that creates the table in the HBase shell."""
         family = f"{{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => '{self.compression}'}}"
         parts = [f"create '{self.full_name}'", family]
         if self.attributes:
@@ -144,15 +144,15 @@ def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpe
 
 
 def janitor_table_spec(namespace: str) -> TableSpec:
-    """Return the janitor's own table: some megabytes, which the janitor compresses itself."""
+    """Return the janitor's own table: a few megabytes, which the janitor compresses itself."""
     return TableSpec(namespace, JANITOR_TABLE, "NONE")
 
 
 def shell_script(specs: list[TableSpec]) -> str:
-    """Return the same for the HBase shell, for a person to run."""
+    """Return the script that creates the namespace and the tables in the HBase shell."""
     lines = [f"create_namespace '{specs[0].namespace}'", *(spec.shell_line() for spec in specs)]
     # With -n (not interactive), the shell stops at the first error.
-    return "\n".join(["# What exists already fails, and stays as it is; so not with hbase shell -n.", *lines, ""])
+    return "\n".join(["# Run without -n: a create of an existing table fails and changes nothing.", *lines, ""])
 
 
 def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
@@ -173,25 +173,25 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
             with admin.connection() as connection:
                 connection.call("createNamespace", interface().NamespaceDescriptor(name=namespace))
         except StoreError:
-            # Another process may have made it at this moment.
+            # Another process may have created it at the same time.
             if namespace not in admin.call("listNamespaces"):
                 raise
     return [spec.full_name for spec in specs if _create(admin, spec)]
 
 
 def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None:
-    """Return the number of buckets in the attribute of a table; None: it has no such attribute.
+    """Return the number of buckets in the attribute of a table; None without the attribute.
 
     Args:
         admin: connections to a Thrift 2 server.
 
     Raises:
-        StoreError: it could not be read, or is not a number.
+        StoreError: the attribute could not be read, or is not a number.
         StoreNotFound: the table does not exist.
     """
     spec = TableSpec(namespace, _NAMES[table], "NONE")
     if not admin.call("tableExists", spec.thrift_name()):
-        raise StoreNotFound(f"Table {spec.full_name} does not exist.", "Make it with tms admin create-tables.")
+        raise StoreNotFound(f"Table {spec.full_name} does not exist.", "Create it: tms admin create-tables.")
     return _buckets(admin, spec)
 
 
@@ -202,14 +202,14 @@ def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[st
         admin: connections to a Thrift 2 server.
 
     Raises:
-        StoreNotFound: there is no such table.
-        StoreError: it could not be reached.
+        StoreNotFound: the table does not exist.
+        StoreError: HBase could not be reached.
     """
     return texts(admin.call("getTableDescriptor", thrift_table_name(namespace, table)).attributes)
 
 
 def texts(attributes: Mapping[bytes, bytes] | None) -> dict[str, str]:
-    """Return the attributes of a descriptor, as text."""
+    """Return the attributes of a descriptor as text."""
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in (attributes or {}).items()}
 
 
@@ -225,7 +225,7 @@ def _create(admin: HBasePool, spec: TableSpec) -> bool:
     present = _buckets(admin, spec)
     if spec.buckets is not None and present != spec.buckets:
         raise StoreError(
-            f"{spec.full_name} is there with {present or 'no'} buckets, not {spec.buckets}.",
+            f"{spec.full_name} exists with {present or 'no'} buckets, not {spec.buckets}.",
             f"Set storage.hbase.buckets to {present}." if present else "CDAP did not create it; drop or rename it.",
         )
     return False
@@ -240,12 +240,12 @@ def _buckets(admin: HBasePool, spec: TableSpec) -> int | None:
     if number is None:
         raise StoreError(
             f"{spec.full_name} has {BUCKETS_ATTRIBUTE} {quoted(value)}, which is not a number from 1 to 256.",
-            "See in the HBase shell (describe) what has set it.",
+            "Check the attribute in the HBase shell (describe).",
         )
     return number
 
 
 def read_buckets(text: str) -> int | None:
-    """Return the number of buckets that a table's attribute says; None: it says no number that a table can have."""
+    """Return the number of buckets in a table's attribute; None if the text is not a valid number of buckets."""
     number = parse_java_int(text)
     return number if number is not None and 1 <= number <= MAX_BUCKETS else None

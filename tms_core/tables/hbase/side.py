@@ -12,7 +12,7 @@ from tms_core.tables.hbase.rows import ROWS, HBaseRows
 from tms_core.tables.hbase.schema import FAMILY, TableSpec
 from tms_core.tables.side import SideChange, SideTable
 
-#: Our table, its only column, and a key that no row has.
+#: The name of the table, its only column, and the key of no row.
 HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
 
 
@@ -20,8 +20,8 @@ class HBaseSide(SideTable):
     """A table with one cell per row, without salt, next to CDAP's tables.
 
     Args:
-        pool: connections to Thrift 1 servers; closed with this.
-        create: create the table if it does not exist; otherwise a missing table counts as empty until it exists.
+        pool: connections to Thrift 1 servers; closed with the table.
+        create: create the table if it does not exist; otherwise a missing table counts as empty.
 
     Raises:
         StoreUnavailable: no Thrift server responds, or HBase does not.
@@ -64,7 +64,7 @@ class HBaseSide(SideTable):
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         if self._may_be_missing:
-            # A read first: HBase reports a missing table to a reader; a writer only exhausts its retries.
+            # Read first: HBase reports a missing table to a reader, while a writer only exhausts its retries.
             self._rows.get(_NO_ROW)
         self._rows.put((key, {_COLUMN: value}) for key, value in rows)
 
@@ -72,8 +72,8 @@ class HBaseSide(SideTable):
         self._rows.delete(keys, None)
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        # First the compared rows: a change that fails must not write its additional rows. HBase has no atomic batch
-        # over rows, so a crash in between leaves additional rows of a made change unwritten.
+        # Write the compared rows first, because a change that fails must not write its other rows. HBase has no atomic
+        # batch across rows, so a crash in between leaves the other rows of a change unwritten.
         made = self._rows.replace(_COLUMN, [(change.key, change.expected or b"", change.value) for change in changes])
         done = [change for change, is_made in zip(changes, made, strict=True) if is_made]
         self.put([row for change in done for row in change.puts])
@@ -92,5 +92,5 @@ class HBaseSide(SideTable):
                 # Another process may have created it at the same time.
                 self._rows.get(_NO_ROW)
             except StoreNotFound:
-                error.hint = f"Make it in the HBase shell: {spec.shell_line()}"
+                error.hint = f"Create it in the HBase shell: {spec.shell_line()}"
                 raise error from None

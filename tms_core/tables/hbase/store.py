@@ -1,17 +1,17 @@
-"""The store on a cluster: CDAP's three tables in HBase over its Thrift servers, byte for byte.
+"""The store on a cluster: CDAP's three tables in HBase, byte for byte, over Thrift servers.
 
-Keys have no salt here. The whole store merges the salts, for readers in key order. :meth:`parts` returns each salt as a
-store with rows in storage order; a sweep scans several of them at once. ``docs/reference/formats/tables.md`` describes
-the cells.
+Keys have no salt here. The whole store merges the salts, for readers in key order. :meth:`parts` returns a store for
+each salt, with rows in storage order; a sweep scans several of them at once. ``docs/reference/formats/tables.md``
+describes the cells.
 
 HBase differs in three points: a ``put`` of several rows is durable but not atomic; a deleted key can be written again
 only after the millisecond of its marker; and sizes are unknown.
 
 A table that was restored, or dropped and cloned from a snapshot, keeps its name, regions and start codes
-(``docs/how-to/hbase.md``, "What a restored table keeps"). But both operations disable a table or create one, and HBase
-then writes the state of the table again: a cell in ``hbase:meta`` with the time. Nothing else writes it: not a stop of
-a server, a split, a move, or an ``alter``. The trade: a table that was only disabled and enabled looks like a restored
-one (invariant S13). HBase 1 has no such cell, so a restore is not noticed there.
+(``docs/how-to/hbase.md``, "What a restored table keeps"). But both operations disable or create a table, and HBase then
+writes the state of the table: a cell in ``hbase:meta`` with a timestamp. No other operation writes this cell, such as a
+stop of a server, a split, a move, or an ``alter``. The trade-off: a table that was only disabled and enabled looks like
+a restored table (invariant S13). HBase 1 has no such cell, so a restore is not detected there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tms_core.tables.hbase.wire.security import ThriftSecurity
 from tms_core.tables.wrapped import WrappedStore
 
 _TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
-#: A row that is read to check whether its table exists; not the key of any row.
+#: The key of no row; a read of it checks whether its table exists.
 _NO_ROW = b"\x00"
 _META, _STATE = b"hbase:meta", b"table:state"
 
@@ -50,8 +50,8 @@ _META, _STATE = b"hbase:meta", b"table:state"
 class HBaseStore(Store):
     """Three tables in one HBase namespace.
 
-    Rows of the message and the payload table that lack the cells CDAP reads are never touched and never returned; each
-    one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
+    The store never changes or returns rows of message and payload table without the cells that CDAP reads, but counts
+    them in ``calls["unreadable"]``. It lists their keys as all other keys.
 
     Args:
         settings: ``storage.hbase``. If a Thrift server fails, the others replace it; without Thrift 2 servers some
@@ -63,7 +63,7 @@ class HBaseStore(Store):
     Raises:
         StoreNotFound: a table does not exist.
         StoreUnavailable: no Thrift server responds, or HBase does not.
-        StoreError: HBase refuses.
+        StoreError: HBase rejects a request.
     """
 
     def __init__(self, settings: HBaseSettings, clock: Clock | None = None) -> None:
@@ -98,54 +98,50 @@ class HBaseStore(Store):
 
     @property
     def ahead_ms(self) -> int:
-        """Return how far the newest deleted cell was ahead of the local clock, in milliseconds; 0: no cell was."""
+        """Return the largest advance of a deleted cell's timestamp over the local clock, in milliseconds, or 0."""
         return max(self._message.ahead_ms, self._payload.ahead_ms)
 
     @property
     def wrong_salts(self) -> int:
         """Return the number of rows that pages found under a wrong salt.
 
-        Up to about sixty rows of a page are checked, or all rows of a page with a wrong one. They are read and deleted
-        like all others, but CDAP never finds them.
+        A page checks about sixty of its rows, and all rows if one of these is wrong. Such rows are read and deleted as
+        all others, but CDAP never finds them.
         """
         return self._message.wrong_salts + self._payload.wrong_salts
 
     def parts(self) -> Sequence[Store]:
-        """Return one store for each salt that rows have now, right or wrong; a salt that appears later is in none of
-        them.
-        """
+        """Return a store for each salt that rows have now, right or wrong; a salt that appears later has no store."""
         salts = sorted({*self._message.salts(), *self._payload.salts()})
         buckets = self._buckets.known or read_sample(self._message).best() or read_sample(self._payload).best()
         return [self._part(byte, buckets) for byte in salts]
 
     def part(self, salt: int) -> HBasePart:
-        """Return the rows under one salt, whether there are any, without asking which salts there are.
+        """Return the rows under one salt, which may be empty, without a search for the existing salts.
 
-        Where the number of buckets is not known, wrong salts are not counted there.
+        If the number of buckets is unknown, the part does not count wrong salts.
         """
         return self._part(salt, self._buckets.known)
 
     def check_buckets(self) -> None:
         """Check the configured number of buckets against the tables, as the first ``put`` does.
 
-        Empty tables without Thrift 2 pass, with a line in the log.
+        Without Thrift 2, empty tables pass the check, with a line in the log.
 
         Raises:
             StoreError: the number differs from that of the tables; the error has the right number if it can be found.
         """
-        self._buckets.checked()
+        self._buckets.check()
 
     def obstacles(self) -> Sequence[str]:
-        """Return what CDAP still does to these tables; it is looked up once an hour at most."""
+        """Return the cleaning that CDAP still does on these tables, checked at most once an hour."""
         return self._cdap.obstacles()
 
     def region(self, row: bytes) -> str:
-        return self._message.regions.holding(row)
+        return self._message.regions.name_of(row)
 
     def identity(self) -> str:
-        """Return cluster and namespace; if Thrift servers do not know the cluster's name, the creation time of the
-        namespace.
-        """
+        """Return cluster and namespace; old Thrift servers do not know the cluster, so use the namespace's creation."""
         try:
             cluster = self.pool.call("getClusterId").decode()
         except NotServed:
@@ -154,7 +150,7 @@ class HBaseStore(Store):
         return f"hbase:{cluster}:{self._namespace}"
 
     def lineage(self) -> Mapping[str, Any]:
-        return self._states.remembered()
+        return self._states.current_marks()
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
         return self._states.restored_since(known)
@@ -180,7 +176,7 @@ class HBaseStore(Store):
 
 
 class HBasePart(WrappedStore, Store):
-    """The rows under one salt, with the metadata of all. ``close`` does nothing, because the whole store is closed.
+    """The rows under one salt, with all metadata. ``close`` does nothing, because the caller closes the whole store.
 
     Attributes:
         salt: the first byte of its rows in HBase.
@@ -207,8 +203,8 @@ class TableStates:
         self._pool = pool
         self._names = names
 
-    def remembered(self) -> dict[str, Any]:
-        """Return the milliseconds at which each table was last created, enabled or disabled, if HBase has them.
+    def current_marks(self) -> dict[str, Any]:
+        """Return the time in milliseconds at which each table was last created, enabled or disabled, if HBase has it.
 
         Raises:
             StoreError: as any call.
@@ -220,18 +216,18 @@ class TableStates:
         return {table: found[name][_STATE][1] for table, name in self._names.items() if _STATE in found.get(name, {})}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return the evidence that a table may be another one than the remembered one; None: there is no evidence.
+        """Return the evidence that a table may not be the recorded table; None without evidence.
 
         Raises:
             StoreError: as any call.
         """
         if not known:
             return None
-        present = self.remembered()
+        present = self.current_marks()
         for table, before_ms in known.items():
             now_ms = present.get(table)
             if now_ms is None:
-                return f"the {table} table is gone"
+                return f"the {table} table is missing"
             if now_ms != before_ms:
                 when = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds")
                 return f"the {table} table was disabled, or recreated, and enabled at {when}"

@@ -1,1 +1,1 @@
-"""The three tables in LevelDB, as CDAP keeps them."""
+"""CDAP's three tables in LevelDB."""

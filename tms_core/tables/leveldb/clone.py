@@ -1,11 +1,11 @@
 """A copy of a store's files for a plan, so that reading a store changes nothing in it (invariant S5).
 
-LevelDB has no read-only mode: opening a folder rewrites its log, its MANIFEST and its names. Therefore a plan opens a
-clone. Tables are hard links, because LevelDB never changes a finished table; logs, MANIFEST and CURRENT are copies. The
-original is only read, under a shared lock that blocks writers during the copy.
+LevelDB has no read-only mode: opening a folder rewrites its log, its MANIFEST and its file names. Therefore a plan
+opens a clone. Tables are hard links, because LevelDB never changes a finished table; logs, MANIFEST and CURRENT are
+copies. The original is only read, under a shared lock that blocks writers during the copy.
 
-The trade: a plan needs disk space for the logs, and for compactions in the clone while it is open. Without hard links
-(another disk, some network disks), the tables are copied, and :attr:`ClonedStore.linked` is False.
+The trade-off: a plan needs disk space for the logs, and for compactions in the clone while it is open. If hard links
+are impossible (another disk, some network disks), tables are copied, and :attr:`ClonedStore.linked` is False.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.database import Database
 from tms_core.tables.leveldb.layout import FOLDERS, disk_bytes, find_tables, identity
 from tms_core.tables.leveldb.lineage import StoreTrace, trace_folder
-from tms_core.tables.leveldb.lock import locked, translated
+from tms_core.tables.leveldb.lock import convert_errors, hold_lock
 from tms_core.tables.leveldb.manifest import check_logs, current_manifest, repair, table_files
 from tms_core.tables.leveldb.store import (
     LevelDBMessageReads,
@@ -35,7 +35,7 @@ from tms_core.tables.leveldb.store import (
     LevelDBPayloadReads,
 )
 
-#: Start of the name of every clone's folder.
+#: The prefix of the names of clones' folders.
 _PREFIX = "leveldb-clone-"
 #: Errors of a file system without hard links, or without hard links between two places.
 NO_LINKS = frozenset(
@@ -47,8 +47,8 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
     """Open a clone of a store for reading; no file of the store changes.
 
     Args:
-        path: the store, closed or open in no process that writes.
-        into: the folder of the clone while it is open; created if it does not exist. Not inside the store.
+        path: the store; no process may have it open for writing.
+        into: the folder for the clone while it is open; created if it does not exist. Not inside the store.
 
     Raises:
         StoreBusy: a process, perhaps this one, has the store open.
@@ -59,14 +59,14 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
 
 
 @contextmanager
-def still(path: Path | str, into: Path | str, *more: Path) -> Iterator[Path]:
-    """Yield a copy of the files of a store that this process has open, for other processes to clone.
+def copy_open_store(path: Path | str, into: Path | str, *more: Path) -> Iterator[Path]:
+    """Yield a copy of the files of a store that this process has open, which other processes can clone.
 
     The caller blocks writes to the store during the copy. LevelDB may still compact in the background, so a folder is
     copied again if its files have changed.
 
     Args:
-        into: the folder of the copy until the block is left; created if it does not exist. Not inside the store.
+        into: the folder for the copy during the block; created if it does not exist. Not inside the store.
         more: further LevelDB folders of this process to copy.
 
     Raises:
@@ -78,15 +78,15 @@ def still(path: Path | str, into: Path | str, *more: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         folder = _new_folder(into, stack)
         for source in sources:
-            with translated(source):
-                while not _copied_at_rest(source, folder / source.name):
+            with convert_errors(source):
+                while not _copy_if_unchanged(source, folder / source.name):
                     shutil.rmtree(folder / source.name, ignore_errors=True)
         yield folder
 
 
 @contextmanager
-def at_rest(path: Path, into: Path, *more: Path) -> Iterator[Path]:
-    """Yield a copy of the files of a store that no process has open, as :func:`still`.
+def copy_closed_store(path: Path, into: Path, *more: Path) -> Iterator[Path]:
+    """Yield a copy of the files of a store that no process has open, as :func:`copy_open_store`.
 
     Raises:
         StoreBusy: a process has the store open.
@@ -101,12 +101,12 @@ def at_rest(path: Path, into: Path, *more: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def copied(folder: Path, into: Path | str) -> Iterator[Path]:
-    """Yield a copy of one LevelDB folder: of files next to a store, for readers of a clone.
+def copy_folder(folder: Path, into: Path | str) -> Iterator[Path]:
+    """Yield a copy of one LevelDB folder next to a store, for readers of the store's clone.
 
     Args:
-        folder: closed, or open in no process that writes.
-        into: the folder of the copy until the block is left; created if it does not exist.
+        folder: the folder; no process may have it open for writing.
+        into: the folder for the copy during the block; created if it does not exist.
 
     Raises:
         StoreBusy: a process has the folder open.
@@ -119,25 +119,24 @@ def copied(folder: Path, into: Path | str) -> Iterator[Path]:
 
 
 def remove_stale(into: Path | str) -> int:
-    """Remove clones of processes that no longer exist; call it at the start.
+    """Remove clones of processes that no longer exist; call it when a process starts.
 
-    Its process locks a clone in use. Therefore a reused process id, or the same id in another container, does not
-    matter.
+    A process locks its clones. Therefore a reused process id, or the same id in another container, does not matter.
 
     Returns:
         The number of removed clones.
     """
     removed = 0
     for folder in sorted(Path(into).glob(f"{_PREFIX}*/")):
-        with translated(folder), suppress(FileNotFoundError, BlockingIOError), ExitStack() as stack:
-            _own(folder, stack)
+        with convert_errors(folder), suppress(FileNotFoundError, BlockingIOError), ExitStack() as stack:
+            _lock_clone(folder, stack)
             _remove(folder)
             removed += 1
     return removed
 
 
 class ClonedStore(Reads):
-    """The contents of a store at the moment of the clone, for reading; :func:`clone` makes it.
+    """A read-only store with the contents of another store at the time of the clone, made by :func:`clone`.
 
     Attributes:
         linked: whether all tables are hard links.
@@ -160,7 +159,7 @@ class ClonedStore(Reads):
             except StoreError as error:
                 if type(error) is not StoreError:
                     raise
-                # The copy disappears with this error; the operator finds the damage in the original.
+                # Name the original in the error, because the clone is removed.
                 text, place = (part.replace(str(folder), str(path)) for part in (error.message, error.path))
                 raise StoreError(text, error.hint, place) from error
             self._open = stack.pop_all()
@@ -178,11 +177,11 @@ class ClonedStore(Reads):
         return self._identity
 
     def lineage(self) -> Mapping[str, Any]:
-        """Return the marks of the original at the moment of the clone."""
-        return self._trace.remembered()
+        """Return the marks of the original at the time of the clone."""
+        return self._trace.current_marks()
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return why the original is not the recorded store; None: nothing shows that."""
+        """Return the evidence that the original is not the recorded store; None without evidence."""
         return self._trace.restored_since(known)
 
     def close(self) -> None:
@@ -200,7 +199,7 @@ class _Files:
     def copy_folder(self, source: Path, target: Path) -> None:
         target.mkdir(mode=0o700)
         # Tables before MANIFEST and logs: in an open store, the later MANIFEST may name newer tables, which
-        # _copied_at_rest notices.
+        # _copy_if_unchanged detects.
         for table in chain.from_iterable(table_files(source).values()):
             self._link(table, target / table.name)
         for file in (source / "CURRENT", current_manifest(source), *source.glob("*.log")):
@@ -222,17 +221,17 @@ class _Files:
 
 def _copy_all(sources: Collection[Path], folder: Path, files: _Files) -> None:
     with ExitStack() as locks:
-        # Lock all folders before the first copy, so that the copies are from one moment.
+        # Lock all folders before the first copy, so that the copies are consistent.
         for source in sources:
-            locks.enter_context(locked(source, shared=True))
+            locks.enter_context(hold_lock(source, shared=True))
         for source in sources:
-            # On the original, so that the error names the store's file, not the clone's.
+            # Check the original, so that an error names the store's file, not the clone's.
             check_logs(source)
-            with translated(source):
+            with convert_errors(source):
                 files.copy_folder(source, folder / source.name)
 
 
-def _copied_at_rest(source: Path, target: Path) -> bool:
+def _copy_if_unchanged(source: Path, target: Path) -> bool:
     """Copy a folder, and return whether its files were unchanged during the copy."""
     try:
         before = _inventory(source)
@@ -249,13 +248,13 @@ def _inventory(folder: Path) -> list[tuple[str, int]]:
 
 
 def _new_folder(into: Path, stack: ExitStack) -> Path:
-    """Return a new folder owned by this process, removed with the stack."""
-    with translated(into):
+    """Return a new folder that this process has locked; the stack removes it."""
+    with convert_errors(into):
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=into))
             with suppress(FileNotFoundError, BlockingIOError):
-                _own(folder, stack)
+                _lock_clone(folder, stack)
                 # remove_stale of another process may have removed the folder between its creation and its lock.
                 if folder.exists():
                     stack.callback(_remove, folder)
@@ -272,11 +271,11 @@ def _open_copy(folder: Path, stack: ExitStack) -> Database:
 
 
 def _remove(folder: Path) -> None:
-    with translated(folder):
+    with convert_errors(folder):
         shutil.rmtree(folder)
 
 
-def _own(folder: Path, stack: ExitStack) -> None:
+def _lock_clone(folder: Path, stack: ExitStack) -> None:
     """Lock a clone's folder until the stack is closed."""
     handle = os.open(folder, os.O_RDONLY)
     stack.callback(os.close, handle)
@@ -285,4 +284,4 @@ def _own(folder: Path, stack: ExitStack) -> None:
 
 def _refuse_inside(path: Path, into: Path) -> None:
     if into.resolve().is_relative_to(path.resolve()):
-        raise StoreError(f"A clone cannot lie in the store it is taken from: {into}.", "Put it beside the store.")
+        raise StoreError(f"A clone cannot be inside its store: {into}.", "Use a folder next to the store.")

@@ -1,9 +1,10 @@
 """One open LevelDB folder as raw bytes: pages, single rows, batches.
 
-Reading and writing are separate classes: a plan gets the reading class, so it has no method that writes (invariant S5).
+Reads and writes are in separate classes: a plan gets the class for reads, which has no method that writes (invariant
+S5).
 
-If several threads write at once, this module combines their writes, not LevelDB. After a failed write, LevelDB would
-accept the next one into a torn log (:mod:`tms_core.tables.leveldb.handle`).
+If several threads write at once, this module combines their writes instead of LevelDB. After a failed write, LevelDB
+would accept the next write into a torn log (:mod:`tms_core.tables.leveldb.handle`).
 
 The hot path of a sweep is ``keys`` and ``delete``: one library call per page or batch, with loops in C.
 """
@@ -26,17 +27,17 @@ from tms_core.errors import StoreError
 from tms_core.tables.base import KeyRange, Page, every
 from tms_core.tables.leveldb.handle import Handle
 from tms_core.tables.leveldb.library import plyvel
-from tms_core.tables.leveldb.lock import sync_logs, translated, writing
+from tms_core.tables.leveldb.lock import convert_errors, convert_write_errors, sync_logs
 
-#: The upper limit of an unbounded range; only an unrecognized key could be above it.
+#: The upper limit of an unbounded range; only an unrecognized key can be above it.
 _LAST_KEY = b"\xff" * 64
 
-#: The bytes of values after which a page of rows is cut.
+#: The bytes of values after which a page of rows stops.
 PAGE_BYTES = 32 << 20
 
 #: The number of rows between two checks of their size.
-_MEASURED_ROWS = 128
-#: The first read of a search, in rows: the range may have few, and rows after it are read in vain.
+_CHUNK_ROWS = 128
+#: The first chunk of a search, in rows. It is small because the range may be, and rows after the range are not used.
 _FIRST_ROWS = 8
 
 #: Returns a row's new value from its current one (None: the row does not exist); None leaves the row unchanged.
@@ -51,7 +52,7 @@ class StoredColumns(NamedTuple):
 
 
 class Database:
-    """A folder opened for reading.
+    """A LevelDB folder that is open for reading.
 
     LevelDB has no read-only mode: opening turns the log into a table and switches to a new MANIFEST. A store that must
     not change is cloned first (:mod:`tms_core.tables.leveldb.clone`).
@@ -60,19 +61,19 @@ class Database:
         create: create the database if the folder has none.
 
     Raises:
-        StoreBusy: it is open already, here or in another process.
-        StoreError: LevelDB cannot open it.
+        StoreBusy: the folder is already open, in this or another process.
+        StoreError: LevelDB cannot open the folder.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         self.folder = folder
-        with translated(folder):
+        with convert_errors(folder):
             self._handle = Handle(folder, create=create)
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        """Return at most ``limit`` keys, without filling the block cache, which serves consumers."""
+        """Return at most ``limit`` keys, without adding blocks to the block cache, which is for consumers."""
         with (
-            translated(self.folder),
+            convert_errors(self.folder),
             self._handle as db,
             db.iterator(start=start, stop=stop, include_value=False, fill_cache=False, verify_checksums=True) as found,
         ):
@@ -83,16 +84,16 @@ class Database:
         return Page(items, items[-1] + b"\x00")
 
     def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int = PAGE_BYTES
+        self, start: bytes, stop: bytes | None, limit: int, max_bytes: int = PAGE_BYTES
     ) -> Page[list[tuple[bytes, bytes]]]:
-        """Return at most ``limit`` rows; stop after ``most_bytes`` of values."""
-        (keys, values), resume, *_ = self.columns(start, stop, limit, most_bytes)
+        """Return at most ``limit`` rows; stop after ``max_bytes`` of values."""
+        (keys, values), resume, *_ = self.columns(start, stop, limit, max_bytes)
         return Page(list(zip(keys, values, strict=True)), resume)
 
-    def columns(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int) -> Page[StoredColumns]:
+    def columns(self, start: bytes, stop: bytes | None, limit: int, max_bytes: int) -> Page[StoredColumns]:
         """Return rows as :meth:`rows`, with separate lists of keys and values."""
         with (
-            translated(self.folder),
+            convert_errors(self.folder),
             self._handle as db,
             db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
         ):
@@ -103,61 +104,61 @@ class Database:
                 keys.append(key)
                 values.append(value)
                 size += len(value)
-                if size >= most_bytes:
+                if size >= max_bytes:
                     break
-            if len(keys) < limit and size < most_bytes:
+            if len(keys) < limit and size < max_bytes:
                 _check_end(db, keys[-1] + b"\x00" if keys else start)
                 return Page(StoredColumns(keys, values), None)
         return Page(StoredColumns(keys, values), keys[-1] + b"\x00")
 
-    def measured(self, start: bytes, stop: bytes | None, limit: int) -> Page[StoredColumns]:
-        """Return rows as :meth:`columns`, of about ``PAGE_BYTES``; large rows may exceed that."""
+    def fast_columns(self, start: bytes, stop: bytes | None, limit: int) -> Page[StoredColumns]:
+        """Return rows as :meth:`columns`, but faster; a page of large rows may exceed ``PAGE_BYTES``."""
         # Keys and values alternate, because a list that is filled by the library costs least.
         found: list[bytes] = []
         size = 0
         with (
-            translated(self.folder),
+            convert_errors(self.folder),
             self._handle as db,
             db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as rows,
         ):
             parts = chain.from_iterable(rows)
             while len(found) < 2 * limit and size < PAGE_BYTES:
                 before = len(found)
-                found.extend(islice(parts, min(2 * _MEASURED_ROWS, 2 * limit - before)))
+                found.extend(islice(parts, min(2 * _CHUNK_ROWS, 2 * limit - before)))
                 if len(found) == before:
                     _check_end(db, found[-2] + b"\x00" if found else start)
                     return Page(StoredColumns(found[::2], found[1::2]), None)
                 size += len(b"".join(found[before:]))
         return Page(StoredColumns(found[::2], found[1::2]), found[-2] + b"\x00")
 
-    def matching(
+    def search(
         self, start: bytes, stop: bytes | None, limit: int, values: Container[bytes], place: slice
     ) -> Page[list[tuple[bytes, bytes]]]:
-        """Return the rows among at most ``limit`` whose value has one of the wanted byte strings at a place.
+        """Return those of the next ``limit`` rows whose value has one of some byte strings at a place.
 
-        Other rows cost little more than LevelDB's own step from row to row. The iterator has no ``stop``: a row after
-        the range proves that reading reached its limit (S3). Searching for that row separately would cost as much as
-        all deleted rows in between.
+        Other rows cost little more than LevelDB's step from row to row. The iterator has no ``stop``: a row after the
+        range proves that the search has read the whole range (S3). A separate search for that row would cost as much
+        as all deleted rows in between.
         """
         try:
-            return self._matching(start, stop, limit, values, place, None)
+            return self._search(start, stop, limit, values, place, None)
         except StoreError:
             # The unreadable row may be after the range; then LevelDB must stop before it.
-            return self._matching(start, stop, limit, values, place, stop)
+            return self._search(start, stop, limit, values, place, stop)
 
-    def _matching(
+    def _search(
         self, start: bytes, stop: bytes | None, limit: int, values: Container[bytes], place: slice, bound: bytes | None
     ) -> Page[list[tuple[bytes, bytes]]]:
         """Return the matching rows; LevelDB stops at ``bound`` (None: never)."""
         matches: list[tuple[bytes, bytes]] = []
         read, last, size = 0, start, _FIRST_ROWS
         with (
-            translated(self.folder),
+            convert_errors(self.folder),
             self._handle as db,
             db.iterator(start=start, stop=bound, fill_cache=False, verify_checksums=True) as rows,
         ):
             while read < limit:
-                # A list, because the library fills it fastest; a short one, because its values may be large.
+                # A list, because the library fills it fastest; a short list, because its values may be large.
                 some = list(islice(rows, min(size, limit - read)))
                 ends = len(some) < min(size, limit - read)
                 next_key = None
@@ -172,7 +173,7 @@ class Database:
                 if ends:
                     _check_end(db, last)
                     return Page(matches, None, None, read)
-                size = min(2 * size, _MEASURED_ROWS)
+                size = min(2 * size, _CHUNK_ROWS)
         return Page(matches, last, None, read)
 
     def all(self) -> list[tuple[bytes, bytes]]:
@@ -181,17 +182,17 @@ class Database:
 
     def get(self, key: bytes) -> bytes | None:
         """Return one row's value."""
-        with translated(self.folder), self._handle as db:
+        with convert_errors(self.folder), self._handle as db:
             return db.get(key, verify_checksums=True)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        """Return the approximate size of a range in tables; rows in the log are not counted."""
-        with translated(self.folder), self._handle as db:
+        """Return the approximate size of a range in tables, without rows in the log."""
+        with convert_errors(self.folder), self._handle as db:
             return db.approximate_size(start, _LAST_KEY if stop is None else stop)
 
     def close(self) -> None:
         """Close the folder; a second call does nothing."""
-        with translated(self.folder):
+        with convert_errors(self.folder):
             self._handle.close()
 
 
@@ -200,7 +201,7 @@ class _Write:
     """A write of one thread; ``done`` after the attempt, with its error.
 
     Attributes:
-        repeatable: whether it does no harm if the write was done although its writer got an error.
+        repeatable: whether the write may take effect although its writer got an error.
     """
 
     puts: Sequence[tuple[bytes, bytes]] = ()
@@ -211,30 +212,30 @@ class _Write:
     error: BaseException | None = None
 
     def to_undo(self) -> Iterable[bytes]:
-        """Return the keys of rows that must be restored after a failure."""
+        """Return the keys of the rows to restore after a failure."""
         if self.repeatable:
             return ()
         keys = (key for key, _ in self.puts)
-        # Deletes in a batch with puts are atomic with them, so they are rolled back, too. Other deletes are repeatable.
+        # Deletes are rolled back together with the puts of their batch. A batch of deletes alone is repeatable.
         return chain(keys, self.deletes) if self.puts else ()
 
 
 class WritableDatabase(Database):
-    """A folder opened for reading and writing.
+    """A LevelDB folder that is open for reading and writing.
 
-    After a failed write, the next write reopens the folder; until that succeeds, all writes fail. A failed put is not
-    done, unless the process stops before the folder was reopened. A failed delete or inversion may turn out to be done:
-    its caller repeats it. Keeping the old values for a rollback would take as much memory and disk as the rows, at a
-    time without room.
+    After a failed write, the next write reopens the folder; until that succeeds, all writes fail. A failed put is
+    rolled back, unless the process stops before the folder was reopened. A failed delete or inversion may take effect,
+    so its caller repeats it. The old values for a rollback would need as much memory and disk as the rows, and the disk
+    may be full.
 
     Attributes:
-        version: greater after each write, also after a failed one, and after each reopening of the folder.
+        version: increases with each write, failed or not, and with each reopening of the folder.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         super().__init__(folder, create=create)
         # LevelDB has no compare-and-set. Between the read and the write of a row, no other thread may delete it, or the
-        # write would bring it back (invariant S6).
+        # write would restore it (invariant S6).
         self._rewriting = Lock()
         self._gathering = Lock()
         self._waiting: list[_Write] = []
@@ -258,15 +259,15 @@ class WritableDatabase(Database):
         """Read each row, and write its changed value, in one synced batch.
 
         Args:
-            repeatable: whether it does no harm if a failed batch turns out to be done.
+            repeatable: whether a failed batch may take effect.
 
         Returns:
-            For each row whether it was written.
+            Whether the row was written, for each row.
         """
         written, puts = [], []
-        with translated(self.folder), self._rewriting:
+        with convert_errors(self.folder), self._rewriting:
             with self._handle as db, db.iterator(fill_cache=False, verify_checksums=True) as rows:
-                # Otherwise the first step would pass all deleted rows at the start of the table.
+                # Without this seek, the first step would skip all deleted rows at the start of the table.
                 rows.seek_to_stop()
                 for key, change in changes:
                     value = change(_value(db, rows, key))
@@ -284,12 +285,12 @@ class WritableDatabase(Database):
     def sync(self) -> None:
         """Sync every log.
 
-        A synced write covers only the current log. Rows in an older log, which is still being made into a table, would
-        be lost in a crash. A repeated sync may succeed after a failed one although nothing reached the disk, so a
-        failed sync counts as a failed write. If everything is synced, nothing is done; reopening also makes tables of
-        all logs.
+        A synced write covers only the current log. A crash would lose the rows of an older log, of which LevelDB is
+        still making a table. After a failed sync, a repeated sync may succeed although nothing reached the disk, so a
+        failed sync counts as a failed write. If no write is unsynced, this does nothing; reopening the folder makes
+        tables of all logs, so it also syncs them.
         """
-        with writing(self.folder):
+        with convert_write_errors(self.folder):
             with self._disk:
                 self._repair()
                 if not self._unsynced:
@@ -305,25 +306,25 @@ class WritableDatabase(Database):
                 raise
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Block all writes while the block runs. LevelDB may still compact in the background."""
+    def block_writes(self) -> Iterator[None]:
+        """Block all writes during the block. LevelDB may still compact in the background."""
         with self._disk:
             yield
 
-    def has_room(self) -> bool:
-        """Return whether the disk has room for a copy of all tables, more than a compaction ever needs."""
-        with translated(self.folder):
+    def can_compact(self) -> bool:
+        """Return whether the disk has space for a copy of all tables, more than a compaction ever needs."""
+        with convert_errors(self.folder):
             return disk_usage(self.folder).free > self.estimate_bytes(b"", None)
 
     def compact(self, start: bytes, stop: bytes) -> None:
         """Rewrite the range's tables without its deleted rows."""
-        with translated(self.folder), self._handle as db:
+        with convert_errors(self.folder), self._handle as db:
             db.compact_range(start=start, stop=stop)
-        # LevelDB does not report a failed compaction, but rejects later writes. An empty write reveals it.
+        # LevelDB does not report a failed compaction, but rejects later writes. An empty write detects it.
         self._write(_Write(synced=False))
 
     def close(self) -> None:
-        """Close the folder, after a failed write was rolled back, if it can be; closing twice is not an error."""
+        """Roll back a failed write if possible, and close the folder; closing twice is not an error."""
         with self._disk:
             with suppress(plyvel.Error, OSError):
                 self._repair()
@@ -331,7 +332,7 @@ class WritableDatabase(Database):
         super().close()
 
     def _write(self, write: _Write) -> None:
-        """Write it together with the writes of waiting threads: one thread writes for all."""
+        """Execute a write together with the writes of waiting threads: one thread writes for all."""
         with self._gathering:
             self._waiting.append(write)
         with self._disk:
@@ -344,7 +345,7 @@ class WritableDatabase(Database):
 
     def _write_all(self, writes: Sequence[_Write]) -> None:
         try:
-            with writing(self.folder):
+            with convert_write_errors(self.folder):
                 self._repair()
                 with self._handle as db:
                     synced = [write.synced for write in writes]
@@ -356,17 +357,16 @@ class WritableDatabase(Database):
                     try:
                         batch.write()
                     except plyvel.Error:
-                        # All writes of the batch failed together, so all are rolled back. No write may follow in this
-                        # log.
+                        # The writes of the batch failed together, so all are rolled back; the log gets no other write.
                         self._failed = [key for write in writes for key in write.to_undo()]
                         raise
         except BaseException as error:
-            # For any error: no waiting thread may mistake it for a success.
+            # For any error: otherwise waiting threads would report success.
             for write in writes:
                 write.error = error
             raise
         finally:
-            # After the write: a thread that read an old row has noted an old version with it.
+            # After the write: a thread that has read an old row has also read an old version.
             self.version += 1
             for write in writes:
                 write.done = True
@@ -382,7 +382,7 @@ class WritableDatabase(Database):
 
 
 def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
-    """Return the value of a row, usually the row after the last one that was read; None: the row does not exist."""
+    """Return the value of a row, usually the row after the iterator's position; None if the row does not exist."""
     found = next(rows, None)
     if found is None or found[0] != key:
         rows.seek(key)
@@ -393,10 +393,10 @@ def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
 
 
 def _check_end(db: plyvel.DB, at: bytes) -> None:
-    """Check that reading really reached the last row at this key (invariant S3).
+    """Check that an iterator stopped at this key because no row follows (invariant S3).
 
-    plyvel treats an iterator that LevelDB stopped on an error as exhausted, so rows of a damaged table would silently
-    be missing. Its raw iterator does check the error.
+    plyvel treats an iterator that LevelDB stopped with an error as exhausted, so rows of a damaged table would be
+    missing without an error. Its raw iterator does check the error.
     """
     with db.raw_iterator(fill_cache=False, verify_checksums=True) as iterator:
         iterator.seek(at)

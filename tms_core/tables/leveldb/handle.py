@@ -1,13 +1,13 @@
 """An open LevelDB folder that many threads use, and that is reopened after a failed write.
 
-LevelDB does not remember a torn record of its log. It continues after the tear and reports success, but at the next
-opening everything after the tear is lost. Therefore nothing may be written to that log after a failure. Reopening the
-folder makes a table of all whole records and starts a new log, as a restart of the process would.
+After a failed write, LevelDB's log may have a torn record. LevelDB continues after that record and reports success, but
+at the next opening everything after the torn record is lost. Therefore nothing may be written to that log after a
+failure. Reopening the folder makes a table of all complete records and starts a new log, as a restart would.
 
-The effects of the failed write are rolled back before the next read. A record may be whole although it was never
-synced, and its writer got an error. If the process stops before the rollback, a failed write may turn out to be done.
+The failed write is rolled back before the next read, because its record may be complete on the disk although its writer
+got an error. If the process stops before the rollback, the failed write may be visible after the restart.
 
-The trade: every use is counted, which costs about a microsecond, because LevelDB must not be closed under an iterator.
+The trade-off: every use is counted, which costs about a microsecond, because LevelDB must not be closed during a read.
 While the folder is closed, another process might open it; then reads and writes fail until that process closes it.
 """
 
@@ -27,12 +27,12 @@ from tms_core.tables.leveldb.library import plyvel
 _BLOCK_BYTES = 4096
 #: The block cache of a folder in bytes; only reads for consumers fill it. CDAP uses 100 MB.
 _CACHE_BYTES = 8 << 20
-#: Room for opening a folder in addition to a table as large as its logs: a new MANIFEST and a little more, in bytes.
-_ROOM_BYTES = 256 << 10
+#: The disk space for opening a folder in addition to a table of its logs: a new MANIFEST and a margin, in bytes.
+_MARGIN_BYTES = 256 << 10
 _CHUNK_BYTES = 64 << 10
 #: The longest wait for running uses before a folder is reopened, in seconds; a compaction may take longer.
 _REOPEN_SECONDS = 10
-#: LevelDB's name for a file that may be removed; nothing it makes has number 0.
+#: A name of LevelDB for temporary files, which it removes; LevelDB never uses number 0.
 _PROBE = "000000.dbtmp"
 
 logger = get_logger(__name__)
@@ -46,7 +46,7 @@ class Handle:
         create: create the database if the folder has none.
 
     Raises:
-        plyvel.Error: LevelDB cannot open it.
+        plyvel.Error: LevelDB cannot open the folder.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
@@ -66,7 +66,7 @@ class Handle:
             if self._closing:
                 self._changed.wait_for(lambda: not self._closing)
             if self._lost:
-                self._open_again()
+                self._reopen()
             self._users += 1
             return self._db
 
@@ -83,14 +83,13 @@ class Handle:
             failed: the keys that the failed write wrote or deleted.
 
         Raises:
-            plyvel.Error, OSError: the folder cannot be reopened now. Without room on the disk, it stays open for
-            reading.
+            plyvel.Error, OSError: the folder cannot be reopened now. If the disk is full, it stays open for reading.
         """
         with self._changed:
             if not self._lost:
                 self._close_to_reopen(failed)
             if self._lost:
-                self._open_again()
+                self._reopen()
         logger.warning("%s was reopened after a failed write", self._folder)
 
     def close(self) -> None:
@@ -101,20 +100,20 @@ class Handle:
             self._lost = False
 
     def _close_to_reopen(self, failed: Sequence[bytes]) -> None:
-        # The failed write is in the log at most, not in LevelDB's memory, so this still reads the old values.
+        # The failed write may be in the log, but is not in LevelDB's memory, so this still reads the old values.
         self._undo |= {key: self._db.get(key, verify_checksums=True) for key in failed}
         # Twice: the rollback is written to the new log, and at the next opening to a table. Check before the close: if
         # the folder cannot be opened again, it must stay open for reading.
-        _require_room(self._folder, 2 * sum(len(key) + len(value or b"") for key, value in self._undo.items()))
+        _require_space(self._folder, 2 * sum(len(key) + len(value or b"") for key, value in self._undo.items()))
         if not self._wait_until_unused(_REOPEN_SECONDS):
             raise OSError(
-                "it is in use for a long time, and cannot be reopened after a failed write before that use stops"
+                "a long read or compaction uses it, so it cannot be reopened after a failed write before that finishes"
             )
         self._db.close()
         self._lost = True
 
     def _wait_until_unused(self, seconds: float | None) -> bool:
-        """Block new uses, and wait until no thread uses the folder; return whether that happened in time."""
+        """Block new uses and wait for running uses; return whether they have finished within the time."""
         self._closing = True
         try:
             return self._changed.wait_for(lambda: not self._users, seconds)
@@ -122,7 +121,7 @@ class Handle:
             self._closing = False
             self._changed.notify_all()
 
-    def _open_again(self) -> None:
+    def _reopen(self) -> None:
         database = _open(self._folder, create=False)
         if not self._undo:
             self._db, self._lost = database, False
@@ -144,22 +143,22 @@ class Handle:
 
 
 def _open(folder: Path, create: bool) -> plyvel.DB:
-    # Open twice. The first, default opening tolerates a torn last record after a crash, and empties the log. In the
-    # second one, "paranoid" then only means that indexes of tables are verified, too: a damaged index hides rows
-    # silently (S3).
+    # Open twice. The first opening has the default options, so it tolerates a torn last record after a crash, and it
+    # empties the log. In the second opening, the paranoid checks therefore only add the checksums of table indexes: a
+    # damaged index hides rows without an error (S3).
     plyvel.DB(str(folder), create_if_missing=create, block_size=_BLOCK_BYTES).close()
     return plyvel.DB(str(folder), paranoid_checks=True, block_size=_BLOCK_BYTES, lru_cache_size=_CACHE_BYTES)
 
 
-def _require_room(folder: Path, more_bytes: int) -> None:
-    """Check that the disk has room to reopen the folder and to write so many more bytes.
+def _require_space(folder: Path, more_bytes: int) -> None:
+    """Check that the disk has the space to reopen the folder and to write ``more_bytes``.
 
     Raises:
-        OSError: the disk has too little room, so the opening would fail half-way.
+        OSError: the disk has too little space, so the opening would fail.
     """
-    remaining = _ROOM_BYTES + more_bytes
+    remaining = _MARGIN_BYTES + more_bytes
     for log in folder.glob("*.log"):
-        # A log that disappears has become a table.
+        # LevelDB has made a table of a log that disappears.
         with suppress(FileNotFoundError):
             remaining += log.stat().st_size
     probe = folder / _PROBE
@@ -169,5 +168,5 @@ def _require_room(folder: Path, more_bytes: int) -> None:
                 remaining -= file.write(bytes(min(remaining, _CHUNK_BYTES)))
             os.fsync(file.fileno())
     finally:
-        # LevelDB removes such files too.
+        # LevelDB removes this file, too, if the process stops here.
         probe.unlink(missing_ok=True)

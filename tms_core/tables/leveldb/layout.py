@@ -1,7 +1,7 @@
 """The folders of a store's tables, the rejected layouts, and the identity of a store.
 
 CDAP changed its folders twice after 5.1 and kept the name of the metadata table, so a store of CDAP 6 looks like an
-empty store of this project. The check comes before the first table is opened, because opening changes files.
+empty store of this project. The layout is checked before the first table is opened, because opening changes files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tms_core.errors import StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.base import TableName
-from tms_core.tables.leveldb.lock import translated
+from tms_core.tables.leveldb.lock import convert_errors
 
 #: CDAP's names (LevelDBTableFactory).
 FOLDERS: Mapping[TableName, str] = {
@@ -21,7 +21,7 @@ FOLDERS: Mapping[TableName, str] = {
     "message": "system.tms.message",
     "payload": "system.tms.payload",
 }
-#: Folders of CDAP 6: one per topic and generation, later of time partitions (LevelDBTableFactory, from 6.0 on).
+#: Folders of CDAP 6: per topic and generation, in later versions per time partition (LevelDBTableFactory).
 _CDAP_6 = re.compile(r"(v2\.)?\w+\.tms\.(message|payload)\.[\w-]+\.-?\d+", re.ASCII)
 
 
@@ -29,21 +29,21 @@ def identity(path: Path) -> str:
     """Return the identity of a store: its resolved path, and the inode of its metadata folder (invariant S13).
 
     A copy has another path; another store moved to the same path has another inode.
-    :mod:`tms_core.tables.leveldb.lineage` checks whether the folders have their recorded contents. The device is
-    ignored, because its number changes with each mount. The two other folders are ignored, because CDAP creates them on
+    :mod:`tms_core.tables.leveldb.lineage` checks whether the folders have their recorded contents. The identity does
+    not include the device, whose number changes with each mount, and the two other folders, which CDAP creates on
     demand.
 
     Raises:
         StoreError: the store does not exist.
     """
-    with translated(path):
+    with convert_errors(path):
         return f"leveldb:{path.resolve()}:{(path / FOLDERS['metadata']).stat().st_ino}"
 
 
 def disk_bytes(path: Path) -> int | None:
-    """Return the size of the files in the three folders, without those of the janitor; None: they cannot be read.
+    """Return the size of the files in the three folders; None if they cannot be read.
 
-    LevelDB may delete files during the count; such a file counts as 0.
+    LevelDB may delete files during the count; a deleted file counts as 0.
     """
     total = 0
     try:
@@ -57,7 +57,7 @@ def disk_bytes(path: Path) -> int | None:
 
 
 def written_ms(path: Path) -> int:
-    """Return when a file of the three folders was last written, in milliseconds; 0 where none can be read."""
+    """Return the time of the last write to a file in the three folders, in milliseconds; 0 if they cannot be read."""
     newest_ns = 0
     with suppress(OSError):
         for folder in FOLDERS.values():
@@ -66,7 +66,7 @@ def written_ms(path: Path) -> int:
 
 
 def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
-    """Return the folders of existing tables, or all three folders if they are to be created.
+    """Return the folders of existing tables; with ``create``, all three folders.
 
     Raises:
         StoreNotFound, StoreLayoutError, StoreError: as :class:`LevelDBStore`.
@@ -74,9 +74,9 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
     if not path.is_dir():
         raise StoreNotFound(
             f"Folder {path} does not exist.",
-            "Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path).",
+            "Set the folder that contains system.tms.meta (--leveldb, or storage.leveldb.path).",
         )
-    with translated(path):
+    with convert_errors(path):
         _refuse_cdap_6(path)
         folders: dict[TableName, Path] = {name: path / folder for name, folder in FOLDERS.items()}
         found = {name: folder for name, folder in folders.items() if holds_database(folder)}
@@ -84,8 +84,8 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
         return folders
     if "metadata" not in found:
         raise StoreNotFound(
-            f"{path} holds no metadata table (system.tms.meta).",
-            "Give the folder that holds it (CDAP: messaging.local.data.dir), or let tms serve create a store.",
+            f"{path} has no metadata table (system.tms.meta).",
+            "Set the folder that contains it (CDAP: messaging.local.data.dir), or create a store with tms serve.",
         )
     return found
 
@@ -94,7 +94,7 @@ def holds_database(folder: Path) -> bool:
     """Return whether a folder has a LevelDB database.
 
     Raises:
-        StoreError: it holds the files of one, but not the one that names them.
+        StoreError: the folder has the files of a database, but not ``CURRENT``, which names its MANIFEST.
     """
     if not folder.is_dir():
         return False
@@ -102,7 +102,7 @@ def holds_database(folder: Path) -> bool:
         return True
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".ldb", ".sst", ".log"))
     if names:
-        # LevelDB would make an empty database here, and remove the files.
+        # LevelDB would create an empty database here and remove the files.
         raise StoreError(
             f"{folder} has data ({names[0]}) but no CURRENT file.",
             "Nothing was changed. Restore the folder from a backup, or try repair_db (plyvel) on a copy of it.",
@@ -111,10 +111,10 @@ def holds_database(folder: Path) -> bool:
 
 
 def _refuse_cdap_6(path: Path) -> None:
-    # Its metadata table has the same name as that of layout A; only the other tables differ.
+    # The metadata table has the same name in CDAP 6 and in layout A; only the other tables differ.
     for entry in sorted(path.iterdir()):
         if _CDAP_6.fullmatch(entry.name) or (entry.name == "meta" and entry.is_file()):
             raise StoreLayoutError(
                 f"{path} is in a layout of CDAP 6 ({entry.name}).",
-                "Only stores of CDAP 4.0 to 5.1 and of this project are served; nothing was opened.",
+                "Use a store of CDAP 4.0 to 5.1 or of this project; nothing was opened.",
             )

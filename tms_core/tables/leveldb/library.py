@@ -1,8 +1,8 @@
-"""LevelDB's binding for Python, of which there are two: nothing else imports either of them.
+"""LevelDB's binding for Python: plyvel or plyvel-next, which only this module imports.
 
 plyvel has no wheels for Python 3.13 and newer. plyvel-next is plyvel's source under another module name, with LevelDB
-1.23, and has wheels from Python 3.12 on. Where both are installed plyvel-next is used, because plyvel's wheels carry a
-Snappy that was compiled without optimization: reading a block takes half as long again.
+1.23, and has wheels from Python 3.12 on. If both are installed, this module imports plyvel-next, because plyvel's
+wheels contain a Snappy that was compiled without optimization: it takes 50 % longer to read a block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ else:
 
 __all__ = ["Build", "build", "plyvel"]
 
-#: An inline function of Snappy. Only a build without optimization exports it.
+#: An inline function of Snappy; only a build without optimization exports it.
 _NOT_INLINED = b"_ZN6snappy12LittleEndian6Load32EPKv"
 _MAPS = Path("/proc/self/maps")
 
@@ -40,13 +40,13 @@ class Build(NamedTuple):
 
 
 def build() -> Build:
-    """Return the loaded library, by the files that are mapped into this process."""
+    """Return the loaded library, as the files mapped into this process show it."""
     name = plyvel.__name__.replace("_", "-")
     return Build(f"{name} {plyvel.__version__}", plyvel.__leveldb_version__, any(map(_is_unoptimized, _libraries())))
 
 
 def _libraries() -> set[Path]:
-    """Return the files of LevelDB, of Snappy and of the binding; none on a system that does not say."""
+    """Return the files of LevelDB, of Snappy and of the binding; empty on a system without ``/proc``."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -59,5 +59,5 @@ def _is_unoptimized(library: Path) -> bool:
     try:
         return _NOT_INLINED in library.read_bytes()
     except OSError:
-        # Replaced since it was loaded.
+        # The file was replaced after the process had loaded it.
         return False

@@ -3,11 +3,11 @@
 Path and inode do not suffice: a backup can be copied into the same folders, and another volume at the same path may
 issue the same inode numbers. But each write increases a folder's sequence number, each opening increases the number of
 its MANIFEST, and no file number is issued twice. Therefore three marks of each folder are recorded (invariant S13): its
-inode and file system, its numbers, and its tables. A folder with lower numbers was restored. So was a folder with a
-table that is older than the record and not in it: it was restored, and written to since.
+inode and file system, its numbers, and its tables. A folder with lower numbers was restored. A folder that has a table
+with an old number that is not in the record was restored, too, and written to since.
 
-The trade: LevelDB does not report these numbers. The module reads MANIFEST and logs itself, only heads of records, and
-only after a change.
+The trade-off: LevelDB does not report these numbers. This module reads MANIFEST and logs itself, but only the heads of
+records, and only after a change.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 from tms_core.tables.base import TableName
 from tms_core.tables.leveldb.layout import FOLDERS, find_tables
-from tms_core.tables.leveldb.lock import sync_logs, translated
+from tms_core.tables.leveldb.lock import convert_errors, sync_logs
 from tms_core.tables.leveldb.log import last_sequence
 from tms_core.tables.leveldb.manifest import current_manifest, read_manifest, table_files
 
-#: FS_IOC_GETVERSION of Linux: the generation of an inode, different for the next file with this inode.
+#: FS_IOC_GETVERSION of Linux: returns the generation of an inode, which differs for the next file with this inode.
 _GET_GENERATION = 0x80087601
 #: Constants of statx(2): the directory of relative paths, the mask of the birth time, and its position.
 _AT_FDCWD, _STATX_BTIME, _STATX_BYTES, _BTIME = -100, 0x800, 256, struct.Struct("<qI")
@@ -39,11 +39,11 @@ class FolderTrace(NamedTuple):
     """The marks of one folder at one time.
 
     Attributes:
-        birth_ns: the birth time of the folder in nanoseconds; None: the file system does not know it.
-        generation: the number of reuses of its inode, or a random number instead; None: unknown.
+        birth_ns: the birth time of the folder in nanoseconds; None: the file system does not store it.
+        generation: the generation of its inode, a counter or a random number; None: unknown.
         sequence: the highest sequence number of a write.
         manifest: the number of the MANIFEST in force.
-        next_file: all lower file numbers had been issued.
+        next_file: the next file number; all lower numbers had been issued.
         tables: the numbers of the existing table files.
         live: the numbers of the table files in force.
     """
@@ -61,8 +61,8 @@ class FolderTrace(NamedTuple):
 class StoreTrace:
     """The marks of an open store, and the check whether it is the recorded store.
 
-    Another process may have written to the store between two openings. Therefore a record is compared with the files as
-    they were before this opening, until it has matched once. From then on it is compared with the current files.
+    A record is compared with the files as they were before this opening, because the opening changes them. After the
+    first match, records are compared with the current files.
 
     Args:
         frozen: whether ``opened`` never changes, as for a clone.
@@ -73,49 +73,49 @@ class StoreTrace:
         self._opened = opened
         self._frozen = frozen
         self._lock = Lock()
-        self._recognised = False
+        self._recognized = False
         self._known: dict[Path, tuple[object, FolderTrace]] = {}
 
-    def remembered(self) -> dict[str, Any]:
-        """Return the current marks of the store as JSON values by table. They are durable on return.
+    def current_marks(self) -> dict[str, Any]:
+        """Return the current marks of the store by table, as JSON values. The marked writes are durable on return.
 
         Raises:
             StoreError: a file cannot be read or synced.
         """
         with self._lock:
-            found = self._present()
-            self._recognised = True
+            found = self._current_traces()
+            self._recognized = True
         return {table: _as_json(trace) for table, trace in found.items()}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return why this is not the recorded store in a later state; None: nothing shows that.
+        """Return the evidence that this is not the recorded store in a later state; None without evidence.
 
         Raises:
             StoreError: a file cannot be read.
         """
         with self._lock:
-            found = self._present() if self._recognised else self._opened
+            found = self._current_traces() if self._recognized else self._opened
             for table in [table for table in FOLDERS if table in known]:
                 trace = found.get(table)
-                reason = "is gone" if trace is None else _difference(known[table], trace)
+                reason = "is missing" if trace is None else _difference(known[table], trace)
                 if reason is not None:
                     return f"the {table} table {reason}"
-            self._recognised = True
+            self._recognized = True
         return None
 
-    def _present(self) -> Mapping[TableName, FolderTrace]:
+    def _current_traces(self) -> Mapping[TableName, FolderTrace]:
         if self._frozen:
             return self._opened
         return {table: self._trace(folder) for table, folder in find_tables(self._path).items()}
 
     def _trace(self, folder: Path) -> FolderTrace:
-        with translated(folder):
+        with convert_errors(folder):
             files = _sizes(folder)
         known = self._known.get(folder)
         if known is not None and known[0] == files:
             return known[1]
         trace = trace_folder(folder)
-        with translated(folder):
+        with convert_errors(folder):
             # Sync before the number is recorded: if a crash undid a recorded sequence number, the store would look
             # restored (invariant S13).
             sync_logs(folder)
@@ -124,14 +124,14 @@ class StoreTrace:
 
 
 def trace_folder(folder: Path) -> FolderTrace:
-    """Return the marks of a folder by its files; LevelDB may have it open.
+    """Return the marks of a folder from its files, even if LevelDB has it open.
 
     Raises:
         StoreError: the MANIFEST cannot be read.
     """
-    with translated(folder):
-        # In this order: a log that becomes a table in between is covered by the later MANIFEST, and every table in the
-        # MANIFEST exists when the folder is listed.
+    with convert_errors(folder):
+        # In this order: if LevelDB makes a table of a log in between, the later MANIFEST covers it, and every table in
+        # the MANIFEST exists when the folder is listed.
         logs = [last_sequence(log) for log in _read_logs(folder)]
         manifest = current_manifest(folder)
         version = read_manifest(manifest)
@@ -164,8 +164,8 @@ def _read_logs(folder: Path) -> Iterator[bytes]:
 
 
 def _difference(before: Mapping[str, Any], now: FolderTrace) -> str | None:
-    """Return the reason why a folder is another one or was restored; a mark that one side lacks is not compared."""
-    for name, what in (("inode", "inode"), ("birth_ns", "time of making"), ("generation", "inode generation")):
+    """Return why a folder is another folder or was restored; skip a mark that is missing on either side."""
+    for name, what in (("inode", "inode"), ("birth_ns", "birth time"), ("generation", "inode generation")):
         known, present = before.get(name), getattr(now, name)
         if known is not None and present is not None and known != present:
             return f"is another folder (its {what} was {known} and is {present})"
@@ -175,12 +175,12 @@ def _difference(before: Mapping[str, Any], now: FolderTrace) -> str | None:
     had = set(before["tables"])
     strange = [number for number in now.live if number < before["next_file"] and number not in had]
     if strange:
-        return f"went back and on (its file {strange[0]:06d} was not there, and numbers up to that were used)"
+        return f"went back and on (its file {strange[0]:06d} did not exist, although that number was used)"
     return None
 
 
 def _sizes(folder: Path) -> object:
-    """Return a value that changes with every write; a folder with the same value is unchanged."""
+    """Return a value that changes with every write to a folder."""
     names = ("CURRENT", "MANIFEST-*", "*.log")
     found = []
     for entry in sorted(entry for name in names for entry in folder.glob(name)):
@@ -191,7 +191,7 @@ def _sizes(folder: Path) -> object:
 
 
 def _birth_ns(folder: Path) -> int | None:
-    """Return the birth time of a folder; Python has no call for it on Linux."""
+    """Return the birth time of a folder by statx(2), because Python has no function for it on Linux."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     if statx is None:
         return None
@@ -208,7 +208,7 @@ def _generation(folder: Path) -> int | None:
     try:
         answer = fcntl.ioctl(handle, _GET_GENERATION, bytes(8))
     except OSError:
-        return None  # not every file system counts them
+        return None  # some file systems have no generations
     finally:
         os.close(handle)
     return int.from_bytes(answer[:4], "little")

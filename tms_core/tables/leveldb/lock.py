@@ -1,12 +1,12 @@
-"""One LevelDB folder from outside the library: its lock, its holder, and the meaning of the library's errors.
+"""The lock of a LevelDB folder, the process that holds it, and the conversion of the library's errors.
 
-Before LevelDB opens a folder that CDAP wrote, and after it has closed a folder, this package changes the files itself.
-That is safe only while no other process has the folder open. Therefore everything here uses LevelDB's own lock: an
+Before LevelDB opens a folder that CDAP wrote, and after LevelDB has closed a folder, this package changes its files.
+That is safe only while no other process has the folder open. Therefore this module acquires LevelDB's own lock: an
 ``fcntl`` lock on the file ``LOCK``, the same in C++ and in Java.
 
-The trade: such a lock belongs to the process, and *closing any handle* of the file drops it. Therefore no function here
-opens ``LOCK`` in a process that holds the store; it searches the open files of the process instead. One thread opens
-and clones stores, while others may use the open ones.
+The trade-off: such a lock belongs to the process, and *closing any handle* of the file releases it. Therefore no
+function here opens ``LOCK`` in a process that has the store open; it searches the open files of the process instead.
+Only one thread may open and clone stores, while other threads use the open stores.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from tms_core.tables.leveldb.library import plyvel
 
 #: Texts of errors of the library and the operating system, and their hints.
 _FULL = ("No space left", "quota exceeded", "File too large")
-_FREE = (
-    "Free some space on that disk, then repeat; servers and daemons continue by themselves. Deleting needs space, too."
+_FREE_SPACE = (
+    "Free some space on that disk, then repeat; servers and daemons continue by themselves. Deletions also need space."
 )
 _READ_ONLY = "Read-only file system"
 _REMOUNT = "Check the disk and mount it for writing, then repeat; servers and daemons continue by themselves."
 _HINTS = (
     (
         ("Permission denied", "not permitted"),
-        "Run as the user the store belongs to.",
+        "Run as the user who owns the store.",
     ),
     (
         ("File exists", "Not a directory"),
-        "Name a folder: --leveldb, or storage.leveldb.path.",
+        "Set the folder: --leveldb, or storage.leveldb.path.",
     ),
     (
         ("Too many open files",),
         "Raise the limit of open files (ulimit -n).",
     ),
 )
-_CHECK_DISK = "Look at the disk and at the end of the file LOG in that folder."
+_CHECK_DISK = "Check the disk and the end of the file LOG in that folder."
 _DAMAGED = "Restore the store from a backup, or try repair_db (plyvel) on a copy of that folder."
 
 
-class translated:  # noqa: N801 a block is written with it, as with a function
+class convert_errors:  # noqa: N801 named as a function, because it is only used with ``with``
     """A context manager that converts errors of LevelDB and of its files.
 
     It is a class, because a generator for each use would cost as much as reading a row.
 
     Args:
-        folder: the folder of the errors.
+        folder: the folder for the errors.
 
     Raises:
         StoreBusy: another process holds the folder's lock; the error names the process if it is known.
@@ -75,14 +75,14 @@ class translated:  # noqa: N801 a block is written with it, as with a function
         return error
 
 
-class writing(translated):  # noqa: N801
-    """A context manager as :class:`translated`, for writes.
+class convert_write_errors(convert_errors):  # noqa: N801
+    """A context manager as :class:`convert_errors`, for writes.
 
-    LevelDB has one log, so a failed write is not caused by its rows: any other write would have failed, too.
+    All writes go to one log, so the rows of a write are not the cause of its failure: any other write would also fail.
 
     Raises:
-        WriteRefused: in place of ``StoreError``.
-        StoreBusy: as :class:`translated`.
+        WriteRefused: instead of ``StoreError``.
+        StoreBusy: as :class:`convert_errors`.
     """
 
     __slots__ = ()
@@ -96,20 +96,20 @@ class writing(translated):  # noqa: N801
 
 
 @contextmanager
-def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
+def hold_lock(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold the folder's lock, so that no LevelDB can open the folder.
 
     Args:
         folder: one LevelDB folder.
-        shared: only block writers, and write nothing, to read a folder that must not change. A folder without a
-            ``LOCK`` file was never opened in its place, and is read without a lock.
+        shared: whether to block writers only and to write nothing, for readers of a folder that must not change. A
+            folder without a ``LOCK`` file was never opened at its path, and is read without a lock.
 
     Raises:
         StoreBusy: another process has the folder open, or this process does.
         StoreError: the lock file cannot be opened.
     """
-    with translated(folder):
-        handle = _take(folder, shared)
+    with convert_errors(folder):
+        handle = _acquire_lock(folder, shared)
     try:
         yield
     finally:
@@ -127,14 +127,14 @@ def sync(path: Path) -> None:
 
 
 def sync_logs(folder: Path) -> None:
-    """Sync every log of a folder. A log that disappears has become a table, which LevelDB syncs."""
+    """Sync every log of a folder. LevelDB has made a table of a log that disappears, and has synced the table."""
     for log in folder.glob("*.log"):
         with suppress(FileNotFoundError):
             sync(log)
     sync(folder)
 
 
-def _take(folder: Path, shared: bool) -> int | None:
+def _acquire_lock(folder: Path, shared: bool) -> int | None:
     lock = folder / "LOCK"
     if _has_open(lock):
         raise StoreBusy(f"{folder} is already open in this process.", "Use the store that is open, or close it.")
@@ -146,7 +146,7 @@ def _take(folder: Path, shared: bool) -> int | None:
     except OSError as error:
         os.close(handle)
         if error.errno in (errno.EACCES, errno.EAGAIN):
-            raise _busy(folder) from error
+            raise _busy_error(folder) from error
         raise
     return handle
 
@@ -165,18 +165,18 @@ def _open_files() -> Iterator[os.stat_result]:
         try:
             yield os.fstat(int(entry.name))
         except OSError:
-            # The handle of this listing itself, or a handle that another thread has just closed.
+            # The handle of this listing, or a handle that another thread has just closed.
             continue
 
 
 def _store_error(folder: Path, error: Exception) -> StoreError:
     text = _text(folder, error)
     if "already held by process" in text or ("/LOCK" in text and "temporarily unavailable" in text):
-        return _busy(folder)
+        return _busy_error(folder)
     kind: type[StoreError] = StoreError
     hint = _DAMAGED if isinstance(error, plyvel.CorruptionError) else _CHECK_DISK
     if any(word in text for word in _FULL):
-        kind, hint = StoreFull, _FREE
+        kind, hint = StoreFull, _FREE_SPACE
     elif _READ_ONLY in text:
         kind, hint = StoreFull, _REMOUNT
     else:
@@ -186,34 +186,34 @@ def _store_error(folder: Path, error: Exception) -> StoreError:
 
 def _text(folder: Path, error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        # The message names the folder already.
+        # The error's message already names the folder.
         named = "" if error.filename in (None, str(folder), folder) else f": {error.filename}"
         return f"{error.strerror}{named}"
     first = error.args[0] if error.args else ""
     return first.decode("utf-8", "replace") if isinstance(first, bytes) else str(error)
 
 
-def _busy(folder: Path) -> StoreBusy:
-    holder = _holder(folder / "LOCK")
+def _busy_error(folder: Path) -> StoreBusy:
+    holder = _find_holder(folder / "LOCK")
     if holder is None:
         return StoreBusy(
             f"{folder} is held by another process.",
-            "Stop what has it open (CDAP, tms serve, another janitor), or ask the server that holds it.",
+            "Stop the process that has it open (CDAP, tms serve, another janitor), or use its server.",
             folder,
         )
     pid, program = holder
-    return StoreBusy(f"{folder} is held by process {pid} ({program}).", _advice(program), folder)
+    return StoreBusy(f"{folder} is held by process {pid} ({program}).", _busy_hint(program), folder)
 
 
-def _advice(program: str) -> str:
+def _busy_hint(program: str) -> str:
     if program.startswith("CDAP"):
-        return "LevelDB allows one process at a time: stop CDAP first, then start it again."
+        return "LevelDB allows one process at a time: stop CDAP first, and start it again afterwards."
     if program.startswith("tms"):
-        return "Use the janitor inside that server, or stop it first."
-    return "LevelDB allows one process at a time: wait until it ends, or stop it."
+        return "Use the janitor inside that server, or stop the server first."
+    return "LevelDB allows one process at a time: wait until that process exits, or stop it."
 
 
-def _holder(lock: Path) -> tuple[int, str] | None:
+def _find_holder(lock: Path) -> tuple[int, str] | None:
     """Return the process that holds a lock, and its kind; None: unknown (on other systems, in containers)."""
     try:
         info = lock.stat()
@@ -229,7 +229,7 @@ def _holder(lock: Path) -> tuple[int, str] | None:
 
 
 def _program(pid: int) -> str:
-    """Return the kind of a process in a word, without its arguments, which may contain secrets."""
+    """Return the name of a process's program, without its arguments, which may contain secrets."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:

@@ -1,15 +1,15 @@
 """LevelDB's logs as pure bytes, including the MANIFEST: records, damage, and version edits.
 
-LevelDB's libraries do not show their MANIFEST, and one of its numbers has to be read and corrected
-(:mod:`tms_core.tables.leveldb.manifest`). This module implements only that part of the format. It refuses what LevelDB
-would refuse, and it tolerates, as LevelDB does, a last record whose writer died.
+LevelDB's libraries do not expose their MANIFEST, and one of its numbers must be read and corrected
+(:mod:`tms_core.tables.leveldb.manifest`). This module implements only that part of the format. It rejects the records
+that LevelDB rejects, and it tolerates, as LevelDB does, an incomplete last record of a crashed writer.
 
 A log has the newest rows, and all rows of a small store. Both libraries handle an unreadable record in the same way:
-they drop the rest of its block, with a line in a log file at most, and write the next table without those rows. One
-flipped bit suffices. Therefore the log is read first, and a folder with lost records is not opened.
+they drop the rest of its block, with at most a line in a log file, and write the next table without those rows. A
+single flipped bit is enough. Therefore this module checks the log first, and a folder with lost records is not opened.
 
-A crash leaves a log with a torn last record, which loses no durable data. It is distinguished from damage by the bytes
-after it: a writer starts another record only after the previous one is whole. Therefore a flipped bit in the very last
+A crash leaves a log with a torn last record, which loses no durable data. The bytes after it distinguish it from
+damage: a writer starts another record only after the previous record is complete. Therefore a flipped bit in the last
 record counts as a torn record, as in LevelDB.
 """
 
@@ -24,14 +24,14 @@ import google_crc32c
 
 from tms_core.errors import FormatError
 
-#: Logs and MANIFESTs are cut into blocks of this many bytes; a record's fragments never cross one.
+#: The size of a block in logs and MANIFESTs; no fragment of a record crosses the end of a block.
 BLOCK_BYTES = 32768
 #: Masked CRC-32C of kind and data, length of the data, kind.
 HEADER = struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-#: The kind of a fragment, by whether its record started before it and continues after it.
+#: The kind of a fragment: whether its record starts before it, and whether it continues after it.
 _KINDS = {(False, False): FULL, (False, True): FIRST, (True, True): MIDDLE, (True, False): LAST}
-#: The kind in a file that a crash of the Java library has extended with zeros.
+#: The kind of zeros, with which a crash of the Java library extends a file.
 PADDING = 0
 
 LOG, NEXT_FILE, SEQUENCE, DELETED_TABLE, NEW_TABLE, PREVIOUS_LOG = 2, 3, 4, 6, 7, 9
@@ -48,7 +48,7 @@ _SHAPES = {
     PREVIOUS_LOG: (1, 0),
 }
 #: The kinds of fragments that start a record: the last byte of the header.
-_BEGINNING = re.compile(b"[%c%c]" % (FULL, FIRST))
+_RECORD_START = re.compile(b"[%c%c]" % (FULL, FIRST))
 _KIND_AT = HEADER.size - 1
 #: The head of a record, which is a batch: the sequence number of its first write, and the number of its writes.
 _BATCH = struct.Struct("<QI")
@@ -67,8 +67,8 @@ class Version:
 
     Attributes:
         log: the first log in force.
-        previous_log: one more log in force; 0: none.
-        next_file: all lower file numbers were issued; 0: not recorded.
+        previous_log: another log in force; 0: no other log.
+        next_file: the next file number; all lower numbers were issued; 0: not recorded.
         sequence: the highest sequence number of a write in a table.
     """
 
@@ -83,14 +83,14 @@ class Version:
 
     def apply(self, edit: Sequence[Field]) -> None:
         """Apply the next version edit."""
-        # Within one edit deletions come first: a table that only moves is deleted on one level, new on another.
+        # Apply the deletions first: an edit that moves a table deletes it on one level and adds it on another.
         for field in edit:
             if field.tag == DELETED_TABLE:
                 self._live.pop((field.numbers[0], field.numbers[1]), None)
         for field in edit:
-            self._take(field)
+            self._apply_field(field)
 
-    def _take(self, field: Field) -> None:
+    def _apply_field(self, field: Field) -> None:
         if field.tag == NEW_TABLE:
             self._live[field.numbers[0], field.numbers[1]] = field.numbers[2]
         elif field.tag == LOG:
@@ -104,9 +104,9 @@ class Version:
 
 
 def read_records(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the records of a log or MANIFEST, as LevelDB reads them, without a last record whose writer died.
+    """Yield the records of a log or MANIFEST, as LevelDB reads them, without an incomplete last record.
 
-    It reads one block at a time, so a file of any size takes the memory of its longest record.
+    It reads one block at a time, so it needs only the memory of the longest record.
 
     Raises:
         FormatError: a checksum, a length or the order of fragments is wrong.
@@ -116,7 +116,7 @@ def read_records(stream: BinaryIO) -> Iterator[bytes]:
         if (kind in (FULL, FIRST) and any(fragments)) or (kind == PADDING and fragments):
             raise FormatError("a record has no end")
         if kind in (MIDDLE, LAST) and not fragments:
-            raise FormatError("a record has no beginning")
+            raise FormatError("a record has no start")
         if kind in (FULL, FIRST):
             fragments = []
         if kind in (FIRST, MIDDLE):
@@ -125,7 +125,7 @@ def read_records(stream: BinaryIO) -> Iterator[bytes]:
             yield b"".join([*fragments, fragment])
             fragments = []
         elif kind != PADDING:
-            raise FormatError(f"a fragment is of the unknown kind {kind}")
+            raise FormatError(f"a fragment has the unknown kind {kind}")
 
 
 def _fragments(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -166,7 +166,7 @@ def parse_edit(record: bytes) -> list[Field]:
     """Return the fields of one version edit.
 
     Raises:
-        FormatError: an unknown tag, or a field that is cut short.
+        FormatError: a tag is unknown, or a field is truncated.
     """
     fields = []
     position = 0
@@ -182,7 +182,7 @@ def parse_edit(record: bytes) -> list[Field]:
         for _ in range(_SHAPES[tag][1]):
             length, position = _varint(record, position)
             if position + length > len(record):
-                raise FormatError("a version edit is cut short")
+                raise FormatError("a version edit is truncated")
             strings.append(record[position : position + length])
             position += length
         fields.append(Field(tag, tuple(numbers), tuple(strings)))
@@ -201,7 +201,7 @@ def pack_edit(edit: Sequence[Field]) -> bytes:
 
 
 def masked_crc(data: bytes) -> int:
-    """Return CRC-32C (Castagnoli) as LevelDB stores it: masked, so that data with checksums can have a checksum."""
+    """Return CRC-32C (Castagnoli) as LevelDB stores it: masked, because the data may contain checksums."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -210,7 +210,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 64, 7):
         if position >= len(data):
-            raise FormatError("a version edit is cut short")
+            raise FormatError("a version edit is truncated")
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
@@ -243,9 +243,9 @@ class Damage(NamedTuple):
 
 
 def find_damage(log: bytes) -> Damage | None:
-    """Return the first place at which a log is damaged; None if it is complete, or only its last record is torn.
+    """Return the first damage of a log; None if the log is complete, or only its last record is torn.
 
-    Takes about 0.1 s for 4 MiB in records of 100 bytes.
+    The check takes about 0.1 s for 4 MiB in records of 100 bytes.
     """
     at = 0
     #: The size of an incomplete record so far, in bytes; None: there is no such record.
@@ -258,20 +258,20 @@ def find_damage(log: bytes) -> Damage | None:
             return _find_damage(log, at, problem)
         _, length, kind = HEADER.unpack_from(log, at)
         stop = at + HEADER.size + length
-        # An empty first fragment may be followed by another first fragment: old writers left it at the end of a block.
+        # Another first fragment may follow an empty first fragment, which old writers left at the end of a block.
         if kind in (FULL, FIRST) and incomplete_bytes:
             return Damage(at, at, "the record before it has no end")
         if kind in (MIDDLE, LAST) and incomplete_bytes is None:
-            return Damage(at, stop, "a record has no beginning")
+            return Damage(at, stop, "a record has no start")
         incomplete_bytes = (incomplete_bytes or 0) + length if kind in (FIRST, MIDDLE) else None
         at = stop
     return None
 
 
 def last_sequence(log: bytes) -> int:
-    """Return the sequence number of the last write in a log whose record is whole; 0 in an empty one.
+    """Return the sequence number of the last write in a complete record of a log; 0 without such a record.
 
-    Checksums are not checked: a log may be long, and is being written.
+    Checksums are not verified, because the log may be long, and LevelDB may be writing it.
     """
     last, head = 0, b""
     for start in range(0, len(log), BLOCK_BYTES):
@@ -290,33 +290,31 @@ def last_sequence(log: bytes) -> int:
 
 
 def _problem(log: bytes, at: int) -> str:
-    """Return why a fragment cannot be read; empty: it can."""
+    """Return why a fragment is unreadable; empty if it is readable."""
     checksum, length, kind = HEADER.unpack_from(log, at)
     stop = at + HEADER.size + length
     if kind == PADDING and not length:
-        return "there are zeros instead of a record"
+        return "it has zeros instead of a record"
     if stop > _block_stop(at):
         return "a record is longer than its block"
     if stop > len(log):
         return "a record is longer than the file"
     if masked_crc(log[at + _KIND_AT : stop]) != checksum:
         return "a checksum does not match"
-    return "" if kind in (FULL, FIRST, MIDDLE, LAST) else f"a record is of the unknown kind {kind}"
+    return "" if kind in (FULL, FIRST, MIDDLE, LAST) else f"a record has the unknown kind {kind}"
 
 
 def _find_damage(log: bytes, at: int, problem: str) -> Damage | None:
-    """Return whether what cannot be read is damage; None if it is the torn last record of the log."""
-    start = _next_beginning(log, at + 1)
+    """Return the damage at an unreadable fragment; None if the fragment is in the torn last record of the log."""
+    start = _find_record(log, at + 1)
     if start is None:
         return None
-    return Damage(at, min(_block_stop(at), len(log)), f"{problem}, and good records follow from byte {start} on")
+    return Damage(at, min(_block_stop(at), len(log)), f"{problem}, and readable records follow from byte {start} on")
 
 
-def _next_beginning(log: bytes, start: int) -> int | None:
-    """Return where the first readable fragment lies that starts a record; lengths in between are not to be relied
-    on.
-    """
-    for found in _BEGINNING.finditer(log, start + _KIND_AT):
+def _find_record(log: bytes, start: int) -> int | None:
+    """Return the position of the next readable record. The search ignores lengths, which may be damaged, too."""
+    for found in _RECORD_START.finditer(log, start + _KIND_AT):
         at = found.start() - _KIND_AT
         if _block_stop(at) - at >= HEADER.size and not _problem(log, at):
             return at

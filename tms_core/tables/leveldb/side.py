@@ -1,6 +1,6 @@
 """The side table of a LevelDB store, in a separate folder.
 
-It is part of this package, so that programs with another store do not import LevelDB.
+This module is in this package, so that programs with another store do not import LevelDB.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from threading import Lock
 from tms_core.tables.base import Page
 from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.layout import holds_database
-from tms_core.tables.leveldb.lock import locked, sync, translated
+from tms_core.tables.leveldb.lock import convert_errors, hold_lock, sync
 from tms_core.tables.leveldb.manifest import check_logs
 from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import SideChange, SideTable
 
-#: The most cached rows.
-_KNOWN_ROWS = 10_000
+#: The largest number of cached rows.
+_MAX_CACHED_ROWS = 10_000
 #: The value of a row that is not cached.
 _NOT_READ = b"not read"
 
@@ -31,8 +31,8 @@ class LevelDBSide(SideTable):
         folder: a folder outside the store, which contains CDAP's three folders only.
 
     Raises:
-        StoreBusy: another process has it open.
-        StoreError: it is damaged or cannot be written.
+        StoreBusy: another process has the folder open.
+        StoreError: the folder is damaged or cannot be written.
     """
 
     private = True
@@ -40,28 +40,28 @@ class LevelDBSide(SideTable):
     def __init__(self, folder: Path) -> None:
         present = holds_database(folder)
         if present:
-            with locked(folder):
+            with hold_lock(folder):
                 check_logs(folder)
         else:
-            with translated(folder):
+            with convert_errors(folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync(folder.parent)
         self._database = WritableDatabase(folder, create=not present)
         # A cache of rows. A read of LevelDB releases the interpreter lock, and among busy threads, acquiring it again
         # takes longer than a synced write.
-        self._known: RecentlySet[bytes, bytes | None] = RecentlySet(_KNOWN_ROWS)
+        self._cache: RecentlySet[bytes, bytes | None] = RecentlySet(_MAX_CACHED_ROWS)
         self._changes = 0
         self._lock = Lock()
         # Between the read and the write of an exchange, no other thread may change the row.
         self._exchanging = Lock()
 
     def get(self, key: bytes) -> bytes | None:
-        known = self._known.get(key, _NOT_READ)
-        if known is not _NOT_READ:
-            return known
+        cached = self._cache.get(key, _NOT_READ)
+        if cached is not _NOT_READ:
+            return cached
         changes = self._changes
         value = self._database.get(key)
-        self._keep(changes, [(key, value)])
+        self._cache_rows(changes, [(key, value)])
         return value
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
@@ -88,7 +88,7 @@ class LevelDBSide(SideTable):
         return made
 
     def _write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """Change rows; cache the new values unless another thread has changed or read rows in between."""
+        """Change rows; cache the new values, unless another thread has changed rows during the write."""
         keys = [*(key for key, _ in puts), *deletes]
         changes = self._forget(keys)
         try:
@@ -96,24 +96,24 @@ class LevelDBSide(SideTable):
         finally:
             alone = self._forget(keys) == changes + 1
         if alone:
-            self._keep(changes + 1, puts)
+            self._cache_rows(changes + 1, puts)
 
     def _forget(self, keys: Iterable[bytes]) -> int:
         with self._lock:
             for key in keys:
-                self._known.pop(key, None)
+                self._cache.pop(key, None)
             self._changes += 1
             return self._changes
 
-    def _keep(self, changes: int, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Cache rows, unless rows were changed since ``changes`` was read."""
+    def _cache_rows(self, changes: int, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Cache rows, unless a row has changed since ``changes`` was read."""
         with self._lock:
             if changes == self._changes:
-                self._known.update(rows)
+                self._cache.update(rows)
 
-    def held(self) -> AbstractContextManager[None]:
-        """Block all writes while a block runs."""
-        return self._database.held()
+    def block_writes(self) -> AbstractContextManager[None]:
+        """Return a context manager that blocks all writes."""
+        return self._database.block_writes()
 
     def close(self) -> None:
         self._database.close()

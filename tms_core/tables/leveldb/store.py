@@ -1,11 +1,11 @@
-"""The store on one machine: three LevelDB folders side by side, byte for byte as CDAP 4.0-5.1 keeps them (layout A).
+"""The store on one machine: three LevelDB folders, byte for byte as CDAP 4.0-5.1 stores them (layout A).
 
-Folders are read and written by C++ LevelDB, which is fast and needs no JVM. The differences to CDAP's Java library are
+C++ LevelDB reads and writes the folders; it is fast and needs no JVM. The differences to CDAP's Java library are
 repaired when the store opens and closes (:mod:`tms_core.tables.leveldb.manifest`). The three folders contain LevelDB's
-own files only. One process at a time may open the store, which is LevelDB's rule.
+own files only. LevelDB allows one process at a time to open the store.
 
-Traded for speed: deletes are not synced batch by batch; :meth:`~LevelDBTable.sync` makes them durable. Block checksums
-are verified on every read, because reads decide about deletions; the cost is not measurable.
+The trade-off for speed: deletes are not synced batch by batch; :meth:`~LevelDBTable.sync` makes them durable. Every
+read verifies block checksums, because reads decide about deletions; the cost is not measurable.
 ``docs/reference/formats/tables.md`` has the layouts of values.
 """
 
@@ -42,19 +42,19 @@ from tms_core.tables.base import (
     Store,
     TableName,
     TxCell,
-    searched,
+    filter_cells,
 )
 from tms_core.tables.leveldb.database import PAGE_BYTES, Change, Database, StoredColumns, WritableDatabase
 from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
 from tms_core.tables.leveldb.lineage import FolderTrace, StoreTrace, trace_folder
-from tms_core.tables.leveldb.lock import locked, sync, translated
+from tms_core.tables.leveldb.lock import convert_errors, hold_lock, sync
 from tms_core.tables.leveldb.manifest import prepare, rename_tables
 from tms_core.tables.leveldb.side import side_path
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 
 T = TypeVar("T")
 
-#: First byte of a message row's value (LevelDBMessageTable). CDAP writes these three and reads any other as the last.
+#: First byte of a message row's value (LevelDBMessageTable). CDAP writes these three, and reads others as a reference.
 _PLAIN, _TRANSACTIONAL, _REFERENCE = 0, 1, 2
 _PLAIN_TAG, _TX_TAG, _REFERENCE_TAG = bytes([_PLAIN]), bytes([_TRANSACTIONAL]), bytes([_REFERENCE])
 _PLAIN_ONLY, _TX_ONLY = {_PLAIN_TAG}, {_TX_TAG}
@@ -63,28 +63,28 @@ _POINTER_BYTES = 8
 _TX_BYTES = 1 + _POINTER_BYTES
 _POINTER = slice(1, _TX_BYTES)
 _TX_POINTER = struct.Struct(">q")
-#: Parts of a value, for loops that run in C: its tag and pointer, and the payload of a plain and a transactional one.
+#: Parts of a value, for loops in C: tag, pointer, and the payloads of plain and transactional values.
 _tag_in, _pointer_in = itemgetter(slice(1)), itemgetter(_POINTER)
 _plain_payload, _tx_payload = itemgetter(slice(1, None)), itemgetter(slice(_TX_BYTES, None))
-#: A value from its two parts, without a call in between.
+#: Constructs a value from its fields faster than the class does.
 _plain = partial(tuple.__new__, MessageValue)
 
 
 class LevelDBStore(Store):
     """Three tables in three LevelDB folders.
 
-    Rows of the message table that CDAP cannot read either (:func:`decode`) are never inverted and never returned; each
-    one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
+    The store never inverts or returns rows of the message table that CDAP cannot read either (:func:`decode`), but
+    counts them in ``calls["unreadable"]``. It lists their keys as all other keys.
 
     Args:
-        path: the folder that holds the three (CDAP's ``messaging.local.data.dir``).
-        create: create missing folders. Without it a missing message or payload folder is an empty table and stays
-            missing: CDAP makes them when they are first needed.
+        path: the folder of the three folders (CDAP's ``messaging.local.data.dir``).
+        create: create missing folders. Otherwise a missing message or payload folder is an empty table, and is not
+            created: CDAP creates these folders on demand.
 
     Raises:
-        StoreNotFound: there is no metadata table, so nothing can be known about any topic.
+        StoreNotFound: the store has no metadata table, so its topics are unknown.
         StoreLayoutError: the store is in a layout of CDAP 6.
-        StoreBusy: another process has the store open, or this one has.
+        StoreBusy: this or another process has the store open.
         StoreError: a folder is damaged or cannot be written.
     """
 
@@ -92,13 +92,13 @@ class LevelDBStore(Store):
         self.path = Path(path)
         self.calls = Counter()
         if create:
-            with translated(self.path):
+            with convert_errors(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = find_tables(self.path, create=create)
         present = {name: folder for name, folder in found.items() if holds_database(folder)}
         opened = {name: _trace(folder) for name, folder in present.items()}
         side = side_path(self.path)
-        # All of them, before the first is opened: merely opening a folder changes it.
+        # Check and repair all folders before the first is opened, because opening a folder changes it.
         prepare(*present.values(), side=side if holds_database(side) else None)
         with ExitStack() as stack:
             databases = {name: _open(folder, stack, create=name not in opened) for name, folder in found.items()}
@@ -120,11 +120,11 @@ class LevelDBStore(Store):
         return other
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold all writes to the three tables while the block runs."""
+    def block_writes(self) -> Iterator[None]:
+        """Block all writes to the three tables during the block."""
         with ExitStack() as stack:
             for database in self._databases.values():
-                stack.enter_context(database.held())
+                stack.enter_context(database.block_writes())
             yield
 
     def disk_bytes(self) -> int | None:
@@ -134,22 +134,22 @@ class LevelDBStore(Store):
         return identity(self.path)
 
     def lineage(self) -> Mapping[str, Any]:
-        return self._trace.remembered()
+        return self._trace.current_marks()
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
         return self._trace.restored_since(known)
 
     def close(self) -> None:
-        """Close the store and leave it as CDAP can read it: all tables named ``.sst``.
+        """Close the store in the form that CDAP can read, with all tables named ``.sst``.
 
         Raises:
-            StoreError: a table could not be renamed. The store is closed all the same.
+            StoreError: a table could not be renamed. The store is closed nevertheless.
         """
         self._open.close()
 
 
 def release(path: Path | str) -> None:
-    """Make a store readable for CDAP again, without a sweep: after a crash, or after another LevelDB program.
+    """Make a store readable for CDAP again without a sweep, after a crash or after another program with LevelDB.
 
     Raises:
         StoreNotFound, StoreLayoutError, StoreBusy, StoreError: as :class:`LevelDBStore`.
@@ -159,16 +159,16 @@ def release(path: Path | str) -> None:
 
 def _trace(folder: Path) -> FolderTrace:
     """Return the marks of a folder before it is repaired for C++ LevelDB."""
-    with locked(folder):
+    with hold_lock(folder):
         return trace_folder(folder)
 
 
 def _open(folder: Path, stack: ExitStack, *, create: bool) -> WritableDatabase:
     if create:
-        with translated(folder):
+        with convert_errors(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             sync(folder.parent)
-    # Also after an opening that failed, since that may have made tables already.
+    # Also after a failed opening, which may have made tables.
     stack.callback(rename_tables, folder)
     database = WritableDatabase(folder, create=create)
     stack.callback(database.close)
@@ -180,7 +180,7 @@ STORED: Projection[StoredColumns] = Projection("stored")
 
 
 class LevelDBReads(KeyReads):
-    """The reads that message table and payload table share."""
+    """The reads of message table and payload table."""
 
     def __init__(self, database: Database, calls: Counter[str]) -> None:
         self._database = database
@@ -194,15 +194,15 @@ class LevelDBReads(KeyReads):
         if want.part == "keys":
             return self._database.keys(start, stop, limit)
         if want.part == "stored":
-            return self._database.measured(start, stop, limit)
-        return self._database.rows(start, stop, limit, want.most_bytes or PAGE_BYTES)
+            return self._database.fast_columns(start, stop, limit)
+        return self._database.rows(start, stop, limit, want.max_bytes or PAGE_BYTES)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         return self._database.estimate_bytes(start, stop)
 
 
 class LevelDBMessageReads(LevelDBReads, MessageReads):
-    """Reading the message table."""
+    """The reads of the message table."""
 
     name: TableName = "message"
 
@@ -211,23 +211,23 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
             return self._cells(start, stop, limit, want.pointers)
         if want.part not in ("rows", "columns"):
             return super()._page(want, start, stop, limit)
-        page = self._database.columns(start, stop, limit, want.most_bytes or PAGE_BYTES)
+        page = self._database.columns(start, stop, limit, want.max_bytes or PAGE_BYTES)
         if want.part == "rows":
             return Page(self._decode_rows(page.items), page.resume)
         return Page(self._columns(page.items), page.resume)
 
     def _cells(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet | None) -> Page[list[TxCell]]:
-        # A full pass looks at every row here.
+        # A full pass reads every row here.
         if pointers is None or pointers.stored is None:
             page = self._database.rows(start, stop, limit)
-            return searched(Page(_cells(page.items), page.resume), pointers)
-        found = self._database.matching(start, stop, limit, pointers.stored, _POINTER)
-        cells = [cell for cell in _cells(found.items) if cell.pointer in pointers.among]
+            return filter_cells(Page(_cells(page.items), page.resume), pointers)
+        found = self._database.search(start, stop, limit, pointers.stored, _POINTER)
+        cells = [cell for cell in _cells(found.items) if cell.pointer in pointers.members]
         return Page(cells, found.resume, None, found.rows_read, found.gap)
 
     def _columns(self, stored: StoredColumns) -> MessageColumns:
         keys, values = stored
-        # Nearly all rows of most tables are of these two kinds, and this is where a fetch spends its time.
+        # Fast paths for the two usual kinds of pages: a fetch spends most of its time here.
         tags = set(map(_tag_in, values))
         if tags <= _PLAIN_ONLY:
             return MessageColumns(keys, None, list(map(_plain_payload, values)))
@@ -249,13 +249,13 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
 
 
 class LevelDBPayloadReads(LevelDBReads, PayloadReads):
-    """Reads of the payload table; its values are the payloads."""
+    """The reads of the payload table, whose values are the payloads."""
 
     name: TableName = "payload"
 
 
 class LevelDBMetadataReads(MetadataReads):
-    """Reads of the metadata table; its values are JSON."""
+    """The reads of the metadata table, whose values are JSON."""
 
     def __init__(self, database: Database, calls: Counter[str]) -> None:
         self._database = database
@@ -271,7 +271,7 @@ class LevelDBMetadataReads(MetadataReads):
 
 
 class LevelDBTable(LevelDBReads, KeyTable):
-    """The writes that message table and payload table share."""
+    """The writes of message table and payload table."""
 
     def __init__(self, database: WritableDatabase, calls: Counter[str]) -> None:
         super().__init__(database, calls)
@@ -287,7 +287,7 @@ class LevelDBTable(LevelDBReads, KeyTable):
 
     @property
     def can_compact_concurrently(self) -> bool:
-        return self._writable.has_room()
+        return self._writable.can_compact()
 
     def compact(self, start: bytes, stop: bytes) -> None:
         self._calls["compact"] += 1
@@ -313,14 +313,14 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
             if payloads is None:
                 stored += [(key, encode(MessageValue(pointer, None))) for key in keys]
             else:
-                # All rows of a request share their first bytes.
+                # The rows of a request share the first bytes of their values.
                 head = _PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)
                 stored += zip(keys, map(head.__add__, payloads), strict=True)
         return _StoredRows(stored)
 
 
 class _StoredRows(Sequence[tuple[bytes, MessageValue]]):
-    """Stored rows; a value is decoded when it is read."""
+    """Rows with encoded values, which are decoded on access."""
 
     def __init__(self, stored: list[tuple[bytes, bytes]]) -> None:
         self.stored = stored
@@ -378,7 +378,7 @@ def encode(value: MessageValue) -> bytes:
     """Return a message row's value, as CDAP writes it.
 
     Raises:
-        ValueError: neither pointer nor payload; such a message does not exist.
+        ValueError: the value has neither pointer nor payload.
     """
     pointer, payload = value
     if pointer is None:
@@ -390,13 +390,12 @@ def encode(value: MessageValue) -> bytes:
 
 @lru_cache(maxsize=64)
 def _head(tag: int, pointer: int) -> bytes:
-    """Return the first bytes of a value with a pointer; all rows of a request share them."""
+    """Return the first bytes of a value with a pointer, cached for all rows of a request."""
     return bytes([tag]) + pointer.to_bytes(_POINTER_BYTES, "big", signed=True)
 
 
 def decode(raw: bytes) -> MessageValue | None:
-    """Return a message row's value as CDAP reads it; None: CDAP fails, because the value is empty or its pointer is
-    truncated.
+    """Return a message row's value as CDAP reads it; None if CDAP fails to read an empty or truncated value.
 
     Every tag except the first two is a reference. Bytes after a reference's pointer are ignored, and missing bytes are
     zeros (Java's ``Arrays.copyOfRange``).
@@ -415,7 +414,7 @@ def pointer_of(raw: bytes) -> int:
 
 def _cells(rows: Sequence[tuple[bytes, bytes]]) -> list[TxCell]:
     """Return the transactional rows as cells."""
-    # Most rows are plain, or transactional and whole.
+    # Fast path for complete transactional rows, which are most of the rows.
     new, pointer_in = tuple.__new__, _TX_POINTER.unpack_from
     return [
         new(TxCell, (key, pointer_in(value, 1)[0], False))
@@ -432,20 +431,18 @@ def _is_transactional(raw: bytes) -> bool:
 
 @lru_cache(maxsize=64)
 def _negation(pointer: int) -> Change:
-    """Return the change that inverts a pointer if the value still has it (invariant S6); rows of a transaction share
-    it.
-    """
-    plain, after = _TX_TAG + _TX_POINTER.pack(pointer), _TX_POINTER.pack(-pointer)
+    """Return the change that inverts a pointer if the value still has it (invariant S6), cached for a transaction."""
+    usual_head, inverted = _TX_TAG + _TX_POINTER.pack(pointer), _TX_POINTER.pack(-pointer)
 
-    def negated(raw: bytes | None) -> bytes | None:
+    def invert(raw: bytes | None) -> bytes | None:
         if raw is None:
             return None
-        if raw[:_TX_BYTES] != plain and (not _is_transactional(raw) or pointer_of(raw) != pointer):
+        if raw[:_TX_BYTES] != usual_head and (not _is_transactional(raw) or pointer_of(raw) != pointer):
             return None
-        return raw[:1] + after + raw[_TX_BYTES:]
+        return raw[:1] + inverted + raw[_TX_BYTES:]
 
-    return negated
+    return invert
 
 
 def _absent(table: TableName) -> StoreError:
-    return StoreError(f"The store has no {table} table.", "Open it with create=True, as tms serve does.")
+    return StoreError(f"The store has no {table} table.", "Open the store with create=True, as tms serve does.")

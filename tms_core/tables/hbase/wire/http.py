@@ -1,7 +1,7 @@
-"""Thrift over HTTP (``hbase.regionserver.thrift.http``): a POST request for each call, over connections that are kept.
+"""Thrift over HTTP (``hbase.regionserver.thrift.http``): a POST request for each call, over persistent connections.
 
-thriftpy2's THttpClient is unfit. It sets the time limit of all sockets of the process, ignores the status of responses,
-and repeats a request whose connection broke, although the call may have been executed.
+thriftpy2's THttpClient is unsuitable. It sets the timeout of all sockets of the process, ignores the status of
+responses, and repeats a request whose connection broke, although the call may have been executed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class HttpSocket(TimedSocket):
     """A connection to a Thrift server over HTTP.
 
     Args:
-        address, timeout_seconds, tls: as of the class above.
-        login: logs in with SPNEGO for each request, as HBase requires; None: no login.
+        address, timeout_seconds, tls: as of :class:`TimedSocket`.
+        login: the login by SPNEGO for each request, as HBase requires; None: no login.
         service: the principal of the server.
     """
 
@@ -38,7 +38,7 @@ class HttpSocket(TimedSocket):
         self._call = bytearray()
         self._unread = bytearray()
         self._parser = HttpResponseParser(self)
-        # The logins of requests whose responses have not come whole.
+        # The logins of requests without a complete response.
         self._exchanges: deque[Exchange | None] = deque()
         self._is_persistent = True
         self._head_bytes = 0
@@ -68,7 +68,7 @@ class HttpSocket(TimedSocket):
         return data
 
     def finish(self) -> None:
-        # The last chunk of a response is empty, so no answer needs it.
+        # The last chunk of a response is empty, so the read of the result does not wait for it.
         while self._exchanges and not self._unread:
             self._receive()
 
@@ -85,7 +85,7 @@ class HttpSocket(TimedSocket):
         except HttpParserError as error:
             raise ConnectionError(f"it does not speak HTTP: {error}") from error
         if self._head_bytes > _PIECE_BYTES:
-            raise ConnectionError("the head of its response does not end")
+            raise ConnectionError("the head of its response is too long")
 
     # --- callbacks of the parser -------------------------------------------------------------------------------------
 
@@ -105,12 +105,12 @@ class HttpSocket(TimedSocket):
         status, exchange = self._parser.get_status_code(), self._exchanges[0]
         reason = self._reason[:300].decode("latin-1")
         if status == _UNAUTHORIZED and exchange is None:
-            raise LoginFailed("it demands a Kerberos login.", "Set storage.hbase.kerberos.")
+            raise LoginFailed("it requires a Kerberos login.", "Set storage.hbase.kerberos.")
         if status == _UNAUTHORIZED:
             raise LoginFailed(
-                f"it refuses the Kerberos login: {reason}.",
-                "See that hbase.thrift.spnego.principal is storage.hbase.kerberos.service, that its keytab has the key "
-                "of that principal, that the clocks of both machines agree, and what its log says.",
+                f"it rejects the Kerberos login: {reason}.",
+                "Check its log, that hbase.thrift.spnego.principal is storage.hbase.kerberos.service, that its keytab "
+                "has the key of that principal, and that the clocks of both machines agree.",
             )
         if status != _OK:
             raise ConnectionError(f"it responds with HTTP {status} {reason}")
@@ -118,7 +118,7 @@ class HttpSocket(TimedSocket):
             if token := KerberosLogin.negotiated(self._authenticate):
                 exchange.step(token)
             if not exchange.is_complete:
-                raise LoginFailed("it does not prove its name.", "See which server listens at the address.")
+                raise LoginFailed("it does not prove its identity.", "Check which server listens at the address.")
 
     def on_body(self, body: bytes) -> None:
         self._unread += body

@@ -1,4 +1,4 @@
-"""How connections to HBase's Thrift servers are protected, and which transport they have."""
+"""The protection and the transport of connections to HBase's Thrift servers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ThriftSecurity:
     """The protection of new connections.
 
     Attributes:
-        tls: checks the server and shows a certificate; None: no TLS.
-        login: logs in with Kerberos; None: no login.
+        tls: the client's TLS side; None: no TLS.
+        login: the Kerberos login; None: no login.
         service: the principal of the servers, with ``_HOST`` for the host of each address.
         is_http: Thrift over HTTP, where the login is SPNEGO; otherwise over TCP, where it is SASL.
     """
@@ -34,7 +34,7 @@ class ThriftSecurity:
         """Return the protection that ``storage.hbase`` configures.
 
         Raises:
-            ConfigurationError: a file that it names cannot be used.
+            ConfigurationError: a configured file cannot be used.
         """
         login, service, is_http = None, "", settings.transport == "http"
         if settings.kerberos is not None:
@@ -46,9 +46,9 @@ class ThriftSecurity:
         """Connect to ``HOST:PORT``.
 
         Raises:
-            OSError, EOFError: nothing listens there, or it closes the connection.
-            StoreUnavailable: the two sides do not agree on TLS.
-            LoginFailed: there is no ticket, or the server refuses it.
+            OSError, EOFError: no server listens there, or it closes the connection.
+            StoreUnavailable: client and server do not agree on TLS.
+            LoginFailed: a ticket cannot be obtained, or the server rejects it.
         """
         service = self.service.replace("_HOST", address.rpartition(":")[0].strip("[]").lower())
         if self.is_http:
@@ -59,10 +59,10 @@ class ThriftSecurity:
 
 
 def client_tls(settings: HBaseSettings) -> ClientTls | None:
-    """Return the TLS side of ``storage.hbase.tls``; None: it is not set.
+    """Return the TLS side that ``storage.hbase.tls`` configures; None without TLS.
 
     Raises:
-        ConfigurationError: a file that it names cannot be used.
+        ConfigurationError: a configured file cannot be used.
     """
     if (tls := settings.tls) is None:
         return None

@@ -1,4 +1,4 @@
-"""A TCP connection whose reads and writes share one time limit, over TLS where that is wanted."""
+"""A TCP connection whose reads and writes share one time limit, optionally over TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tms_core.errors import StoreUnavailable
 from tms_core.security.tls import ClientTls
 
 _TLS_HINT = (
-    "Check that it speaks TLS and trusts the client's certificate (storage.hbase.tls.certificate), that "
+    "Check that it uses TLS and trusts the client's certificate (storage.hbase.tls.certificate), that "
     "storage.hbase.tls.ca_file has the authority of its certificate, and that the certificate names the host of its "
     "address or storage.hbase.tls.server_name."
 )
@@ -25,11 +25,11 @@ class TimedSocket:
     Args:
         address: ``HOST:PORT``.
         timeout_seconds: the timeout of connecting.
-        tls: checks the server; None: no TLS.
+        tls: the client's TLS side; None: no TLS.
 
     Raises:
-        OSError: no server listens, or it refuses.
-        StoreUnavailable: the two sides do not agree on TLS.
+        OSError: no server listens, or it rejects the connection.
+        StoreUnavailable: client and server do not agree on TLS.
     """
 
     def __init__(self, address: str, timeout_seconds: float, tls: ClientTls | None = None) -> None:
@@ -37,8 +37,8 @@ class TimedSocket:
         self.host = host.strip("[]")
         self.address = address
         self._socket = socket.create_connection((self.host, int(port)), timeout_seconds)
-        self._ends = time.monotonic() + timeout_seconds
-        self._held: list[bytes] | None = None
+        self._deadline = time.monotonic() + timeout_seconds
+        self._batch: list[bytes] | None = None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -51,20 +51,20 @@ class TimedSocket:
 
     def allow(self, seconds: float) -> None:
         """Start the time limit of a call."""
-        self._ends = time.monotonic() + seconds
+        self._deadline = time.monotonic() + seconds
 
     def read(self, size: int) -> bytes:
-        """Return at least one byte, and at most ``size`` of them."""
+        """Return at least one byte, and at most ``size`` bytes."""
         self._socket.settimeout(self._seconds_left())
         with self._tls_failures():
             data = self._socket.recv(size)
         if not data:
-            raise EOFError("the server closed it")
+            raise EOFError("the server closed the connection")
         return data
 
     def write(self, data: bytes) -> None:
-        if self._held is not None:
-            self._held.append(data)
+        if self._batch is not None:
+            self._batch.append(data)
             return
         self._send(data)
 
@@ -75,26 +75,26 @@ class TimedSocket:
                 self._socket.sendall(data)
             except (ssl.SSLEOFError, ConnectionError):
                 if isinstance(self._socket, ssl.SSLSocket):
-                    # A server that rejects the client's certificate sends an alert before it closes; read it.
+                    # Read the alert that a server sends before it closes, for example about the client's certificate.
                     self._socket.recv(1)
                 raise
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Send all writes of the block in one piece, after it."""
-        held: list[bytes] = []
-        self._held = held
+    def batch_writes(self) -> Iterator[None]:
+        """Send all writes of the block in one piece, after the block."""
+        batch: list[bytes] = []
+        self._batch = batch
         try:
             yield
         finally:
-            self._held = None
-        self._send(b"".join(held))
+            self._batch = None
+        self._send(b"".join(batch))
 
     def flush(self) -> None:
-        """Do nothing: calls are sent at once."""
+        """Do nothing, because calls are sent at once."""
 
     def finish(self) -> None:
-        """Read the bytes after the responses to calls, after these were read."""
+        """Read the bytes that follow the results of calls."""
 
     def is_open(self) -> bool:
         return self._socket.fileno() >= 0
@@ -111,7 +111,7 @@ class TimedSocket:
         self._socket.close()
 
     def _seconds_left(self) -> float:
-        remaining = self._ends - time.monotonic()
+        remaining = self._deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
         return remaining
@@ -121,10 +121,10 @@ class TimedSocket:
         try:
             yield
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
-            # The server is gone, as without TLS.
+            # The server has closed the connection; handle that as without TLS.
             raise
         except ssl.SSLError as error:
-            # With TLS 1.3 a server refuses the client's certificate only after the handshake, at the first read.
+            # With TLS 1.3, a server rejects the client's certificate only after the handshake, at the first read.
             text = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
             raise StoreUnavailable(
                 f"HBase's Thrift server {self.address} cannot be reached over TLS: {text}.", _TLS_HINT
