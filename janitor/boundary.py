@@ -90,7 +90,8 @@ def prove(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     ]
     lowest_open = min(open_pointers, default=None)
     if lowest_open is not None:
-        limits.append(Limit(lowest_open - 1, f"invalid transaction {lowest_open} may still have been written to"))
+        writing = f"the client of invalid transaction {lowest_open} may still write"
+        limits.append(Limit(lowest_open - 1, f"{writing}; a full pass after its lifetime raises the boundary"))
     limits.sort()
     bound = limits[0].bound
     if bound <= 0:
@@ -160,10 +161,12 @@ def _merge_adjacent(evidence: Iterable[Evidence]) -> list[Evidence]:
 def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Limit]:
     """Return the limits of one interval; ``of_snapshot`` is the bound of its snapshot without rows that had to stay."""
     between = _between(interval.start, interval.stop)
-    snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used for {between}"
+    raised = "; the next full pass raises the boundary"
+    used = f"snapshot {interval.snapshot_timestamp_ms}, used for {between}"
+    snapshot = f"{used}, does not show the end of later transactions{raised}"
     if interval.bound < of_snapshot:
         snapshot = f"invalid transaction {interval.bound + 1} has a row that had to stay, in {between}"
-    writing = f"younger transactions could still write when the pass over {between} started"
+    writing = f"younger transactions could still write when the pass over {between} started{raised}"
     return [
         Limit(interval.bound, snapshot, interval.start),
         Limit(newest_settled(interval.started_ms, lifetime), writing, interval.start),

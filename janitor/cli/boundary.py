@@ -64,7 +64,7 @@ def command(explain: bool) -> None:
             out.print(f"no feedback: {not_handed}")
         for limit in present.limits:
             region = f" (they start in region {limit.region})" if limit.region else ""
-            out.print(f"held at {limit.bound}: {limit.reason}{region}")
+            out.print(f"at most {limit.bound}: {limit.reason}{region}")
 
 
 def _limit(limit: Limit) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def _transactions(status: Status) -> Iterator[Text]:
     boundary = status.boundary
     if boundary.bound is not None:
         bound = f"clean up to {boundary.bound}, transactions of {render.moment(int(boundary.bound) // 10**6)}"
-        yield render.line("boundary", bound, *(f"held by: {reason}" for _, reason in boundary.limits[:1]))
+        yield render.line("boundary", bound, *(f"not higher: {reason}" for _, reason in boundary.limits[:1]))
     else:
         yield render.line("boundary", "not published yet", *boundary.obstacles[:1])
 

@@ -15,6 +15,7 @@ LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000
 STARTED_MS = 1_700_000_000_000
 #: The youngest transaction that cannot have written any more when the pass began.
 WRITABLE = (STARTED_MS - 176_400_000) * TX_PER_MS - 1
+RAISED = "; the next full pass raises the boundary"
 
 
 def covered(
@@ -27,7 +28,9 @@ def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_proven()
     boundary = prove([covered()], [], LIFETIME)
     assert (boundary.bound, boundary.obstacles) == (WRITABLE - 100, ())
     assert [limit.bound for limit in boundary.limits] == [WRITABLE - 100, WRITABLE]
-    assert boundary.limits[0].reason == f"snapshot {STARTED_MS - 5}, used for all keys"
+    assert boundary.limits[0].reason == (
+        f"snapshot {STARTED_MS - 5}, used for all keys, does not show the end of later transactions{RAISED}"
+    )
 
 
 @pytest.mark.parametrize(("bound", "proven"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
@@ -35,7 +38,7 @@ def test_boundary_by_a_young_snapshot_leaves_out_who_could_write(bound: int, pro
     boundary = prove([covered(bound=bound)], [], LIFETIME)
     assert boundary.bound == proven
     assert boundary.limits[-1 if bound < WRITABLE else 0].reason == (
-        "younger transactions could still write when the pass over all keys started"
+        f"younger transactions could still write when the pass over all keys started{RAISED}"
     )
 
 
@@ -43,7 +46,9 @@ def test_given_open_ids_when_asked_then_the_boundary_ends_just_below_the_lowest(
     lowest = WRITABLE - 500
     boundary = prove([covered()], [lowest + 7, lowest], LIFETIME)
     assert boundary.bound == lowest - 1
-    assert boundary.limits[0] == Limit(lowest - 1, f"invalid transaction {lowest} may still have been written to")
+    writing = f"the client of invalid transaction {lowest} may still write"
+    raised = "a full pass after its lifetime raises the boundary"
+    assert boundary.limits[0] == Limit(lowest - 1, f"{writing}; {raised}")
     assert len(boundary.limits) == 3
 
 
@@ -64,7 +69,10 @@ def test_boundary_limits_of_neighbours_are_one_place_with_its_salt() -> None:
     old = covered(b"\x02", b"\x03", started_ms=STARTED_MS - 1)
     newer = [covered(b"", b"\x01"), covered(b"\x01", b"\x02"), covered(b"\x03", b"\x04"), covered(b"\x04", None)]
     limits = prove([old, *newer], [], LIFETIME).limits
-    places = {limit.start: limit.reason.rpartition(", used for keys ")[2] for limit in limits if "used" in limit.reason}
+    reasons = {
+        limit.start: limit.reason.rpartition(", used for keys ")[2] for limit in limits if "used" in limit.reason
+    }
+    places = {start: reason.partition(", does")[0] for start, reason in reasons.items()}
     assert places == {b"": "from the beginning to 02", b"\x02": "from 02 to 03 (salt 2)", b"\x03": "from 03 to the end"}
     [last] = {
         limit.start for limit in prove([covered(b"", b"\xff"), covered(b"\xff", bound=7)], [], LIFETIME).limits[:1]
@@ -85,7 +93,7 @@ def test_boundary_limits_of_neighbours_are_one_place_with_its_salt() -> None:
 def test_limit_of_an_interval_names_the_salt_it_covers(start: bytes, stop: bytes | None, place: str) -> None:
     around = [covered(b"", start, bound=1), covered(stop, bound=1)] if stop else [covered(b"", start, bound=1)]
     reasons = [limit.reason for limit in prove([covered(start, stop, bound=2), *around], [], LIFETIME).limits]
-    assert f"snapshot {STARTED_MS - 5}, used for keys {place}" in reasons
+    assert any(f"snapshot {STARTED_MS - 5}, used for keys {place}, does" in reason for reason in reasons)
 
 
 def test_with_newer_counts_the_newer_evidence_for_each_key() -> None:
@@ -124,7 +132,10 @@ def test_boundary_of_a_bound_below_one_is_none_with_the_reason(bound: int, prove
 def test_given_the_first_id_open_when_asked_then_nothing_is_proven() -> None:
     boundary = prove([covered()], [1], LIFETIME)
     assert boundary.bound is None
-    assert boundary.obstacles == ("nothing can be proven: invalid transaction 1 may still have been written to",)
+    raised = "a full pass after its lifetime raises the boundary"
+    assert boundary.obstacles == (
+        f"nothing can be proven: the client of invalid transaction 1 may still write; {raised}",
+    )
 
 
 def test_given_a_clock_in_1970_when_asked_then_nothing_is_proven() -> None:

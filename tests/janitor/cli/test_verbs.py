@@ -98,7 +98,7 @@ def test_given_a_complete_run_then_the_boundary_is_shown_with_what_holds_it(kit:
     kit.janitor("run --once --adopt")
     shown = kit.janitor("boundary --explain").out.splitlines()
     assert shown[0].startswith(f"{INVALID}, transactions of 2023-11-14 18:13:20 UTC, by run 1700000000000-")
-    assert shown[1].startswith(f"held at {INVALID}: snapshot 1699999999000")
+    assert shown[1].startswith(f"at most {INVALID}: snapshot 1699999999000")
 
 
 def test_given_a_true_boundary_when_audited_then_it_is_proven(kit: CommandKit) -> None:
