@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -89,6 +90,29 @@ def test_kill_after_a_full_disk_keeps_the_acknowledged_rows_only(
             }
             found = tables[table]()
     assert found == done
+
+
+@pytest.mark.parametrize("loss", ["deleted", "replaced", "unlocked"])
+def test_write_to_a_folder_whose_files_were_deleted_is_refused(tmp_path: Path, loss: str) -> None:
+    folder = tmp_path / "database"
+    with closing(WritableDatabase(folder, create=True)) as database:
+        database.put([(b"a", b"1")])
+        if loss == "unlocked":
+            (folder / "LOCK").unlink()
+        else:
+            folder.rename(tmp_path / "elsewhere")
+        if loss == "replaced":
+            folder.mkdir()
+            (folder / "LOCK").touch()
+        writes: list[Callable[[], None]] = [
+            lambda: database.put([(b"b", b"2")]),
+            lambda: database.delete([b"a"]),
+            database.sync,
+        ]
+        for write in writes:
+            with pytest.raises(WriteRefused, match="deleted or replaced"):
+                write()
+        assert database.rows(b"", None, 10).items == [(b"a", b"1")]
 
 
 full = raising(OSError(28, "No space left on device"))

@@ -72,6 +72,20 @@ def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) 
     assert recovered(tmp_path) == left
 
 
+@pytest.mark.parametrize("loss", ["deleted", "replaced"])
+def test_commit_to_a_log_that_was_deleted_fails(tmp_path: Path, loss: str) -> None:
+    directory = tmp_path / "tx"
+    with opened(directory) as manager:
+        transaction = manager.start_short()
+        [log] = directory.glob("txlog.*")
+        directory.rename(tmp_path / "elsewhere")
+        if loss == "replaced":
+            directory.mkdir()
+            log.touch()
+        with pytest.raises(LogFailed, match="No such file"):
+            manager.commit(transaction.transaction_id)
+
+
 def test_unfinished_snapshot_is_deleted_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".in-progress.7").write_bytes(b"half")
     with opened(tmp_path):

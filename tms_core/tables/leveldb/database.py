@@ -372,13 +372,14 @@ class WritableDatabase(Database):
                 write.done = True
 
     def _repair(self) -> None:
-        """Reopen the folder if a write has failed; the caller holds the disk lock."""
+        """Reopen the folder if a write has failed, and check that it can be written; the caller holds the disk lock."""
         if self._failed is not None:
             try:
                 self._handle.reopen(self._failed)
             finally:
                 self.version += 1
             self._failed, self._unsynced = None, False
+        self._handle.require_lock_file()
 
 
 def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:

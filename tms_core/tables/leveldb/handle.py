@@ -13,6 +13,7 @@ While the folder is closed, another process might open it; then reads and writes
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,6 +53,8 @@ class Handle:
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         self._folder = folder
         self._db = _open(folder, create)
+        self._lock_file = str(folder / "LOCK")
+        self._lock_inode = self._find_lock_inode()
         #: Whether the folder was closed for a reopening that has not succeeded yet.
         self._lost = False
         self._undo: dict[bytes, bytes | None] = {}
@@ -92,12 +95,32 @@ class Handle:
                 self._reopen()
         logger.warning("%s was reopened after a failed write", self._folder)
 
+    def require_lock_file(self) -> None:
+        """Check that the folder has the lock file with which it was opened.
+
+        LevelDB writes to deleted files and reports success. Without this lock file, another process can open the
+        folder, too.
+
+        Raises:
+            OSError: the folder or its lock file was deleted or replaced.
+        """
+        if self._find_lock_inode() != self._lock_inode:
+            raise OSError(errno.ENOENT, "its files were deleted or replaced while it was open", str(self._folder))
+
     def close(self) -> None:
         """Close the folder once no thread uses it; a second call does nothing."""
         with self._changed:
             self._wait_until_unused(None)
             self._db.close()
             self._lost = False
+
+    def _find_lock_inode(self) -> int | None:
+        """Return the number of the lock file; None: it does not exist."""
+        try:
+            # Not with pathlib, which is slower: each write calls this.
+            return os.stat(self._lock_file).st_ino  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def _close_to_reopen(self, failed: Sequence[bytes]) -> None:
         # The failed write may be in the log, but is not in LevelDB's memory, so this still reads the old values.
@@ -123,6 +146,7 @@ class Handle:
 
     def _reopen(self) -> None:
         database = _open(self._folder, create=False)
+        self._lock_inode = self._find_lock_inode()
         if not self._undo:
             self._db, self._lost = database, False
             return

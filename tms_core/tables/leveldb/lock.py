@@ -38,6 +38,10 @@ _HINTS = (
         "Set the folder: --leveldb, or storage.leveldb.path.",
     ),
     (
+        ("deleted or replaced",),
+        "Stop this process, check the folder or restore it from a backup, and start it again.",
+    ),
+    (
         ("Too many open files",),
         "Raise the limit of open files (ulimit -n).",
     ),

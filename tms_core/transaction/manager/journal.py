@@ -12,6 +12,7 @@ with another log (:mod:`tms_core.transaction.manager.durable`).
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import sys
@@ -160,6 +161,9 @@ class LogFile(GroupLog):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             # Without it, a power failure may lose the name of the file, and with it all synced edits.
             sync_folder(self._path.parent)
+        elif not os.path.samestat(self._path.stat(), os.fstat(self._file)):
+            # The system writes to deleted files and reports success.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
         write_all(self._file, b"".join(_NUMBER.pack(first + at) + data for at, data in enumerate(edits)))
         os.fdatasync(self._file)
 
