@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Literal
 
@@ -92,8 +93,6 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
     Raises:
         StateError: the state cannot be read.
     """
-    from importlib import metadata  # noqa: PLC0415 it takes longer to import than all else here
-
     clocks = guards.read_clocks(clock)
     record = state.store()
     runs = state.runs(RECENT_RUNS)
@@ -107,7 +106,7 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
     succeeded = state.note(Note.SUCCESS, dict[str, int]) or {}
     sign_ms = _last_sign(state, runs, latest_ms)
     return Status(
-        version=metadata.version("tms-janitor"),
+        version=_version(),
         store=deployment.store,
         process="running" if live else _process(state, runs, clocks.wall_ms, sign_ms),
         mode=deployment.mode,
@@ -357,3 +356,11 @@ def _topics(state: State, overdue: Sequence[Entry], counts: Mapping[TopicId, Top
         )
         found.append(figures)
     return found
+
+
+@cache
+def _version() -> str:
+    """Return the version of this program, also after the installed package was replaced or its files are unreadable."""
+    from importlib import metadata  # noqa: PLC0415 it takes longer to import than all else here
+
+    return metadata.version("tms-janitor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from janitor.status.health import judge
 from janitor.status.past import topic_detail
 from janitor.status.status import Status
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Kit, janitor, pointer, topic
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -33,6 +35,13 @@ def test_collect_from_an_empty_state_claims_nothing() -> None:
     assert (status.process, status.adopted_ms, status.last_run, status.heartbeat_ms) == ("down", None, None, None)
     assert (status.held, status.topics, status.counters, status.boundary.bound) == ([], [], {}, None)
     assert status.boundary.obstacles != []
+
+
+def test_collect_after_the_package_was_replaced_shows_the_running_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = janitor(MemoryStore())
+    version = seen(kit).version
+    monkeypatch.setattr(metadata, "version", raising(metadata.PackageNotFoundError("tms-janitor")))
+    assert seen(kit).version == version
 
 
 def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
