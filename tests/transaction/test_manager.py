@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tms_core.errors import (
     BadArgument,
     CannotSnapshot,
     ChangesTooLarge,
+    Conflict,
     FormatError,
     NoSnapshot,
     NotInProgress,
@@ -28,7 +30,7 @@ from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.manager import MAX_CHECKPOINTS, TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, RecoveredLog
-from tms_core.transaction.model import Transaction
+from tms_core.transaction.model import InProgressType, Transaction, TransactionType
 
 SECOND = 1_000
 DAY = 86_400 * SECOND
@@ -73,7 +75,36 @@ def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(cloc
         manager.start_short(100)
 
 
+def test_name_of_a_client_is_cut_off(manager: TransactionManager) -> None:
+    one = manager.start_short(client="x" * 1_000_000)
+    assert manager.clients() == {one.transaction_id: "x" * 255}
+
+
 # --- conflicts -------------------------------------------------------------------------------------------------------
+
+
+def test_changes_conflict_with_every_commit_since_the_start(manager: TransactionManager) -> None:
+    older, long = manager.start_short(), manager.start_long()
+    first, second = manager.start_short(), manager.start_short()
+    for one, key in ((first, b"a"), (second, b"b")):
+        manager.can_commit(one.transaction_id, [key])
+        manager.commit(one.transaction_id)
+    # These start after the commit before them.
+    for key in (b"k", b"k", b"other"):
+        committed(manager, key)
+    for one in (older, long):
+        for key in (b"a", b"b", b"k"):
+            with pytest.raises(Conflict):
+                manager.can_commit(one.transaction_id, [key])
+
+
+def test_commit_that_conflicts_is_refused_each_time(manager: TransactionManager) -> None:
+    first, second = manager.start_short().transaction_id, manager.start_short().transaction_id
+    for one in (first, second):
+        manager.can_commit(one, [b"k"])
+    manager.commit(first)
+    each_raises(Conflict, *[lambda: manager.commit(second)] * 2)
+    assert in_progress(manager) == [second]
 
 
 def test_commit_beside_long_transactions_keeps_no_changes(manager: TransactionManager) -> None:
@@ -101,6 +132,38 @@ def test_given_a_limit_when_more_is_changed_then_it_may_not_commit(
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_call_for_an_ended_transaction_says_how_it_ended(manager: TransactionManager) -> None:
+    done, hidden = committed(manager).transaction_id, manager.start_short().transaction_id
+    manager.invalidate(hidden)
+    for one, end in ((done, ""), (hidden, r" \(it is known to be invalid\)")):
+        text = rf"^canCommit\(\) is called for transaction {one} that is not in progress{end}$"
+        each_raises(NotInProgress, partial(manager.commit, one), partial(manager.can_commit, one, []), match=text)
+
+
+def test_abort_of_a_long_transaction_as_a_short_one_keeps_it_invalid(manager: TransactionManager) -> None:
+    one = manager.checkpoint(manager.start_long())
+    for _ in range(2):
+        manager.abort(replace(one, type=TransactionType.SHORT))
+        assert invalid(manager) == [one.transaction_id, one.write_pointer]
+
+
+def test_abort_leaves_a_transaction_that_it_names_as_a_checkpoint(manager: TransactionManager) -> None:
+    one, other = manager.start_short(), manager.start_short()
+    manager.abort(replace(one, checkpoint_write_pointers=(other.transaction_id,)))
+    assert in_progress(manager) == [other.transaction_id]
+
+
+def test_checkpoint_is_listed_once_with_the_timeout_of_its_transaction(manager: TransactionManager) -> None:
+    one = manager.start_short(7)
+    first, second = manager.checkpoint(one).write_pointer, manager.checkpoint(one)
+    assert second.checkpoint_write_pointers == (first, second.write_pointer)
+    parent, child, _ = manager.visibility().in_progress
+    assert child == replace(parent, write_pointer=first, type=InProgressType.CHECKPOINT, checkpoints=())
+    for pointer in (first, one.transaction_id):
+        manager.invalidate(pointer)
+    assert manager.invalid_size() == 3
 
 
 @pytest.mark.parametrize("end", ["can_commit", "commit", "commit_and_start", "checkpoint"])
@@ -187,6 +250,37 @@ def test_restart_with_a_clock_set_back_twice_keeps_a_long_transaction_whole(cloc
         assert in_progress(manager) == [long.transaction_id, long.write_pointer]
 
 
+def test_restart_with_a_clock_set_back_twice_times_a_transaction_out(clock: ManualClock, tmp_path: Path) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        former.start_short(60)
+        clock.step(-3600 * SECOND)
+        former.start_short(30)
+        clock.step(-600 * SECOND)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        clock.advance(30 * SECOND + 1)
+        assert manager.expire() == 1
+
+
+def test_abort_after_a_restart_leaves_older_transactions_invalid(clock: ManualClock, tmp_path: Path) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        old = former.start_short()
+        former.invalidate(old.transaction_id)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        manager.abort(old)
+        one = manager.start_short()
+        manager.invalidate(one.transaction_id)
+        manager.abort(replace(one, checkpoint_write_pointers=(old.transaction_id,)))
+        assert invalid(manager) == [old.transaction_id]
+
+
+def test_abort_with_unknown_checkpoints_is_small_in_the_log(clock: ManualClock, tmp_path: Path) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        one = manager.start_short()
+        manager.abort(replace(one, checkpoint_write_pointers=tuple(range(one.transaction_id, BASE + MAX_CHECKPOINTS))))
+        [log] = tmp_path.glob("txlog.*")
+        assert log.stat().st_size < 1_000
+
+
 @pytest.mark.parametrize("ends", ["aborted", "invalidated", "timed out"])
 @pytest.mark.parametrize("writes", ["transaction", "checkpoint"])
 @pytest.mark.parametrize("written", [True, False], ids=["written", "being written"])
@@ -253,6 +347,15 @@ def test_commits_of_what_was_written_leave_nothing_in_memory(manager: Transactio
 
 
 # --- the invalid list ------------------------------------------------------------------------------------------------
+
+
+def test_transaction_keeps_the_invalid_list_of_its_start(manager: TransactionManager) -> None:
+    hidden = [manager.start_short().transaction_id for _ in range(2)]
+    manager.invalidate(hidden[0])
+    reader = manager.start_short()
+    manager.invalidate(hidden[1])
+    manager.truncate_invalid(hidden[:1])
+    assert list(reader.invalids) == hidden[:1]
 
 
 def test_given_a_reset_then_all_is_forgotten_but_ids_grow_and_readers_read(
@@ -400,6 +503,18 @@ def assert_unusable(manager: TransactionManager, error: type[Exception], reason:
     each_raises(CannotSnapshot, manager.encoded_snapshot, match=reason)
     each_raises(NoSnapshot, manager.latest, match=reason)
     assert not manager.running
+
+
+def test_close_after_a_failed_log_leaves_the_disk_as_it_is(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    storage.failure = LogFailed("the disk is full.")
+    with pytest.raises(LogFailed):
+        manager.start_short()
+    storage.happened.clear()
+    for _ in range(2):
+        manager.close()
+    assert "save" not in storage.happened
 
 
 def test_snapshot_that_cannot_be_written_leaves_the_manager_running(clock: ManualClock) -> None:
