@@ -163,6 +163,33 @@ def test_given_a_conflict_then_new_calls_raise_it_and_old_ones_answer_false(clie
     assert client.commitTx(second).value is False
 
 
+def test_bad_arguments_are_javas_errors_and_internal_errors_of_the_old_call(client: Any) -> None:
+    one, late, unnamed = client.startShort(), "timeout must be positive but is 0 seconds", "ClientId must not be null"
+    for name, arguments, text in (
+        ("startShortWithTimeout", (0,), late),
+        ("startShortWithClientIdAndTimeOut", ("me", 0), late),
+        ("commitAndStart", (one.transactionId, "me", 0), late),
+        ("startShortClientId", (None,), unnamed),
+        ("startLongClientId", (None,), unnamed),
+        ("commitAndStart", (one.transactionId, None), unnamed),
+    ):
+        with pytest.raises(interface().TGenericException) as raised:
+            getattr(client, name)(*arguments)
+        assert raised.value.message == text
+        assert raised.value.originalExceptionClass == "java.lang.IllegalArgumentException"
+    with pytest.raises(TApplicationException) as internal:
+        client.startShortTimeout(0)
+    assert internal.value.type == TApplicationException.INTERNAL_ERROR
+
+
+def test_too_many_changes_are_an_error_of_new_calls_and_false_of_old_ones(client: Any) -> None:
+    one, changes = client.startShort(), {b"1", b"2", b"3"}
+    with pytest.raises(interface().TGenericException) as raised:
+        client.canCommitOrThrow(one.transactionId, changes)
+    assert raised.value.originalExceptionClass == "org.apache.tephra.TransactionSizeException"
+    assert client.canCommitTx(one, changes).value is False
+
+
 def test_given_one_that_has_ended_then_each_call_says_so_in_its_own_field(client: Any) -> None:
     one = client.startShort()
     client.commitOrThrow(one.transactionId, one.writePointer)
