@@ -89,6 +89,20 @@ def test_buffer_without_room_takes_a_message_after_another_left(buffer: Buffer) 
     assert waiting.figures == PublishFigures(waiting=3)
 
 
+def test_buffer_without_room_drops_one_end_and_counts_it() -> None:
+    newest = filled(Buffer(messages=2, when_full=WhenFull.DROP_NEWEST), (A, b"1"), (A, b"2"), (A, b"3"), (B, b"4"))
+    assert newest.take() == MessageBatch(A, 0, [b"1", b"2"])
+    buffer = Buffer(messages=3, when_full=WhenFull.DROP_OLDEST)
+    oldest = filled(buffer, (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"), (B, b"5"))
+    assert oldest.take() == MessageBatch(A, 2, [b"3", b"4"])
+    assert (newest.figures.dropped, oldest.figures.dropped) == (2, 2)
+
+
+def test_message_larger_than_the_buffer_is_taken_alone() -> None:
+    waiting = filled(Buffer(size_bytes=10), (A, bytes(50)))
+    assert not waiting.offer(A, b"1")
+
+
 def test_given_no_room_when_that_is_an_error_then_the_message_is_not_taken() -> None:
     waiting = filled(Buffer(messages=1, when_full=WhenFull.RAISE), (A, b"1"))
     with pytest.raises(BufferFull, match=r"^1 "):
@@ -160,6 +174,16 @@ def test_publish_async_without_answers_reports_each_loss(
         with pytest.raises(NotPublished, match=r"^1 "):
             producer.close()
     assert "2 messages for default:orders are not published" in caplog.text
+
+
+@in_event_loop
+async def test_close_sends_what_waits_for_more_messages(server: InProcess, client: Client) -> None:
+    buffer = Buffer(linger_seconds=10 * PATIENCE_SECONDS)
+    with server.client(buffer=buffer) as producer:
+        producer.publish_async(ORDERS, [b"1"])
+    async with server.async_client(buffer=buffer) as async_producer:
+        await async_producer.publish_async(ORDERS, [b"2"])
+    assert payloads(client, ORDERS) == [b"1", b"2"]
 
 
 def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
@@ -345,6 +369,26 @@ def test_async_close_publishes_all_in_order(server: InProcess, client: Client, f
     faults.at("publish", "before", times=1)
     in_loop(server, faults, buffer=Buffer(messages=3, batch_messages=2, retry=SOON), limits=Limits(request_bytes=3))()
     assert payloads(client, ORDERS) == [*(b"%d" % number for number in range(20)), b"last"]
+
+
+@in_event_loop
+async def test_async_flush_without_answers_reports_the_loss(server: InProcess, faults: Faults) -> None:
+    faults.at("publish", "before")
+    async with faulty_async_client(server, faults, buffer=Buffer(retry=SOON)) as producer:
+        await producer.publish_async(ORDERS, [b"1", b"2"])
+        with pytest.raises(NotPublished, match=r"^2 "):
+            await producer.flush()
+
+
+@in_event_loop
+async def test_async_close_after_a_cancelled_task_reports_the_loss(server: InProcess) -> None:
+    producer = server.async_client()
+    await producer.publish_async(ORDERS, [b"1", b"2"])
+    [task] = [task for task in asyncio.all_tasks() if task.get_name() == "tms-publish"]
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(NotPublished, match=r"^2 "):
+        await producer.close()
 
 
 @in_event_loop

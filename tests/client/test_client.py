@@ -20,6 +20,7 @@ from tms_core.client import (
     BadRequest,
     Client,
     ClientClosed,
+    ConsumerPosition,
     Limits,
     Message,
     MessageId,
@@ -31,6 +32,7 @@ from tms_core.client import (
     Unavailable,
 )
 from tms_core.client.testing import InProcess
+from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchedMessage as Row
 from tms_core.server.codec.avro import AvroCodec
 
@@ -58,6 +60,16 @@ def test_wrong_name_of_a_topic_is_refused_with_its_form(client: Client, name: st
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_poll_starts_at_a_message_or_a_time(client: Client, clock: ManualClock) -> None:
+    client.publish(TOPIC, [b"1"])
+    clock.advance(1)
+    client.publish(TOPIC, [b"2"])
+    first, second = client.poll(TOPIC)
+    for at, after in ((second.id, first.id), (second.time, first.time)):
+        assert payloads(client.poll(TOPIC, start=at)) == [b"2"]
+        assert payloads(client.poll(TOPIC, start=after, inclusive=False)) == [b"2"]
 
 
 def test_given_many_messages_when_polled_then_they_are_read_while_they_come(server: InProcess) -> None:
@@ -100,6 +112,24 @@ def test_poll_of_a_truncated_answer_is_unanswered(server: InProcess) -> None:
         assert next(messages).payload == b"hi"
         with pytest.raises(Unanswered, match="truncated"):
             next(messages)
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_position_of_a_consumer_is_shown_and_deleted(client: Client) -> None:
+    client.publish(TOPIC, [b"a", b"b"])
+    first, _ = client.poll(TOPIC)
+    client.set_position(TOPIC, "billing", first.id)
+    assert client.positions(TOPIC) == [ConsumerPosition("billing", first.id, 1, False, 0, first.time, False)]
+    client.delete_position(TOPIC, "billing")
+    assert client.positions(TOPIC) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "?", "x" * 256, ""])
+def test_name_that_cannot_be_a_consumer_is_refused(client: Client, name: str) -> None:
+    with pytest.raises(BadRequest, match="cannot be a consumer"):
+        client.set_position(TOPIC, name, MessageId(0, 0))
 
 
 # --- again -----------------------------------------------------------------------------------------------------------

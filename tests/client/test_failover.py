@@ -156,6 +156,7 @@ def test_flush_reports_the_fate_of_each_message(server: InProcess, network: Netw
         found = {payload: type(error) for payload, error in fates}
     assert found == {b"1": type(None), b"2": type(None), b"3": TopicNotFound}
     assert len(fates) == 3
+    assert network.seconds < 1, "nobody waits for a topic that does not exist"
 
 
 @pytest.mark.parametrize(("when_full", "lost"), [(WhenFull.DROP_NEWEST, b"3"), (WhenFull.DROP_OLDEST, b"2")])

@@ -159,12 +159,17 @@ def test_given_a_limit_that_is_none_when_used_then_it_is_refused(limit: int) -> 
         encode_poll(None, limit, None, inclusive=True)
 
 
-@pytest.mark.parametrize(("ttl", "expected"), [(60, 60), (timedelta(minutes=1), 60), (timedelta(seconds=1.5), 2)])
-def test_a_ttl_is_in_whole_seconds(ttl: int | timedelta, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("ttl", "expected"),
+    [(60, 60), (timedelta(minutes=1), 60), (timedelta(seconds=1.5), 2), ("90", 90), ("1h30m", 5400), ("1500ms", 2)],
+)
+def test_a_ttl_is_in_whole_seconds(ttl: timedelta | int | str, expected: int) -> None:
     assert seconds(ttl) == expected
 
 
-@pytest.mark.parametrize("ttl", [0, -1, 2**31, timedelta(0), timedelta(days=30_000)])
-def test_given_a_ttl_that_is_none_when_used_then_it_is_refused(ttl: int | timedelta) -> None:
+@pytest.mark.parametrize(
+    "ttl", [0, -1, 2**31, timedelta(0), timedelta(days=30_000), "", "soon", "7 d", "0d", "-1d", "9" * 15 + "d"]
+)
+def test_given_a_ttl_that_is_none_when_used_then_it_is_refused(ttl: timedelta | int | str) -> None:
     with pytest.raises(BadRequest, match="ttl"):
         seconds(ttl)
