@@ -27,7 +27,6 @@ from tms_core.errors import (
 )
 from tms_core.logs.loggers import get_logger
 from tms_core.logs.printable import printable
-from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.manager.conflicts import ChangeLimits
@@ -367,7 +366,6 @@ class TransactionManager(DurableState):
             TruncateTimeError: a transaction that started before that time is in progress.
             StoreError: as :meth:`truncate_invalid`.
         """
-        time_ms = min(time_ms, LONG_MAX // TX_PER_MS)
         bound = time_ms * TX_PER_MS
         with self.deciding() as state:
             older = [pointer for pointer in state.in_progress if pointer < bound]
