@@ -311,6 +311,15 @@ def test_many_threads_get_their_own_answers(pools: Pools) -> None:
         assert pool.calls == {"getRow": 400}
 
 
+def test_connection_that_returns_to_a_closed_pool_is_closed(pools: Pools) -> None:
+    with FakeThrift() as server:
+        pool = pools(server)
+        with pool.connection() as connection:
+            pool.close()
+        with pytest.raises(ConnectionLost):
+            connection.call("getRow", b"table", b"a", {})
+
+
 STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: java.io.IOException: the reason\n\tat x"
 
 

@@ -22,7 +22,7 @@ from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import Calls, Origin, Page, partial_write_error
 from tms_core.tables.hbase.cells import CellLimit, HBasePayloadTable
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, POINTERS, ROWS, HBaseRows, encode_deletions
+from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows, encode_deletions
 from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, SaltedRows, Salts
 from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, FAMILY, buckets_of
 from tms_core.tables.hbase.store import HBaseStore
@@ -232,6 +232,12 @@ def test_read_over_a_broken_connection_starts_the_page_again() -> None:
     with rows_of(table) as rows:
         assert len(rows.fetch(b"\x00", b"\x01", 30, KEYS).rows) == 30
     assert [scan.startRow for scan in table.scans] == [b"\x00", b"\x00"]
+
+
+def test_read_of_large_rows_ends_with_the_page() -> None:
+    with rows_of(Table(bytes(PAGE_BYTES // 64))) as rows:
+        fetched = rows.fetch(b"\x00", b"\x01", 1000, ROWS)
+    assert (len(fetched.rows), fetched.ended) == (64, False)
 
 
 def delete_by(salts: Salts, keys: list[bytes], *pages: Page[SaltedRows]) -> None:

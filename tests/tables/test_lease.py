@@ -11,6 +11,7 @@ import pytest
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import MINUTE, NOW_MS, SECOND
 from tests.kit.servers import LeaseCell
+from tests.support import each_raises
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
 from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
@@ -51,6 +52,38 @@ def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Leas
 def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(cell: LeaseCell, value: bytes) -> None:
     cell.value = value
     assert holding(cell).held
+
+
+def test_challenger_is_told_who_has_the_lease_and_since_when(cell: LeaseCell) -> None:
+    holding(cell)
+    cell.clock.advance(7_999)
+    told = r"a has the lease, renewed for the last time 7 s ago.*gets the lease after 60 s, .* 300 s later"
+    with pytest.raises(LeaseHeld, match=told):
+        lease(cell, "b").acquire()
+
+
+def test_holder_that_renews_keeps_the_lease_from_a_challenger(cell: LeaseCell) -> None:
+    mine, challenger = holding(cell), lease(cell, "b")
+    for _ in range(10):
+        cell.clock.advance(30_000)
+        mine.renew_if_due()
+        with pytest.raises(LeaseHeld):
+            challenger.acquire()
+    mine.check()
+
+
+def test_release_of_a_lost_lease_leaves_it_to_the_new_holder(cell: LeaseCell) -> None:
+    mine, other = holding(cell), lease(cell, "b")
+    other.acquire(sole=True)
+    mine.release()
+    other.check()
+
+
+def test_lease_that_was_never_acquired_is_lost_and_not_released(cell: LeaseCell) -> None:
+    mine = lease(cell)
+    mine.release()
+    each_raises(LeaseLost, mine.check, mine.renew, match="no process has it now")
+    assert cell.value is None
 
 
 def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cell: LeaseCell) -> None:

@@ -14,6 +14,7 @@ from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.clone import ClonedStore, clone, remove_stale
+from tms_core.tables.leveldb.layout import identity
 from tms_core.tables.leveldb.store import LevelDBStore
 
 TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
@@ -117,6 +118,19 @@ def test_clone_of_a_store_in_use_is_busy(sample: Path, state: Path, hold: Callab
             assert hold(sample / table).said.startswith("failed")
 
 
+def test_clone_of_a_store_without_locks_and_payloads_makes_none(sample: Path, state: Path) -> None:
+    # A backup, or a store on a file system that cannot be written.
+    for lock in sample.rglob("LOCK"):
+        lock.unlink()
+    shutil.rmtree(sample / TABLES[2])
+    before = fingerprint(sample)
+    with clone(sample, state) as cloned:
+        assert len(cloned.message.read(KEYS, *EVERYTHING).items) == 9897
+        assert cloned.payload.read(KEYS, *EVERYTHING).items == []
+        assert cloned.identity() == identity(sample)
+    assert fingerprint(sample) == before
+
+
 def test_given_a_clone_when_it_is_open_then_others_may_open_the_original(
     sample: Path, state: Path, hold: Callable[[Path], Any]
 ) -> None:
@@ -147,6 +161,7 @@ def test_clone_of_no_store_is_refused(tmp_path: Path, state: Path) -> None:
     (tmp_path / "store" / "default.tms.message.t.1").mkdir()
     with pytest.raises(StoreLayoutError):
         clone(tmp_path / "store", state)
+    assert remove_stale(state) == 0
     assert not state.exists()
 
 

@@ -255,6 +255,48 @@ def test_waiting_writes_are_written_and_fail_together(tmp_path: Path, disk: Disk
     database.close()
 
 
+def test_write_of_no_bytes_fails_with_those_that_wait_with_it(tmp_path: Path) -> None:
+    database = WritableDatabase(tmp_path, create=True)
+    rows: list[Any] = [(b"a", None), (b"b", b"1")]
+    with ThreadPoolExecutor(2) as threads:
+        with database.held():
+            writing = [threads.submit(database.put, [row]) for row in rows]
+            wait_until(lambda: len(database._waiting) == 2)
+        assert [type(one.exception(PATIENCE_SECONDS)) for one in writing] == [TypeError] * 2
+    database.put([(b"b", b"2")])
+    assert database.rows(b"", None, 9).items == [(b"b", b"2")]
+    database.close()
+
+
+def test_close_after_a_failed_write_undoes_it_if_it_can(tmp_path: Path, disk: Disk) -> None:
+    broken(tmp_path / "well", disk).close()
+    database = WritableDatabase(tmp_path / "well")
+    assert database.rows(b"", None, 9).items == [(b"a", b"1")]
+    database.close()
+    database = broken(tmp_path / "ill", disk)
+    disk.closed_for = plyvel.IOError(b"IO error: lock LOCK: already held by process")
+    database.close()
+
+
+def test_compaction_writes_nothing_to_see_whether_it_failed(tmp_path: Path, disk: Disk) -> None:
+    database = WritableDatabase(tmp_path, create=True)
+    database.put([(b"a", b"1"), (b"b", b"2")])
+    disk.failing = True
+    with pytest.raises(StoreError):
+        database.compact(b"a", b"c")
+    disk.failing = False
+    database.delete([b"a"])
+    assert database.rows(b"", None, 9).items == [(b"b", b"2")]
+    database.close()
+
+
+def test_room_for_a_log_that_has_become_a_table_is_none(tmp_path: Path) -> None:
+    # It is listed with the others, and does not exist when its size is read.
+    (tmp_path / "000003.log").symlink_to(tmp_path / "gone")
+    leveldb_handle._require_room(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["000003.log"]
+
+
 def test_reopening_waits_for_readers(tmp_path: Path, disk: Disk) -> None:
     database = broken(tmp_path, disk)
     with ThreadPoolExecutor(2) as threads:
