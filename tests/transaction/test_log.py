@@ -145,6 +145,11 @@ def numbered(number: int) -> bytes:
     return struct.pack(">q", number) + encode_edit(EDITS[number])
 
 
+def test_empty_batch_leaves_the_next_one(tmp_path: Path) -> None:
+    data = header(VERSION_3) + marker(0) + marker(1) + edits(0, 1)
+    assert list(read_log(log(tmp_path, data))) == EDITS[:1]
+
+
 def test_log_of_version_1_has_no_markers(tmp_path: Path) -> None:
     data = header(value=OLD_TRANSACTION_EDIT) + edits(0, 3)
     assert list(read_log(log(tmp_path, data))) == EDITS[:3]

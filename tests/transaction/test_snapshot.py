@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.transaction.vectors import BASE, TEPHRA, load, names, snapshot_of, state_of
 from tms_core.errors import SnapshotError, UnsupportedSnapshotVersion
-from tms_core.transaction.codec.snapshot import read_snapshot, read_visibility, write_snapshot
+from tms_core.transaction.codec.snapshot import read_complete_visibility, read_snapshot, read_visibility, write_snapshot
 from tms_core.transaction.codec.varint import CHUNK_BYTES, TruncatedSnapshot, varint
 from tms_core.transaction.model import InProgress, InProgressType, Snapshot, VisibilityState
 
@@ -149,6 +149,7 @@ def test_given_any_snapshot_when_written_and_read_in_any_pieces_then_it_is_the_s
     written = encoded(snapshot, version)
     assert read_snapshot(Dribble(written, sizes)) == snapshot
     assert read_visibility(Dribble(written, sizes)) == snapshot.visibility
+    assert read_complete_visibility(Dribble(written, sizes)) == snapshot.visibility
 
 
 @given(st.binary(max_size=30), st.integers(0, 162), st.integers(0, 30))
@@ -198,6 +199,12 @@ def test_given_a_large_list_when_written_then_it_is_written_in_pieces() -> None:
 
     write_snapshot(Sink(), Snapshot(with_invalid([BASE + n for n in range(50_000)])))
     assert max(sizes) <= 2 * CHUNK_BYTES
+
+
+def test_pointer_that_is_listed_twice_has_its_last_entry() -> None:
+    entries = (InProgress(9, 1, 1, InProgressType.SHORT), InProgress(9, 2, 2, InProgressType.LONG))
+    data = encoded(Snapshot(VisibilityState(5, 6, 7, in_progress=entries)))
+    assert read_visibility(io.BytesIO(data)).in_progress == entries[1:]
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])

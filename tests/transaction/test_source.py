@@ -49,6 +49,11 @@ def after_each_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[]
     return install
 
 
+def test_newest_snapshot_has_the_largest_number(tmp_path: Path) -> None:
+    put(tmp_path, 9, 100, 20)
+    assert DirectorySource(tmp_path).latest().name == "snapshot.100"
+
+
 def test_given_other_names_when_asked_then_they_are_ignored_and_counted(tmp_path: Path) -> None:
     put(tmp_path, 7)
     others = ["snapshot.8.bak", "snapshot.", "snapshot.-9", "snapshot.+9", "snapshot.9x", "snapshot.٩", "xsnapshot.9"]
