@@ -53,6 +53,10 @@ def test_topics_are_listed_by_namespace(client: Client) -> None:
     assert client.topics(None) == [TopicId("default", "bills"), TopicId("default", "orders"), TopicId("shop", "carts")]
 
 
+def test_ping_of_a_server_that_answers_returns(client: Client) -> None:
+    client.within(60).ping()
+
+
 @pytest.mark.parametrize("name", ["orders", "a:b:c", "a b:c", ""])
 def test_wrong_name_of_a_topic_is_refused_with_its_form(client: Client, name: str) -> None:
     with pytest.raises(BadRequest, match="namespace:topic"):

@@ -64,6 +64,16 @@ def test_consume_gives_messages_that_come_while_it_waits(server: InProcess, clie
         assert take(messages, 4) == [b"1", b"2", b"3", b"4"]
 
 
+def test_consume_starts_at_a_message_or_a_time(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    first, second, _ = client.poll(ORDERS)
+    assert take(client.consume(ORDERS, start=second.id), 2) == [b"2", b"3"]
+    assert take(client.consume(ORDERS, start=first.id, inclusive=False), 2) == [b"2", b"3"]
+    assert take(client.consume(ORDERS, start=first.time), 3) == [b"1", b"2", b"3"]
+    with client.consume(ORDERS, consumer="billing", start=second.id) as messages:
+        assert take(messages, 1) == [b"2"]
+
+
 def test_consume_pauses_grow_until_a_message_comes(server: InProcess, client: Client) -> None:
     idle = Retry(first_seconds=1, factor=4, longest_seconds=10)
     publish = lambda: client.publish(ORDERS, [b"x"])  # noqa: E731 it is one of several happenings
@@ -184,6 +194,15 @@ def test_consume_stores_the_position_before_the_next_batch(server: InProcess, cl
     assert stored == [True]
 
 
+def test_position_is_stored_once(server: InProcess, client: Client, faults: Faults) -> None:
+    client.publish(ORDERS, [b"1"])
+    with faulty_client(server, faults) as reader, reader.consume(ORDERS, consumer="billing") as messages:
+        take(messages, 1)
+        messages.commit()
+        messages.commit()
+    assert faults.seen["PUT billing"] == 1
+
+
 def test_position_that_cannot_be_stored_is_stored_later(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("PUT billing", "before", times=ATTEMPTS)
@@ -265,6 +284,26 @@ async def test_async_consume_waits_and_keeps_its_position(server: InProcess, cli
         assert await reader.position(ORDERS, "billing") == (await last(reader)).id
         assert isinstance(messages, AsyncConsumption)
         assert [message async for message in messages] == []
+
+
+@pytest.mark.parametrize("by_closing", [False, True])
+@in_event_loop
+async def test_async_consume_that_waits_is_ended_by_another_task(server: InProcess, by_closing: bool) -> None:
+    waiting = asyncio.Event()
+
+    async def pause(event: asyncio.Event, _: float) -> None:
+        waiting.set()
+        await event.wait()
+
+    async with server.async_client(pause=pause) as client:
+        consumption = client.consume(ORDERS)
+        task = asyncio.ensure_future(anext(consumption, None))
+        await waiting.wait()
+        if by_closing:
+            await client.close()
+        else:
+            consumption.stop()
+        assert await asyncio.wait_for(task, PATIENCE_SECONDS) is None
 
 
 # --- waiting at the server -------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tms_core.client import (
 )
 from tms_core.client.protocol.calls import retry_after_seconds
 from tms_core.client.testing import InProcess
-from tms_core.clock import SystemClock
+from tms_core.clock import ManualClock, SystemClock
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.service import TransactionService
@@ -214,6 +214,17 @@ def test_on_delivery_may_publish_but_not_wait(server: InProcess, client: Client,
     assert payloads(client, BILLS) == [b"of 1", b"x"]
 
 
+def test_publish_async_with_a_ttl_keeps_the_other_messages(
+    server: InProcess, client: Client, network: Network, clock: ManualClock
+) -> None:
+    with client_of(server, network) as producer:
+        for payload, ttl in ((b"1", None), (b"2", 60), (b"3", None)):
+            producer.publish_async(ORDERS, [payload], ttl=ttl)
+    assert payloads(client) == [b"1", b"2", b"3"]
+    clock.advance(60_001)
+    assert payloads(client) == [b"1", b"3"]
+
+
 # --- who is asked, and when ------------------------------------------------------------------------------------------
 
 
@@ -367,6 +378,21 @@ def test_hook_surrounds_each_request_and_adds_headers(server: InProcess, network
     ]
     assert {headers["traceparent"] for headers in sent} == {"00-1-2-01"}
     assert {headers["authorization"] for headers in sent} == {"Bearer mine"}
+
+
+@in_event_loop
+async def test_hook_of_an_async_client_sees_each_status(server: InProcess) -> None:
+    seen: list[int | None] = []
+
+    @contextmanager
+    def hook(attempt: Attempt) -> Iterator[None]:
+        yield
+        seen.append(attempt.status)
+
+    async with server.async_client(hook=hook) as client:
+        await client.publish(ORDERS, [b"1"])
+        assert [message.payload async for message in client.poll(ORDERS)] == [b"1"]
+    assert seen == [200, 200]
 
 
 @pytest.mark.parametrize("header", [{"x-trace": " 1"}, {"x-trace": "a\nb"}, {"x trace": "1"}, {"x-trace": "\xe9"}])

@@ -16,8 +16,9 @@ import pytest
 
 from tests.client.faults import SOON
 from tests.server.conftest import serving
-from tests.support import free_port
+from tests.support import free_port, in_event_loop
 from tms_core.client import (
+    AsyncClient,
     Client,
     ConfigurationError,
     Limits,
@@ -125,6 +126,28 @@ def test_closed_connection_is_described_in_one_sentence() -> None:
     assert ".." not in refused.value.message
 
 
+def test_server_that_is_silent_for_the_time_of_an_answer_is_unanswered() -> None:
+    options = Options(timeouts=Timeouts(answer_seconds=0.01))
+    with peer(hangs=True) as server, Client(url(server.port), options=options) as client:
+        with pytest.raises(Unanswered, match="in time"):
+            client.publish(TOPIC, [b"x"])
+        assert len(server.heard) == 1
+
+
+@in_event_loop
+async def test_async_client_tells_failures_apart() -> None:
+    async with AsyncClient(url(free_port()), options=Options(retry=SOON)) as client:
+        with pytest.raises(Unavailable):
+            await client.publish(TOPIC, [b"x"])
+    item = b"\x02\x28" + bytes(20) + b"\x04hi"
+    with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server:
+        async with AsyncClient(url(server.port)) as client:
+            messages = client.poll(TOPIC)
+            assert (await anext(messages)).payload == b"hi"
+            with pytest.raises(Unanswered):
+                await anext(messages)
+
+
 def test_poll_of_a_cut_answer_over_http_is_unanswered() -> None:
     item = b"\x02\x28" + bytes(20) + b"\x04hi"
     with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server, Client(url(server.port)) as client:
@@ -167,6 +190,10 @@ def test_bad_url_or_address_is_refused_with_a_good_one(argument: str, wrong: str
     given: dict[str, Any] = {argument: wrong}
     with pytest.raises(ConfigurationError, match=shown):
         Client(**given)
+
+
+def test_address_of_ip_version_6_is_taken() -> None:
+    Client(transactions="[::1]:15165").close()
 
 
 def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown() -> None:
@@ -226,6 +253,12 @@ def test_token_file_that_is_replaced_counts_for_the_next_request(tmp_path: Path)
             [b"authorization: Bearer first"],
             [b"authorization: Bearer second"],
         ]
+
+
+def test_function_of_a_token_is_called_for_each_request() -> None:
+    tokens = iter(["a", "b"])
+    token = Token(lambda: next(tokens))
+    assert [token.headers(), token.headers()] == [{"authorization": "Bearer a"}, {"authorization": "Bearer b"}]
 
 
 def test_given_no_token_when_asked_then_none_goes_along() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import in_event_loop
 from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, work
 from tms_core.client.testing import InProcess
 from tms_core.client.transactions import partitions
@@ -62,6 +63,26 @@ def test_key_chooses_a_partition_and_none_takes_turns(client: Client) -> None:
         for _ in range(3):
             tx.publish("default:turns", [b"y"])
     assert [payloads(client, f"default:turns-{at}") for at in range(3)] == [[b"x", b"x", b"y"]] * 3
+
+
+@in_event_loop
+async def test_key_of_any_publish_chooses_the_partition(server: InProcess, client: Client) -> None:
+    with_partitions(client, 4)
+    async with server.async_client() as loop:
+        await loop.publish(EVENTS, [b"1"], key="user 7")
+        async with loop.transaction() as tx:
+            await tx.publish(EVENTS, [b"2"], key=b"user 7")
+    with client.producer(BILLS, "importer") as producer, producer.transaction() as tx:
+        tx.publish(EVENTS, [b"3"], key=b"user 7")
+    assert payloads(client, f"{EVENTS}-{number_of(b'user 7') % 4}") == [b"1", b"2", b"3"]
+
+
+def test_publish_async_takes_turns_among_partitions(client: Client) -> None:
+    with_partitions(client, 2)
+    for number in range(2):
+        client.publish_async(EVENTS, [b"%d" % number])
+        client.flush()
+    assert [payloads(client, f"{EVENTS}-{number}") for number in range(2)] == [[b"0"], [b"1"]]
 
 
 def test_publish_to_former_partitions_goes_to_the_present(server: InProcess, client: Client) -> None:
@@ -137,6 +158,24 @@ def test_consumer_takes_partitions_that_nobody_holds(client: Client, order: str)
         assert len({first, second, *consumed(client, order=order)}) == 3
     client.publish(EVENTS, [b"3"])
     assert consumed(client, order=order) == [b"3"]
+
+
+def test_worker_finds_the_only_partition_that_nobody_holds(client: Client) -> None:
+    with_partitions(client, 10)
+    for number in range(10):
+        client.publish(EVENTS, [b"%d" % number])
+    with client.transaction() as tx:
+        held = {message.payload for message in tx.consume(EVENTS, GROUP, limit=9)}
+        found = [batch[0].payload for _, batch in client.work(EVENTS, GROUP, idle_seconds=1)]
+    assert {*found} == {b"%d" % number for number in range(10)} - held
+
+
+def test_dead_letters_are_those_of_the_whole_topic(client: Client) -> None:
+    with_partitions(client, 2)
+    client.publish(EVENTS, [b"bad"])
+    for tx, _ in client.work(EVENTS, GROUP, max_deliveries=1, idle_seconds=IDLE):
+        tx.roll_back()
+    assert payloads(client, "default:events-dead") == [b"bad"]
 
 
 def test_given_a_consumer_then_it_begins_with_the_partition_that_it_had_last(client: Client) -> None:

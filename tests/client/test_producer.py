@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext, suppress
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from tests.client.faults import Faults, When, faulty_async_client, faulty_client
-from tests.support import in_event_loop, raising
+from tests.support import each_raises, in_event_loop, raising
 from tms_core.client import (
     BadRequest,
     Client,
@@ -18,10 +20,15 @@ from tms_core.client import (
     Participant,
     PreviousTransaction,
     ProducerFenced,
+    ProducerNotFound,
     TmsError,
     Unanswered,
 )
 from tms_core.client.testing import InProcess
+from tms_core.clock import ManualClock
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.topics.partitions import number_of
+from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
 
 ORDERS, BILLS = "default:orders", "default:bills"
@@ -173,6 +180,18 @@ def test_note_without_an_answer_leaves_all_or_nothing(
         assert [message.payload for message in tx.consume(ORDERS, "billing")] == ([] if times == 1 else [b"1"])
 
 
+@pytest.mark.parametrize(
+    "properties", [{"partitions": "2"}, {"transactions": "forbidden"}, {"transactions": "required"}]
+)
+def test_home_of_any_kind_knows_transactions_that_only_read(client: Client, properties: dict[str, str]) -> None:
+    client.create_topic("default:home", properties=properties)
+    client.publish(ORDERS, [b"1"])
+    with client.producer("default:home", "importer") as producer, producer.transaction("x") as tx:
+        list(tx.consume(ORDERS, "billing"))
+    with client.producer("default:home", "importer") as producer:
+        assert producer.previous == PreviousTransaction(tx.transaction.transaction_id, "x", "committed")
+
+
 # --- labels ----------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +288,28 @@ def test_next_instance_hides_open_transactions_managed_elsewhere(server: InProce
         refuse_to_commit(contexts)
         assert last(client) == found
     assert committed(client) == [b"one"]
+
+
+def test_next_instance_hides_an_open_checkpoint_managed_elsewhere(server: InProcess, client: Client) -> None:
+    elsewhere(server)
+    older = server.service.producers.register(TopicId.parse(BILLS), "importer", UUID(int=1))
+    begun = server.manager.start_short()
+    pointer = server.manager.checkpoint(begun).write_pointer
+    sent = Sent(TopicId.parse(BILLS), "importer", older.generation, 1, "one")
+    server.service.publish(TopicId.parse(BILLS), [b"one"], pointer=pointer, sent=sent)
+    assert last(client) == PreviousTransaction(pointer, "one", "aborted")
+    with pytest.raises(NotInProgress):
+        server.manager.commit(begun.transaction_id)
+
+
+def test_next_instance_of_a_deleted_producer_hides_what_was_open(server: InProcess, client: Client) -> None:
+    elsewhere(server)
+    with server.client(limits=SMALL) as other:
+        contexts = left_open(other, "one")
+        client.delete_producer(BILLS, "importer")
+        assert last(client) is not None
+        refuse_to_commit(contexts)
+    assert committed(client) == []
 
 
 @pytest.mark.parametrize("dies", ["before the end", "before the answer"])
@@ -395,6 +436,34 @@ def test_publish_stored_commits_the_chosen_payloads_in_order(server: InProcess, 
     assert (found.label if found else None) == ("batch 1" if end == "commit" else None)
 
 
+def test_publish_stored_with_a_ttl_expires(server: InProcess, client: Client, clock: ManualClock) -> None:
+    with client.transaction() as tx:
+        part = server.transactions().checkpoint(tx.transaction)
+        client.store(ORDERS, [b"a", b"b"], transaction=part)
+        tx.publish_stored(ORDERS, [part.write_pointer], ttl=60)
+    clock.advance(60_000)
+    assert committed(client, ORDERS) == [b"a", b"b"]
+    clock.advance(1)
+    assert committed(client, ORDERS) == []
+
+
+@in_event_loop
+async def test_async_producer_of_several_tasks_publishes_each_message_once(server: InProcess, client: Client) -> None:
+    async with server.async_client() as loop, loop.producer(BILLS, "importer") as producer:
+        await asyncio.gather(*(producer.publish([b"%d" % number]) for number in range(5)))
+        [state] = await loop.producers(BILLS)
+        assert (state.name, state.generation, state.open) == ("importer", producer.generation, {})
+        await loop.delete_producer(BILLS, "importer")
+        with pytest.raises(ProducerFenced):
+            await producer.publish([b"late"])
+    assert sorted(committed(client)) == [b"0", b"1", b"2", b"3", b"4"]
+    each_raises(
+        ProducerNotFound,
+        lambda: client.producer_state(BILLS, "importer"),
+        lambda: client.delete_producer(BILLS, "importer"),
+    )
+
+
 def test_producer_with_keys_publishes_once_to_partitions_and_routes(server: InProcess, faults: Faults) -> None:
     with server.client() as client:
         client.create_topic("default:parts", properties={"partitions": "3"})
@@ -408,5 +477,5 @@ def test_producer_with_keys_publishes_once_to_partitions_and_routes(server: InPr
         copies = [
             one for name in ("users-0", "pages-0", "pages-1") for one in committed(client, f"default:clicks-{name}")
         ]
-    assert sorted(found) == [b"%d" % number for number in range(6)]
+    assert found == [b"%d" % number for number in sorted(range(6), key=lambda one: number_of(b"%d" % one) % 3)]
     assert copies == [b"click"] * 2

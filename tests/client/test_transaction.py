@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import nullcontext, suppress
+from itertools import islice
 
 import pytest
 
+from tests.builders import NOW_MS
 from tests.client.faults import Faults, faulty_async_client, faulty_client
 from tests.client.test_outcomes import BILLS, ORDERS, Changes, visible
 from tests.support import PATIENCE_SECONDS, each_raises, in_event_loop
@@ -23,6 +27,7 @@ from tms_core.client import (
     NotInProgress,
     Participant,
     PostCommitFailed,
+    TopicNotFound,
     Transaction,
     TransactionError,
     Unanswered,
@@ -88,6 +93,14 @@ def test_client_publish_in_a_failed_transaction_is_taken_back(client: Client, se
     assert visible(server) == []
     # All of it was taken back, so nothing has to stay on the list.
     assert server.manager.invalid_size() == 0
+
+
+def test_client_publish_that_is_refused_is_for_the_program_to_judge(client: Client, server: InProcess) -> None:
+    with client.transaction() as tx:
+        client.publish(ORDERS, [b"a"], transaction=tx.transaction)
+        with suppress(TopicNotFound):
+            client.publish("default:nowhere", [b"a"], transaction=tx.transaction)
+    assert visible(server) == [b"a"]
 
 
 def test_publish_of_the_client_without_an_answer_cannot_be_committed(server: InProcess, faults: Faults) -> None:
@@ -191,10 +204,11 @@ def test_publish_beyond_what_is_kept_has_the_order_of_the_program(server: InProc
         assert server.store.payload.first(b"") is not None
 
 
-def test_publish_of_many_small_messages_splits_requests(server: InProcess, faults: Faults) -> None:
+@pytest.mark.parametrize(("size", "requests"), [(0, 3), (200, 8)])
+def test_publish_of_many_messages_splits_requests(server: InProcess, faults: Faults, size: int, requests: int) -> None:
     with faulty_client(server, faults, limits=Limits(request_bytes=300)) as client, client.transaction() as tx:
-        tx.publish(ORDERS, [b""] * 8)
-    assert faults.seen["publish"] == 3
+        tx.publish(ORDERS, [bytes(size)] * 8)
+    assert faults.seen["publish"] == requests
     assert len(visible(server)) == 8
 
 
@@ -213,6 +227,16 @@ def test_long_transaction_that_fails_is_invalidated(client: Client, server: InPr
     with pytest.raises(ZeroDivisionError):
         transact(client, long=True, fail=ZeroDivisionError)
     assert server.manager.invalid_size() == 1
+
+
+def test_service_knows_holder_and_timeout_of_a_transaction(client: Client, server: InProcess) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    found = []
+    # The second transaction starts with the commit of the first one.
+    for tx, _ in islice(client.work(ORDERS, "billing", batch=1, timeout_seconds=7), 2):
+        [entry] = server.manager.visibility().in_progress
+        found.append((server.manager.clients()[tx.transaction.transaction_id], entry.expiration_ms))
+    assert found == [(f"{os.getpid()}@{socket.gethostname()}", NOW_MS + 7_000)] * 2
 
 
 # --- participants ----------------------------------------------------------------------------------------------------
@@ -241,6 +265,22 @@ def transact(
             raise fail
 
 
+def test_checkpoint_lets_participants_write_before_it_and_changes_their_pointer(
+    client: Client, server: InProcess
+) -> None:
+    recorder = Recorder()
+    with client.transaction() as tx:
+        first = tx.transaction.write_pointer
+        tx.publish(ORDERS, [b"a"])
+        tx.register(recorder)
+        tx.checkpoint()
+        tx.publish(ORDERS, [b"b"])
+        second = tx.transaction.write_pointer
+    assert first < second
+    assert recorder.told[:3] == [("start", first), ("commit", first), ("update", second)]
+    assert visible(server) == [b"a", b"b"]
+
+
 @pytest.mark.parametrize("where", ["start", "changes", "commit"])
 def test_participant_that_fails_rolls_all_back(client: Client, server: InProcess, where: str) -> None:
     first, failing = Recorder(), Recorder(where)
@@ -256,6 +296,17 @@ def test_participant_that_cannot_roll_back_leaves_it_invalid(client: Client, ser
         transact(client, first, failing, last, fail=ZeroDivisionError)
     assert isinstance(caught.value.__context__, ZeroDivisionError)
     assert first.names[-1] == last.names[-1] == "rollback"
+    assert server.manager.invalid_size() == 1
+
+
+def test_participant_that_cannot_roll_back_a_lost_commit_leaves_the_others_their_turn(
+    server: InProcess, faults: Faults
+) -> None:
+    last = Recorder()
+    faults.at("commit", "before")
+    with faulty_client(server, faults) as client, pytest.raises(LookupError):
+        transact(client, Recorder("rollback"), last)
+    assert last.names[-1] == "rollback"
     assert server.manager.invalid_size() == 1
 
 
@@ -600,6 +651,15 @@ def test_rollback_by_pointer_hides_all_of_it_in_the_topic(server: InProcess, cli
     with client.transaction() as tx:
         assert [message.payload for message in tx.poll(ORDERS)] == []
         assert [message.payload for message in tx.poll(BILLS)] == [b"3"]
+
+
+@pytest.mark.parametrize("transaction_bytes", [1, 1000])
+def test_roll_back_of_messages_with_ttls_hides_all(server: InProcess, transaction_bytes: int) -> None:
+    with server.client(limits=Limits(transaction_bytes=transaction_bytes)) as other, other.transaction() as tx:
+        tx.publish(ORDERS, [b"1"])
+        tx.publish(ORDERS, [b"2", b"3"], ttl=60)
+        tx.roll_back()
+    assert (visible(server), server.manager.invalid_size()) == ([], 0)
 
 
 @pytest.mark.parametrize("transaction_bytes", [1, 4, 1000])

@@ -45,5 +45,9 @@ def test_pauses_grow_to_the_longest_and_chance_takes_half_at_most(failures: int,
     assert whole / 2 <= retry.pause_seconds(failures, random) <= whole
 
 
+def test_pause_that_a_server_requests_is_a_minute_at_most() -> None:
+    assert [Retry().pause_seconds(1, Random(), asked) for asked in (7, 3600)] == [7, 60]
+
+
 def test_what_to_do_when_full_reads_as_words() -> None:
     assert [choice.value for choice in WhenFull] == ["block", "drop newest", "drop oldest", "raise"]

@@ -12,18 +12,21 @@ from typing import Any, cast
 import pytest
 
 from tests.client.faults import Faults, When, faulty_client
-from tests.support import in_event_loop
+from tests.support import each_raises, in_event_loop
 from tms_core.client import (
     AsyncClient,
     BadRequest,
     Client,
+    ConsumerConflict,
     GroupWork,
     MessageId,
     NotInProgress,
+    OpenClaim,
     Participant,
     PostCommitFailed,
     Retry,
     ServiceUnavailable,
+    TmsError,
     TopicNotFound,
     Transaction,
     TransactionClient,
@@ -83,6 +86,73 @@ def test_consume_left_early_gives_the_rest_next(client: Client) -> None:
     assert bill(client) == 2
     assert committed(client) == [b"1", b"bill of 2", b"bill of 3"]
     assert client.claims(ORDERS, "billing") == []
+
+
+def test_consume_gives_as_many_as_asked_and_goes_on(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.transaction() as tx:
+        found = [[order.payload for order in tx.consume(ORDERS, "billing", limit=limit)] for limit in (2, None, None)]
+    assert found == [[b"1", b"2"], [b"3"], []]
+
+
+@in_event_loop
+async def test_async_consume_gives_as_many_as_asked_once(server: InProcess, client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    found = []
+    async with server.async_client() as loop:
+        for limit in (2, None, None):
+            async with loop.transaction() as tx:
+                found.append([order.payload async for order in tx.consume(ORDERS, "billing", limit=limit)])
+    assert found == [[b"1", b"2"], [b"3"], []]
+
+
+def test_consume_without_order_shares_the_messages(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.transaction() as tx:
+        assert [order.payload for order in tx.consume(ORDERS, "billing", limit=1, order="none")] == [b"1"]
+        assert bill(client, order="none") == 2
+
+
+def test_claim_of_a_transaction_is_shown_and_protects_its_consumer(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    _, last = client.poll(ORDERS)
+    with client.transaction() as tx:
+        assert len(list(tx.consume(ORDERS, "billing"))) == 2
+        assert client.claims(ORDERS, "billing") == [OpenClaim(tx.transaction.transaction_id, START, last.id, 1)]
+        each_raises(
+            ConsumerConflict,
+            lambda: client.delete_position(ORDERS, "billing"),
+            lambda: client.set_position(ORDERS, "billing", START),
+        )
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_forced_change_of_a_consumer_ends_the_transaction_that_holds_it(client: Client, delete: bool) -> None:
+    client.publish(ORDERS, [b"1"])
+
+    def work() -> None:
+        with client.transaction() as tx:
+            tx.publish(BILLS, [order.payload for order in tx.consume(ORDERS, "billing")])
+            if delete:
+                client.delete_position(ORDERS, "billing", force=True)
+            else:
+                client.set_position(ORDERS, "billing", START, force=True)
+
+    with pytest.raises(TmsError, match="not in progress"):
+        work()
+    assert committed(client) == []
+    assert bill(client) == 1
+
+
+def test_roll_back_counts_the_delivery_of_messages_that_were_handed_over(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.transaction() as tx:
+        for order in tx.consume(ORDERS, "billing"):
+            if order.payload == b"2":
+                tx.roll_back()
+                break
+    [failed] = client.failed(ORDERS, "billing")
+    assert (failed.last, failed.deliveries) == (order.id, 1)
 
 
 def test_given_bad_input_then_it_is_said_before_anything_is_done(client: Client) -> None:
@@ -600,6 +670,24 @@ def test_unordered_read_gives_undecided_messages_late_and_once(server: InProcess
     assert not client.claims(ORDERS, "printer")
     assert client.position(ORDERS, "printer") != START
     assert not server.manager.visibility().in_progress
+
+
+def test_unordered_read_left_in_a_batch_gives_the_rest_next(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
+        assert [next(messages).payload, next(messages).payload] == [b"1", b"2"]
+    with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
+        assert next(messages).payload == b"2", "it was not processed for certain"
+
+
+def test_unordered_read_of_a_deleted_topic_leaves_no_transaction_open(server: InProcess, client: Client) -> None:
+    client.publish(ORDERS, [b"1"])
+    messages = client.consume(ORDERS, consumer="audit", read="unordered")
+    next(messages)
+    client.delete_topic(ORDERS)
+    with pytest.raises(TopicNotFound):
+        next(messages)
+    assert server.manager.clients() == {}
 
 
 @pytest.mark.parametrize(
