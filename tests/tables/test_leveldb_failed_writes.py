@@ -259,7 +259,7 @@ def test_write_of_no_bytes_fails_with_those_that_wait_with_it(tmp_path: Path) ->
     database = WritableDatabase(tmp_path, create=True)
     rows: list[Any] = [(b"a", None), (b"b", b"1")]
     with ThreadPoolExecutor(2) as threads:
-        with database.held():
+        with database.block_writes():
             writing = [threads.submit(database.put, [row]) for row in rows]
             wait_until(lambda: len(database._waiting) == 2)
         assert [type(one.exception(PATIENCE_SECONDS)) for one in writing] == [TypeError] * 2
@@ -293,7 +293,7 @@ def test_compaction_writes_nothing_to_see_whether_it_failed(tmp_path: Path, disk
 def test_room_for_a_log_that_has_become_a_table_is_none(tmp_path: Path) -> None:
     # It is listed with the others, and does not exist when its size is read.
     (tmp_path / "000003.log").symlink_to(tmp_path / "gone")
-    leveldb_handle._require_room(tmp_path, 1)
+    leveldb_handle._require_space(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["000003.log"]
 
 
@@ -320,7 +320,7 @@ def test_reopening_beside_an_endless_reader_fails_the_write(
         with ThreadPoolExecutor(1) as threads:
             error = threads.submit(database.put, [(b"b", b"2")]).exception(PATIENCE_SECONDS)
         assert isinstance(error, StoreError)
-        assert "in use for a long time" in error.message
+        assert "a long read or compaction uses it" in error.message
         assert database.get(b"a") == b"1"
     monkeypatch.undo()
     database.put([(b"b", b"2")])
@@ -350,7 +350,7 @@ def test_reopening_without_room_stays_open_for_reading(
 ) -> None:
     database = broken(tmp_path, disk)
 
-    monkeypatch.setattr(leveldb_handle, "_require_room", full)
+    monkeypatch.setattr(leveldb_handle, "_require_space", full)
     disk.closed_for = AssertionError("it was closed")
     with pytest.raises(StoreError, match="No space left") as caught:
         database.put([(b"b", b"2")])
@@ -388,7 +388,7 @@ def test_publish_on_a_disk_that_was_full_shows_acknowledged_only(
     kit.put("orders", P, b"b")
     disk.failing = True
     with monkeypatch.context() as patched:
-        patched.setattr(leveldb_handle, "_require_room", full)
+        patched.setattr(leveldb_handle, "_require_space", full)
         each_raises(
             StoreError,
             lambda: kit.publish("orders", b"not", pointer=P + 1),
@@ -460,7 +460,7 @@ def test_reopening_without_room_for_undoing_stays_readable(
     with pytest.raises(WriteRefused):
         database.put([(b"a", b"w")])
     disk.failing = False
-    monkeypatch.setattr(leveldb_handle, "_require_room", short)
+    monkeypatch.setattr(leveldb_handle, "_require_space", short)
     with pytest.raises(WriteRefused):
         database.put([(b"b", b"2")])
     assert asked == [2 * 20_001]
