@@ -14,6 +14,7 @@ longer than it could.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -31,11 +32,13 @@ from janitor.run.prepare import Deps, Truncator
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
 from janitor.sweep.run import Terms
+from tms_core.clock import SystemClock
 from tms_core.server.companions import CompanionContext
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
 from tms_core.tables.side import SideTable
 from tms_core.transaction.source.source import SnapshotSource
+from tms_core.web.thread import listen
 
 #: Flags of the server's that are the janitor's too.
 _FLAGS = ("leveldb", "hbase", "snapshots")
@@ -92,6 +95,24 @@ def start(context: CompanionContext) -> Embedded:
         return Embedded(daemon, stack.pop_all(), url, settings.hold_seconds if settings.apply else None)
 
 
+def check(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> None:
+    """Check the settings and the port of the status page, before the server creates a store.
+
+    Raises:
+        ConfigurationError: a setting is wrong, or the port is not available.
+    """
+    http = Session(_options(config, flags), SystemClock(), environ).settings.janitor.http
+    listen(http.host, http.port, setting="janitor.http", other="another janitor").close()
+
+
+start.check = check  # type: ignore[attr-defined]
+
+
+def _options(config: Path | None, flags: Mapping[str, object]) -> Common:
+    leveldb, hbase, snapshots = (cast(str | None, flags.get(name)) for name in _FLAGS)
+    return Common(config, leveldb, hbase, snapshots)
+
+
 class EmbeddedSession(Session):
     """A session that uses the store, the snapshots and the metrics of a server.
 
@@ -101,8 +122,7 @@ class EmbeddedSession(Session):
     """
 
     def __init__(self, context: CompanionContext, stack: ExitStack) -> None:
-        leveldb, hbase, snapshots = (cast(str | None, context.flags.get(name)) for name in _FLAGS)
-        super().__init__(Common(context.config, leveldb, hbase, snapshots), context.clock, context.environ)
+        super().__init__(_options(context.config, context.flags), context.clock, context.environ)
         self.registry = context.registry
         self._context = context
         self._folder = super().state_path

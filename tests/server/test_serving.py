@@ -153,8 +153,10 @@ def test_companion_that_refuses_ends_the_start(guest: Guest, tmp_path: Path) -> 
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:start", "json:no_such_name"])
 def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str) -> None:
     install(monkeypatch, value)
-    with pytest.raises(ConfigurationError, match=r"tms serve --no-janitor"), serving(memory(tmp_path), {}, {}):
+    config = configure(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"tms serve --no-janitor"), serving(config, {}, {}):
         pass
+    assert list(tmp_path.iterdir()) == [config]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,8 @@ def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch,
         ("transactions", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
         ("transactions", "token_file", "nowhere.token", "nowhere.token"),
         ("transactions", "directory", "hdfs://name/tx", "is hdfs://name/tx"),
+        ("janitor", "http", {"port": "TAKEN"}, "janitor.http.port is"),
+        ("janitor", "hold_second", 1, "janitor.hold_second is not a setting"),
     ],
 )
 def test_start_that_is_refused_leaves_nothing_behind(
@@ -178,7 +182,7 @@ def test_start_that_is_refused_leaves_nothing_behind(
         settings = yaml.safe_load(config.read_text())
         settings[section][setting] = value
         config.write_text(json.dumps(settings).replace('"TAKEN"', str(port)).replace("TAKEN", str(port)))
-        with pytest.raises(ConfigurationError, match=said), serving(config, {}, {}, janitor=False):
+        with pytest.raises(ConfigurationError, match=said), serving(config, {}, {}, janitor=section == "janitor"):
             pass
     assert list(tmp_path.iterdir()) == [config]
 

@@ -104,6 +104,24 @@ def load(entry: EntryPoint) -> Start:
     return found
 
 
+def loaded() -> dict[str, Start]:
+    """Return the functions of all entry points, by name; raises as :func:`load`."""
+    return {entry.name: load(entry) for entry in installed()}
+
+
+def check(
+    starts: Mapping[str, Start], config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> None:
+    """Call the attribute ``check`` of each function that has it, before a store is created.
+
+    Raises:
+        TmsError: the companion could not start.
+    """
+    for start in starts.values():
+        if (found := getattr(start, "check", None)) is not None:
+            found(config, environ, flags)
+
+
 class Standby:
     """Tries to start a companion until it gets the lease it needs.
 

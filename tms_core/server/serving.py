@@ -39,6 +39,7 @@ from tms_core.settings.models import (
     AuthSettings,
     Settings,
     StorageSettings,
+    TlsSettings,
     expand_topics,
     is_loopback,
     load,
@@ -111,12 +112,15 @@ def serving(
     clock = clock or SystemClock()
     # Before anything is opened, since a key or a tokens file may be wrong.
     gate = make_gate(settings.server.auth, clock, places(settings.server.max_connections))
-    if (tls := settings.server.tls) is not None:
-        ServerCertificate("server.tls.", tls.certificate, tls.key)
+    _check_certificate(settings.server.tls)
     check_manager(settings)
+    starts = companions.loaded() if janitor else {}
     for sentence in exposure_warnings(settings):
         logger.warning("%s", sentence)
     with ExitStack() as stack:
+        if _is_new(settings.storage):
+            _check_ports(settings)
+            companions.check(starts, config, environ, flags)
         opened = _open(settings, clock)
         store = stack.enter_context(opened.store)
         side = _side(settings, clock, stack, opened)
@@ -150,13 +154,13 @@ def serving(
         _make_topics(settings.server.system_topics, service)
         show(transactions, side, clock, registry)
         started: dict[str, companions.Companion] = {}
-        if janitor:
+        if starts:
             companion_context = companions.CompanionContext(
                 config, environ, flags, store, opened.created, service, transactions.global_manager, registry, clock
             )
-            for entry in companions.installed():
-                start = partial(companions.load(entry), companion_context)
-                started[entry.name] = companion = start() if member is None else companions.started(entry.name, start)
+            for name, function in starts.items():
+                start = partial(function, companion_context)
+                started[name] = companion = start() if member is None else companions.started(name, start)
                 stack.callback(companion.stop)
         # One principal may not take all places by waiting.
         waiting = Waiting(max(1, places(settings.server.max_connections) // 2))
@@ -182,9 +186,7 @@ def _open(settings: Settings, clock: Clock) -> _OpenResources:
         return _OpenResources(MemoryStore(), created=True)
     if storage.kind == "leveldb":
         path = storage.leveldb.path
-        created = not holds_database(path / FOLDERS["metadata"])
-        if created:
-            _check_ports(settings)
+        created = _is_new(storage)
         # Opening the store writes to it.
         past_ms = written_ms(path)
         return _OpenResources(LevelDBStore(path, create=True), created, past_ms)
@@ -198,6 +200,16 @@ def _open(settings: Settings, clock: Clock) -> _OpenResources:
         store.close()
         raise
     return _OpenResources(store, created=False)
+
+
+def _is_new(storage: StorageSettings) -> bool:
+    """Return whether the store will be created."""
+    return storage.kind == "leveldb" and not holds_database(storage.leveldb.path / FOLDERS["metadata"])
+
+
+def _check_certificate(tls: TlsSettings | None) -> None:
+    if tls is not None:
+        ServerCertificate("server.tls.", tls.certificate, tls.key)
 
 
 def _check_ports(settings: Settings) -> None:
