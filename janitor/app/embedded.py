@@ -28,6 +28,7 @@ from janitor.app.place import Place
 from janitor.app.serve import opened
 from janitor.app.session import Session
 from janitor.daemon.daemon import Daemon
+from janitor.http.server import check_port
 from janitor.run.prepare import Deps, Truncator
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
@@ -38,7 +39,6 @@ from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
 from tms_core.tables.side import SideTable
 from tms_core.transaction.source.source import SnapshotSource
-from tms_core.web.thread import listen
 
 #: Flags of the server's that are the janitor's too.
 _FLAGS = ("leveldb", "hbase", "snapshots")
@@ -102,7 +102,7 @@ def check(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, o
         ConfigurationError: a setting is wrong, or the port is not available.
     """
     http = Session(_options(config, flags), SystemClock(), environ).settings.janitor.http
-    listen(http.host, http.port, setting="janitor.http", other="another janitor").close()
+    check_port(http.host, http.port)
 
 
 start.check = check  # type: ignore[attr-defined]

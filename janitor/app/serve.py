@@ -23,7 +23,7 @@ from janitor.daemon.trigger import cron, every
 from janitor.daemon.watched import RunWatcher
 from janitor.http.app import make_app, make_waiting_app
 from janitor.http.guard import guarded
-from janitor.http.server import HttpServer
+from janitor.http.server import HttpServer, check_port
 from janitor.metrics import Metrics
 from janitor.report import Observer
 from janitor.run.prepare import Feedback
@@ -153,6 +153,9 @@ def opened(
     with ExitStack() as stack:
         feedback = stack.enter_context(current.feedback())
         store = stack.enter_context(current.hold_store())
+        if current.place.exclusive:
+            # Before a state is created. Without an exclusive place, the waiting server has the port already.
+            check_port(current.settings.janitor.http.host, current.settings.janitor.http.port)
         state = stack.enter_context(current.place.state())
         open_store = _OpenStore(store, state, stack.enter_context(current.side()))
         watched = RunWatcher(current.clock)

@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tms_core.web.protocol import bounded
-from tms_core.web.thread import ThreadedServer
+from tms_core.web.thread import ThreadedServer, listen
 
 #: The time limit for running responses when the server stops, in seconds; they are made from memory.
 STOP_SECONDS = 2
@@ -19,6 +19,19 @@ BACKLOG = 128
 
 #: The most connections: a few browsers, Prometheus, probes.
 MAX_CONNECTIONS = 100
+
+
+#: The setting of the address, and the program that may have its port, for errors.
+SETTING, OTHER = "janitor.http", "another janitor"
+
+
+def check_port(host: str, port: int) -> None:
+    """Check that a server could listen.
+
+    Raises:
+        ConfigurationError: the address or the port is not available.
+    """
+    listen(host, port, setting=SETTING, other=OTHER).close()
 
 
 class HttpServer(ThreadedServer):
@@ -45,8 +58,8 @@ class HttpServer(ThreadedServer):
             config,
             host,
             port,
-            setting="janitor.http",
-            other="another janitor",
+            setting=SETTING,
+            other=OTHER,
             backlog=BACKLOG,
             give_up_seconds=STOP_SECONDS + 1,
         )

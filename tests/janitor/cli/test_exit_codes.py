@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +46,17 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(k
     assert "[TMS-STORE-NOT-FOUND]" in failed.err
     assert "storage.leveldb.path" in failed.err
     assert not (kit.folder / "nowhere.janitor").exists()
+
+
+def test_daemon_whose_port_is_taken_exits_2_and_makes_no_state(
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("TMS_JANITOR__HTTP__PORT", str(taken.getsockname()[1]))
+        failed = kit.janitor("run")
+    assert failed.code == 2
+    assert "another program listens there already" in failed.err
+    assert not (kit.folder / "data/janitor").exists()
 
 
 @pytest.mark.parametrize(
