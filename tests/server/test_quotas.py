@@ -19,12 +19,13 @@ from tests.server.conftest import Serving, serving
 from tests.server.identities import gate_of
 from tests.support import PATIENCE_SECONDS
 from tms_core.client.protocol import calls
-from tms_core.clock import ManualClock
+from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import QuotaExceeded
 from tms_core.server.auth.quotas import MOST_REMEMBERED, Quotas
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.settings.models import AuthQuota
 from tms_core.topic import TopicId
+from tms_core.transaction.model import TX_PER_MS
 from tms_core.web.failed_attempts import FREE_ATTEMPTS
 
 TOPICS = "/v1/namespaces/default/topics"
@@ -126,6 +127,18 @@ def test_tenant_cannot_touch_the_consumers_and_producers_of_another(tenants: Ten
     assert tenants.ask("ben", "POST", "/t/consumers/ada-c/rollback", {}).status == 403
     assert tenants.ask("ben", "POST", "/t/publish", {"messages": ["b"]}).status == 200
     assert tenants.ask("ada", "DELETE", "/t/consumers/ada-c").status == 200
+
+
+def test_list_of_producers_hides_the_transactions_of_others(tenants: Tenants) -> None:
+    instance = {"instance": "00000000-0000-0000-0000-000000000001"}
+    generation = tenants.ask("ada", "POST", "/t/producers/ada-p", instance).json["generation"]
+    named = {"x_tms_producer": "default:t/ada-p", "x_tms_generation": generation, "x_tms_sequence": "1"}
+    pointer = str(SystemClock().now_ms() * TX_PER_MS)
+    body = {"messages": ["a"], "transactionWritePointer": pointer}
+    assert tenants.ask("ada", "POST", "/t/publish", body, **named, x_tms_label="bill").status == 200
+    shown = {who: tenants.ask(who, "GET", "/t/producers").json for who in ("ada", "ben")}
+    assert [one["open"] for one in shown["ada"]] == [[{"transaction": pointer, "label": "bill"}]]
+    assert [(one["name"], one["open"], one["former"]) for one in shown["ben"]] == [("ada-p", [], None)]
 
 
 @pytest.mark.parametrize("tenants", [[{"principal": "ada", "topics": 3}]], indirect=True)

@@ -184,6 +184,10 @@ class Gate:
             self._known[digest] = known
         return known.principal
 
+    def allows(self, principal: str, topic: TopicId, need: Need, name: str) -> bool:
+        """Return whether a principal has a permission on a topic, and may act as a consumer or producer."""
+        return self._rules.allow(principal, topic, need, name)
+
     def require(self, principal: str, topic: TopicId, need: Need, name: str = "") -> None:
         """Let a principal do something on a topic.
 

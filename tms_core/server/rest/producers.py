@@ -36,7 +36,15 @@ class ProducerRoutes(ContextRoute):
         """``GET …/topics/{topic}/producers``."""
         context, topic = self._context, topic_of(request.scope)
         found = await context.in_thread(request.scope, context.service.producers.of, topic)
-        return JSONResponse([{"name": name, **_registration_fields(known, open_)} for name, known, open_ in found])
+        gate, principal = context.gate, request.scope.get("principal")
+
+        def fields(name: str, known: Registration, open_: list[StartedTransaction]) -> dict[str, Any]:
+            if gate is None or gate.allows(cast(str, principal), topic, Need.PUBLISH, name):
+                return {"name": name, **_registration_fields(known, open_)}
+            # The id of a transaction permits writes in it after a restart, when its owner is not known.
+            return {"name": name, **_registration_fields(known._replace(previous=None), [])}
+
+        return JSONResponse([fields(*one) for one in found])
 
     async def producer(self, request: Request) -> Response:
         """``POST``, ``GET`` and ``DELETE …/topics/{topic}/producers/{name}``."""
