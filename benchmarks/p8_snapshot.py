@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.figure import Figure, report
-from tms_core.transaction.codec.snapshot import read_visibility, write_snapshot
+from tms_core.transaction.codec.snapshot import read_complete_visibility, write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
 
 IDS = 1_000_000
@@ -112,7 +112,7 @@ def plain_loop(data: bytes) -> list[int]:
 
 def load(path: Path) -> VisibilityState:
     with path.open("rb", buffering=0) as stream:
-        return read_visibility(stream)
+        return read_complete_visibility(stream)
 
 
 def in_turn(*candidates: Callable[[], object]) -> list[float]:

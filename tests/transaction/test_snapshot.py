@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.transaction.vectors import BASE, TEPHRA, load, names, snapshot_of, state_of
 from tms_core.errors import SnapshotError, UnsupportedSnapshotVersion
-from tms_core.transaction.codec.snapshot import read_complete_visibility, read_snapshot, read_visibility, write_snapshot
+from tms_core.transaction.codec.snapshot import read_complete_visibility, read_snapshot, write_snapshot
 from tms_core.transaction.codec.varint import CHUNK_BYTES, TruncatedSnapshot, varint
 from tms_core.transaction.model import InProgress, InProgressType, Snapshot, VisibilityState
 
@@ -71,7 +71,7 @@ def test_given_tephras_file_when_read_then_it_says_what_tephra_says(name: str) -
     expected, data = load(f"snapshots/{name}.json"), vector(f"snapshots/{name}")
     assert hashlib.sha256(data).hexdigest() == expected["_file"]["sha256"]
     assert read_snapshot(io.BytesIO(data)) == snapshot_of(expected)
-    assert read_visibility(io.BytesIO(data)) == state_of(expected)
+    assert read_complete_visibility(io.BytesIO(data)) == state_of(expected)
 
 
 @pytest.mark.parametrize("name", [name for name in names("snapshots") if "changesets" not in name])
@@ -93,12 +93,12 @@ def test_given_an_odd_file_that_tephra_reads_when_read_then_it_says_the_same(nam
     expected = load(f"snapshots-odd/{name}.json")
     data = vector(f"snapshots-odd/{name}")
     assert read_snapshot(io.BytesIO(data)) == snapshot_of(expected["full"])
-    assert read_visibility(io.BytesIO(data)) == state_of(expected["visibilityState"])
+    assert read_complete_visibility(io.BytesIO(data)) == state_of(expected["visibilityState"])
 
 
 def test_unsorted_list_of_tephra_0_11_is_all_invalid() -> None:
     expected = load("snapshots-odd/ok-v4-unsorted-invalid.json")["javaIsExcludedPerInvalidId"]
-    state = read_visibility(io.BytesIO(vector("snapshots-odd/ok-v4-unsorted-invalid")))
+    state = read_complete_visibility(io.BytesIO(vector("snapshots-odd/ok-v4-unsorted-invalid")))
     assert list(expected.values()).count(True) == 1
     assert all(state.is_invalid(int(pointer)) for pointer in expected)
 
@@ -107,17 +107,17 @@ def test_unsorted_list_of_tephra_0_11_is_all_invalid() -> None:
 def test_given_a_file_that_tephra_refuses_when_read_then_it_is_refused(name: str) -> None:
     data = vector(f"snapshots-odd/{name}")
     kind = UnsupportedSnapshotVersion if "version" in name else SnapshotError
-    for read in (read_visibility, read_snapshot):
+    for read in (read_complete_visibility, read_snapshot):
         with pytest.raises(kind):
             read(io.BytesIO(data))
 
 
 @pytest.mark.parametrize("name", names("snapshots-odd", "visonly-*"))
-def test_damage_behind_visibility_refuses_only_the_whole(name: str) -> None:
+def test_damage_after_visibility_is_refused(name: str) -> None:
     data = vector(f"snapshots-odd/{name}")
-    assert read_visibility(io.BytesIO(data)) == state_of(load(f"snapshots-odd/{name}.json")["visibilityState"])
-    with pytest.raises(SnapshotError):
-        read_snapshot(io.BytesIO(data))
+    for read in (read_complete_visibility, read_snapshot):
+        with pytest.raises(SnapshotError):
+            read(io.BytesIO(data))
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,13 @@ def test_given_any_snapshot_when_written_and_read_in_any_pieces_then_it_is_the_s
     snapshot = data.draw(snapshots(version))
     written = encoded(snapshot, version)
     assert read_snapshot(Dribble(written, sizes)) == snapshot
-    assert read_visibility(Dribble(written, sizes)) == snapshot.visibility
     assert read_complete_visibility(Dribble(written, sizes)) == snapshot.visibility
 
 
 @given(st.binary(max_size=30), st.integers(0, 162), st.integers(0, 30))
 def test_damaged_snapshot_is_a_snapshot_error(damage: bytes, at: int, length: int) -> None:
     whole = vector("snapshots/v4-changesets")
-    for read in (read_visibility, read_snapshot):
+    for read in (read_complete_visibility, read_snapshot):
         with suppress(SnapshotError):
             read(io.BytesIO(whole[:at] + damage + whole[at + length :]))
 
@@ -179,13 +178,13 @@ def test_damaged_snapshot_is_a_snapshot_error(damage: bytes, at: int, length: in
 @pytest.mark.parametrize("size", [7, CHUNK_BYTES])
 def test_long_lists_of_ids_of_all_lengths_are_read_whole(ids: list[int], size: int) -> None:
     data = encoded(Snapshot(with_invalid(ids)))
-    assert list(read_visibility(Dribble(data, [size])).invalid) == ids
+    assert list(read_complete_visibility(Dribble(data, [size])).invalid) == ids
 
 
 def test_given_a_large_file_when_read_then_it_is_asked_for_in_pieces() -> None:
     data = encoded(Snapshot(with_invalid([BASE + n for n in range(50_000)])))
     stream = Dribble(data, [CHUNK_BYTES])
-    read_visibility(stream)
+    read_complete_visibility(stream)
     assert len(stream.asked) > len(data) // CHUNK_BYTES
     assert set(stream.asked) == {CHUNK_BYTES}
 
@@ -204,7 +203,7 @@ def test_given_a_large_list_when_written_then_it_is_written_in_pieces() -> None:
 def test_pointer_that_is_listed_twice_has_its_last_entry() -> None:
     entries = (InProgress(9, 1, 1, InProgressType.SHORT), InProgress(9, 2, 2, InProgressType.LONG))
     data = encoded(Snapshot(VisibilityState(5, 6, 7, in_progress=entries)))
-    assert read_visibility(io.BytesIO(data)).in_progress == entries[1:]
+    assert read_complete_visibility(io.BytesIO(data)).in_progress == entries[1:]
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
@@ -259,7 +258,7 @@ def test_bytes_of_no_snapshot_are_refused_with_their_place(body: bytes, message:
 
 def test_given_the_longest_padding_when_read_then_the_number_is_the_same() -> None:
     padded = b"\x88" + b"\x80" * 8 + b"\x00"
-    assert list(read_visibility(io.BytesIO(HEAD + varint(1) + padded + bytes(2))).invalid) == [4]
+    assert list(read_complete_visibility(io.BytesIO(HEAD + varint(1) + padded + bytes(4))).invalid) == [4]
 
 
 @pytest.mark.parametrize("count", [2**31, 2**62, 2**63 - 1])
@@ -268,7 +267,7 @@ def test_read_of_an_absurd_count_sets_no_memory_aside(count: int, before: bytes)
     with pytest.raises(TruncatedSnapshot):
         read_snapshot(io.BytesIO(HEAD + before + varint(count) + bytes(1)))
     with pytest.raises(TruncatedSnapshot):
-        read_visibility(io.BytesIO(HEAD + varint(count) + varint(BASE) * 600))
+        read_complete_visibility(io.BytesIO(HEAD + varint(count) + varint(BASE) * 600))
 
 
 @pytest.mark.parametrize("version", [-1, 0, 5])
@@ -276,7 +275,7 @@ def test_version_that_is_not_known_is_refused(version: int) -> None:
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):
         write_snapshot(io.BytesIO(), Snapshot(with_invalid([])), version)
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):
-        read_visibility(io.BytesIO(varint(version)))
+        read_complete_visibility(io.BytesIO(varint(version)))
 
 
 def test_given_an_entry_without_a_type_when_written_then_only_version_1_takes_it() -> None:

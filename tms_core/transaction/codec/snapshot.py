@@ -3,9 +3,8 @@
 A snapshot is read and written as a stream, because its list of invalid ids may be far larger than all other fields. In
 memory the list is an ``array`` of 8 bytes per id.
 
-Cleaning needs only the first five fields. Like Tephra's coprocessors, :func:`read_visibility` stops after them, so
-later damage is not noticed. The format has no checksum. ``docs/reference/formats/tephra.md``, "Snapshots", has the
-layout.
+Cleaning needs only the first five fields. Tephra's coprocessors stop after them and do not notice later damage; these
+functions read all fields. The format has no checksum. The layout: ``docs/reference/formats/tephra.md``, "Snapshots".
 """
 
 from __future__ import annotations
@@ -32,20 +31,6 @@ class Writable(Protocol):
         ...
 
 
-def read_visibility(stream: Readable) -> VisibilityState:
-    """Read fields 1 to 5 of a snapshot: all that decides visibility.
-
-    Args:
-        stream: positioned at the start of the snapshot. More may be read from it than is needed.
-
-    Raises:
-        TruncatedSnapshot: the stream is truncated inside these fields.
-        UnsupportedSnapshotVersion: the version is not 1 to 4.
-        SnapshotError: the bytes are no snapshot.
-    """
-    return _visibility(SnapshotReader(stream))
-
-
 def read_snapshot(stream: Readable) -> Snapshot:
     """Read a whole snapshot. Ignore bytes after it, as Tephra does.
 
@@ -63,9 +48,12 @@ def read_snapshot(stream: Readable) -> Snapshot:
 
 
 def read_complete_visibility(stream: Readable) -> VisibilityState:
-    """Read a visibility state as :func:`read_visibility`, and also the rest, to detect any truncation (invariant S14).
+    """Read fields 1 to 5, which decide visibility, and also the rest, to detect any truncation (invariant S14).
 
     Change sets are freed one by one, so memory does not grow with them.
+
+    Args:
+        stream: positioned at the start of the snapshot. More may be read from it than is needed.
 
     Raises:
         TruncatedSnapshot: the stream is truncated inside the snapshot.
