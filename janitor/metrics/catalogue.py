@@ -42,12 +42,6 @@ class Definition:
     labels: tuple[str, ...] = ()
     known: tuple[Labels, ...] | None = ((),)
 
-    def label_values(self) -> dict[str, frozenset[str] | None]:
-        """Return the possible values of each label; None: others choose them."""
-        if self.known is None:
-            return dict.fromkeys(self.labels)
-        return {label: frozenset(series[at] for series in self.known) for at, label in enumerate(self.labels)}
-
     def family(self, parts: Mapping[str, Series]) -> Metric:
         """Return the metric with its values.
 

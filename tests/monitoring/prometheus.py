@@ -12,6 +12,7 @@ from typing import Any, Self
 import httpx2
 import yaml
 
+from janitor.metrics.catalogue import Definition
 from tests.support import require_tool
 
 #: How long a condition is waited for, in seconds; long, since the machine may be busy.
@@ -100,3 +101,10 @@ class Prometheus:
         self._client.close()
         self._process.terminate()
         self._process.wait(timeout=PATIENCE_SECONDS)
+
+
+def label_values(metric: Definition) -> dict[str, frozenset[str] | None]:
+    """The possible values of each label; None: users choose them."""
+    if metric.known is None:
+        return dict.fromkeys(metric.labels)
+    return {label: frozenset(series[at] for series in metric.known) for at, label in enumerate(metric.labels)}

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from janitor.metrics.catalogue import CATALOGUE
+from tests.monitoring.prometheus import label_values
 from tests.support import require_tool
 from tms_core.server.managing import UNDECIDED
 from tools.monitoring.rules import ALERTS, THRESHOLDS, rules, thresholds
@@ -109,7 +110,7 @@ def test_given_alerts_that_always_fire_or_never_do_then_cases_object_to_each(tmp
 
 
 def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> None:
-    known = {definition.name: definition.label_values() for definition in CATALOGUE}
+    known = {definition.name: label_values(definition) for definition in CATALOGUE}
     known |= {UNDECIDED: {}, "tms_requests_total": {"code": frozenset({"401"})}}
     for rule in of(rules()):
         for name, selector in re.findall(r"\b(tms_(?!namespace\b)\w+)(?:\{([^}]*)\})?", rule["expr"]):

@@ -38,6 +38,7 @@ from janitor.status.status import (
 )
 from janitor.sweep.transactions import Problem
 from tests.builders import MINUTE, NOW_MS, janitor, pointer, topic
+from tests.monitoring.prometheus import label_values
 from tests.support import require_tool
 from tms_core.tables.base import CELLS, COLUMNS, KEYS, MESSAGES, PAYLOADS
 from tms_core.tables.memory import MemoryStore
@@ -523,7 +524,7 @@ def _labels(cell: str) -> dict[str, frozenset[str] | None]:
 
 def exported() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
     """The same of the code: the catalogue, and what prometheus-client adds."""
-    own = {item.name: (item.kind, item.label_values()) for item in CATALOGUE}
+    own = {item.name: (item.kind, label_values(item)) for item in CATALOGUE}
     added: dict[str, tuple[str, dict[str, frozenset[str] | None]]] = {}
     for family in metrics().registry.collect():
         if not family.name.startswith(OWN):
@@ -557,7 +558,7 @@ def alerts() -> list[tuple[str, str, str]]:
 
 def test_alerts_name_metrics_and_label_values_that_there_are() -> None:
     assert len(alerts()) == PAGE.partition("## What to alert on")[2].count("\n| ") - 1
-    known = {item.name: item.label_values() for item in CATALOGUE}
+    known = {item.name: label_values(item) for item in CATALOGUE}
     for _, expression, _ in alerts():
         for name, selector in re.findall(r"(tms_\w+)(?:\{([^}]*)\})?", expression):
             assert name in known, expression
