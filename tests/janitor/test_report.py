@@ -90,9 +90,9 @@ def test_given_a_hold_when_asked_then_rows_count_as_done_or_as_held(mode: Mode, 
 
 def test_entry_of_several_batches_spans_their_times_and_names_the_first_keys() -> None:
     entry, other = Entry(*about()), Entry(*about())
-    entry.add([b"b", b"c"], 100, 20, 30)
+    entry.add([b"b", b"c"], 100, 20, 40)
     entry.add([b"d", b"e"], 50, 10, 25)
-    other.add([b"f"], 5, 15, 40)
+    other.add([b"f"], 5, 15, 30)
     entry.merge(other)
     assert (entry.rows, entry.bytes, entry.oldest_ms, entry.newest_ms) == (5, 155, 10, 40)
     assert entry.sample_keys == [b"b".hex(), b"c".hex(), b"d".hex()]

@@ -15,7 +15,7 @@ from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import every
 from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
-from janitor.state.base import RunRecord
+from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.records import TopicCount
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
@@ -139,6 +139,30 @@ def test_job_after_sweeps_is_done_when_rows_go(mode: Literal["apply", "plan_only
         assert at == expected
 
 
+def test_job_that_fails_is_logged_once_and_sweeps_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    with daemon_kit(jobs=(Job("count", 60, raising(StoreError("it cannot be counted."))),)) as kit:
+        kit.time.advance(120)
+        assert kit.results == ["done"] * 3
+    assert caplog.messages == ["count failed: it cannot be counted."]
+
+
+def test_job_with_a_bug_is_named_with_its_error() -> None:
+    with daemon_kit() as kit:
+        kit.daemon.failed("count", ZeroDivisionError("division by zero"))
+        assert kit.daemon.status().failing == {"count": "ZeroDivisionError: division by zero"}
+
+
+def test_daemon_that_may_not_adopt_deletes_nothing_before_adoption() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR)
+    with daemon_kit(store, adopt=False) as kit:
+        kit.time.advance(5)
+        assert (kit.results, orders.times()) == (["blocked"], [NOW_MS - HOUR])
+        kit.daemon.adopt()
+        kit.time.advance(60)
+        assert orders.times() == []
+
+
 def test_adopt_does_the_jobs_of_the_daemon_at_once() -> None:
     done: list[int] = []
     with daemon_kit(adopt=False, jobs=(Job("count", 60, lambda: done.append(1)),)) as kit:
@@ -168,6 +192,30 @@ def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
         kit.time.advance(3600)
         kit.lease.check()
         assert kit.daemon.status().leader
+
+
+def test_daemon_without_its_lease_sweeps_again_when_it_is_free() -> None:
+    """S12."""
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
+    with daemon_kit(store, leased=True) as kit:
+        other = Lease(kit.janitor.state, "another", 60, kit.time.clock)
+        other.acquire(sole=True)
+        for _ in range(10):
+            kit.time.advance(30)
+            other.renew()
+        status = kit.daemon.status()
+        assert (kit.results, status.leader, status.lease_holder) == (["done"], False, "another")
+        other.release()
+        kit.time.advance(60)
+        assert (orders.times(), kit.daemon.status().leader) == ([], True)
+
+
+def test_status_of_a_daemon_has_its_schedule_and_next_run() -> None:
+    with daemon_kit() as kit:
+        kit.time.advance(125)
+        status = kit.daemon.status()
+        assert (status.schedule, status.next_run_ms) == ("every 60 s", NOW_MS + 180 * SECOND)
 
 
 def test_status_between_two_sweeps_has_the_newest_snapshot() -> None:
@@ -209,6 +257,13 @@ def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
         assert kit.daemon.ready() == ""
         kit.daemon.request_stop()
         assert kit.daemon.ready() == "the janitor is stopping"
+
+
+def test_paused_daemon_is_ready() -> None:
+    with daemon_kit() as kit:
+        kit.janitor.state.pause(EVERYTHING, NOW_MS)
+        kit.time.advance(60)
+        assert kit.daemon.ready() == ""
 
 
 def test_metrics_of_a_daemon_are_those_of_its_status() -> None:
@@ -273,3 +328,12 @@ def test_snapshots_that_cannot_be_read_give_the_reason(caplog: pytest.LogCapture
         "the transaction snapshot could not be read: the folder is empty",
         "transaction snapshots can be read again",
     ]
+
+
+def test_last_snapshot_serves_while_no_newer_one_can_be_read() -> None:
+    manager = Snapshots(ManualClock(NOW_MS))
+    source = CachedSource(manager)
+    first = source.latest()
+    manager.error = NoSnapshot("the folder is not mounted")
+    source.refresh()
+    assert (source.latest(), manager.asked) == (first, 2)

@@ -123,7 +123,14 @@ def test_given_patterns_then_only_rows_of_those_topics_are_read(store: MemorySto
     found = inspect.messages(store, SNAPSHOT, ("default:orders",), 100, nobody)
     assert {row["topic"] for row in found.rows} == {"default:orders"}
     assert inspect.messages(store, SNAPSHOT, ("*:unknown",), 100, nobody).counts == {"plain": 1}, "has no metadata"
-    assert inspect.payloads(store, SNAPSHOT, ("x:*",), 100, nobody) == inspect.InspectedRows([], {}, None)
+    for read in (inspect.messages, inspect.payloads):
+        assert read(store, SNAPSHOT, ("x:*",), 100, nobody) == inspect.InspectedRows([], {}, None)
+
+
+def test_unrecognized_row_is_shown_by_its_key(store: MemoryStore) -> None:
+    for read in (inspect.messages, inspect.payloads):
+        [row] = [row for row in read(store, None, (), 100, nobody).rows if row["topic"] is None]
+        assert row["key"] == b"unrecognized".hex()
 
 
 def test_given_any_table_when_inspected_then_nothing_is_written_and_pages_are_told(store: MemoryStore) -> None:
@@ -187,6 +194,15 @@ def test_audit_with_an_invalid_cell_refutes_the_boundary(store: MemoryStore, bou
     assert (found.cells, found.open_cells, found.refuted) == (4, 1, refuted)
     assert len(found.sample_keys) == refuted
     assert found.to_json()["boundary"] == (None if bound is None else str(bound))
+
+
+def test_audit_counts_rows_of_any_key_and_names_the_first() -> None:
+    store = MemoryStore()
+    unknown = unknown_topic(store, "default:unknown").tx(INVALID, *range(1, 3001))
+    store.message.put([(b"unrecognized", MessageValue(INVALID, b"?"))])
+    found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, nobody)
+    assert (found.cells, found.refuted, found.unrecognized) == (3001, 3001, 1)
+    assert found.sample_keys == [MessageKey(unknown.id, 1, ms, ms - 1).pack() for ms in range(1, 11)]
 
 
 @given(

@@ -227,6 +227,15 @@ def test_given_a_ttl_that_was_shortened_then_a_row_goes_when_the_hold_ends(order
     assert goes_when_it_says(orders, PUBLISHED_MS, record, NOW_MS) == NOW_MS + HOLD_SECONDS * 1000
 
 
+def test_why_of_a_row_not_due_before_the_hold_ends_shows_no_hold(orders: Topic) -> None:
+    future_ms = NOW_MS + 2 * HOUR
+    orders.plain(future_ms)
+    record = FrontierRecord(1, NOW_MS - DAY, at(NOW_MS), NOW_MS - DAY)
+    fate = only(ask(orders, future_ms, records={orders: record})).fate
+    assert (fate.hold, fate.until_ms) == (None, None)
+    assert fate.goes_ms == fate.due_ms == future_ms + TTL_SECONDS * 1000 + 1
+
+
 @given(
     ttl_seconds=st.integers(1, 7200),
     cutoff_age_ms=st.integers(0, 3 * HOUR),
@@ -256,6 +265,23 @@ def test_why_of_an_invalid_row_inverts_if_live_and_deletes_if_due(orders: Topic)
     live, due = only(ask(orders, NOW_MS)).fate, only(ask(orders, PUBLISHED_MS, 1)).fate
     assert (live.action, live.invert, live.rule) == ("invert", True, Rule.EXPIRED)
     assert (due.action, due.invert) == ("delete", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "action", "hold"),
+    [
+        ({"paused": ("*:*",)}, "keep", Hold.PAUSED),
+        ({"label": Hold.FIRST_CONTACT}, "keep", Hold.FIRST_CONTACT),
+        ({"protect": ("*:*",)}, "invert", Hold.PROTECTED),
+    ],
+)
+def test_why_of_a_held_invalid_row_inverts(orders: Topic, given: dict[str, Any], action: str, hold: Hold) -> None:
+    orders.tx(INVALID, NOW_MS)
+    fate = only(ask(orders, NOW_MS, **given)).fate
+    assert (fate.action, fate.invert, fate.hold) == (action, True, hold)
+    lost = unknown_topic(orders.store, "default:lost").tx(INVALID, NOW_MS)
+    fate = only(ask(lost, NOW_MS, **given)).fate
+    assert (fate.action, fate.hold) == ((action, None) if action == "invert" else (action, hold))
 
 
 def test_why_of_a_negative_pointer_names_the_runs_that_inverted(orders: Topic, state: SqliteState) -> None:
@@ -297,6 +323,12 @@ def test_given_a_message_that_goes_then_its_payload_goes_with_it(orders: Topic) 
     assert [row.fate.action for row in ask(orders, *asked).found] == ["delete", "delete"]
     unadopted = ask(orders, *asked, label=Hold.FIRST_CONTACT).found
     assert [(row.fate.reason, row.fate.hold) for row in unadopted] == [(Reason.HELD, Hold.FIRST_CONTACT)] * 2
+
+
+def test_why_finds_the_payload_of_a_negated_reference_and_of_no_other_message(orders: Topic) -> None:
+    orders.stored(COMMITTED, STORED_MS).ref(-COMMITTED, NOW_MS).tx(COMMITTED, NOW_MS)
+    assert payload_of(ask(orders, NOW_MS, 1, (STORED_MS, 0))).pointer == COMMITTED
+    assert not only(ask(orders, NOW_MS, 2, (STORED_MS, 0))).refers
 
 
 def test_given_another_message_that_refers_to_the_payload_then_the_payload_stays(orders: Topic) -> None:

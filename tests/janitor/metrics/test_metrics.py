@@ -242,6 +242,15 @@ def test_given_everything_then_every_figure_is_in_its_series() -> None:
     }
 
 
+def test_metrics_of_a_janitor_that_only_plans_say_so() -> None:
+    assert seen(replace(empty(), mode="plan_only"))["tms_janitor_plan_only"] == 1
+
+
+def test_metrics_before_a_status_have_no_counter_that_would_seem_to_restart() -> None:
+    assert "process_resident_memory_bytes" in text(metrics())
+    assert series(parse_text(text(metrics()))) == {}
+
+
 def test_given_a_topic_is_held_in_both_tables_then_it_is_one_topic() -> None:
     entry = HeldTopic("a:b", "frontier", 1, 1, 1, None, "")
     assert seen(empty(held=[entry, replace(entry, rows=2)]))["tms_janitor_held_topics frontier"] == 1
@@ -260,6 +269,14 @@ def test_given_counters_of_a_newer_version_then_they_are_left_out() -> None:
 def test_metrics_show_a_known_counter_with_an_unknown_label() -> None:
     found = seen(empty(counters=counter("guard_trips_total", 7, guard="gravity")))
     assert found["tms_janitor_guard_trips_total gravity"] == 7
+
+
+def test_metrics_of_labels_in_any_order_are_one_series() -> None:
+    counters = {
+        **counter("rows_deleted_total", 2, table="message", rule="expired"),
+        **counter("rows_deleted_total", 3, rule="expired", table="message"),
+    }
+    assert seen(empty(counters=counters))["tms_janitor_rows_deleted_total message expired"] == 5
 
 
 def test_given_a_run_then_what_it_counted_is_known_to_the_metrics() -> None:
@@ -361,6 +378,11 @@ def sizes(found: FoundRow) -> FoundRow:
 
 def test_given_top_then_the_largest_have_series_and_the_others_are_summed() -> None:
     assert sizes(seen(empty(topics=SOME), "top", 2)) == {"a b": 300, "a c": 200, OTHER: 150}
+
+
+def test_topics_that_were_never_counted_take_no_place() -> None:
+    topics = [queue("a:a", None), queue("a:b", None), queue("a:c", 1)]
+    assert sizes(seen(empty(topics=topics), "top", 1)) == {"a c": 1}
 
 
 def test_the_others_are_as_old_as_the_oldest_of_them_and_as_new_as_the_newest() -> None:

@@ -54,6 +54,11 @@ def test_known_ids_after_a_save_are_the_new_ones(state: State, saved: OpenIdReco
     assert known(state) == expected
 
 
+def test_ids_that_no_longer_count_as_closed_are_in_order(state: State) -> None:
+    state.save_open_ids([OTHER, OPEN, CLOSED, OpenIdRecord(8, 1)])
+    assert list(state.known_ids(NOW_MS, 10**6).open_ids) == list(state.open_ids()) == [5, 7, 8, 9]
+
+
 def test_known_ids_after_another_process_are_read_again(lasting: LastingMemories) -> None:
     with lasting.new() as state, lasting.again() as other:
         state.save_open_ids([OTHER, OPEN, CLOSED])

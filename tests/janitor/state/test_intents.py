@@ -40,6 +40,16 @@ with state.transaction():
 """
 
 
+def test_announcement_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with SqliteState(tmp_path) as state:
+            state.intend(FIRST)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
+
+
 def test_given_a_process_that_was_killed_then_what_it_announced_is_there(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     child = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], cwd=root, check=False)

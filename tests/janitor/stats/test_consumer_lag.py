@@ -13,11 +13,12 @@ from janitor.stats.consumer_lag import LagCount
 from janitor.sweep.executor import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, unknown_topic, watch_state
 from tests.janitor.stats.conftest import Place
+from tests.support import raising
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.lag import PAGE_ROWS, LagTables
 from tms_core.consumers.positions import Floor, Position, Positions
-from tms_core.errors import StopRequested
+from tms_core.errors import StopRequested, StoreError
 from tms_core.rowkey import MessageId
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries
@@ -192,6 +193,35 @@ def test_lag_of_topics_that_are_gone_or_unreadable_is_none(place: Place) -> None
     kept.describe(ttl_seconds=60, generation=-1)
     count.step()
     assert place.state.note(Note.CONSUMERS) == []
+
+
+def test_lag_of_a_process_before_stands_until_counted_again(place: Place) -> None:
+    orders, other = (place.topic(name).plain(NOW_MS) for name in ("orders", "other"))
+    for one in (orders, other):
+        read(place, one, READ_NONE)
+    counter(place).step()
+    orders.plain(NOW_MS + 1)
+    Positions(place.side).delete(TopicMetadata(other.id, 1, 60), "billing")
+    counter(place, is_stopping=lambda: True).step()
+    assert found(place) == {"orders/billing": 1}
+    counter(place).step()
+    assert found(place) == {"orders/billing": 2}
+
+
+def test_lag_that_an_adoption_has_removed_is_saved_again(place: Place) -> None:
+    read(place, place.topic("orders").plain(NOW_MS), READ_NONE)
+    count = counter(place)
+    count.step()
+    place.state.save_note(Note.CONSUMERS, None)
+    count.step()
+    assert found(place) == {"orders/billing": 1}
+
+
+def test_lag_by_positions_that_cannot_be_read_is_an_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = counter(place)
+    monkeypatch.setattr(place.side, "rows", raising(StoreError("the disk is gone.")))
+    with pytest.raises(StoreError, match="the disk is gone"):
+        count.step()
 
 
 def test_lag_of_a_far_consumer_lets_others_go_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

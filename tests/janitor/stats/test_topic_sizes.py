@@ -262,6 +262,64 @@ def test_given_a_huge_topic_when_counted_then_turns_alternate_with_what_is_due(p
     assert all(counted(place)[f"s{number}"] == 1000 for number in range(8))
 
 
+def test_size_of_an_empty_topic_has_no_times(place: Place) -> None:
+    a = place.topic("a")
+    census(place).step()
+    assert place.state.counts() == {a.id: TopicCount(0, 0, None, None, NOW_MS)}
+
+
+def test_sizes_that_are_stopped_go_on_where_they_were(place: Place) -> None:
+    place.topic("a").plain(*range(NOW_MS, NOW_MS + 3000))
+    stopping = [True]
+    count = census(place, is_stopping=lambda: stopping[0])
+    read, before = pages(place), place.store.calls.copy()
+    count.step()
+    assert place.store.calls == before, "a stop before the start reads nothing"
+    watch(place.store, after=lambda call: stopping.__setitem__(0, call.name == "message.rows"))
+    for _ in range(9):
+        stopping[0] = False
+        count.step()
+    assert (counted(place), read) == ({"a": 3000}, ["a"] * 4)
+
+
+def test_sizes_that_are_stopped_in_a_wait_end_it(place: Place) -> None:
+    place.topic("a").plain(*range(NOW_MS, NOW_MS + 100))
+    census(place, rate=1, is_stopping=lambda: place.clock.monotonic_ms() >= DAY + 5 * SECOND).step()
+    assert (place.clock.monotonic_ms(), place.state.counts()) == (DAY + 5 * SECOND, {})
+
+
+def test_sizes_over_time_are_saved_during_a_long_count(place: Place) -> None:
+    place.topic("a").plain(NOW_MS)
+    place.topic("b").plain(*range(NOW_MS, NOW_MS + 80))
+    place.topic("c").plain(NOW_MS)
+    seen: list[bool] = []
+
+    def is_stopping() -> bool:
+        seen.append("default:a" in SIZES.read(place.state))
+        return False
+
+    census(place, rate=1, is_stopping=is_stopping).step()
+    assert seen.index(True) < len(seen) - 1, "before the last page was read"
+
+
+def test_sizes_that_cannot_be_saved_are_saved_later(place: Place) -> None:
+    place.topic("a").plain(NOW_MS)
+    full = [True]
+    watch_state(place.state, before=fail_at("state.save_counts", StoreError("the disk is full."), lambda _: full[0]))
+    count = census(place)
+    with pytest.raises(StoreError, match="full"):
+        count.step()
+    full[0] = False
+    count.step()
+    assert counted(place) == {"a": 1}
+
+
+def test_sizes_by_metadata_that_cannot_be_read_are_an_error(place: Place) -> None:
+    watch(place.store, before=fail_at("metadata.rows", StoreError("the disk is gone.")))
+    with pytest.raises(StoreError, match="the disk is gone"):
+        census(place).step()
+
+
 def test_sizes_of_many_topics_are_saved_together(place: Place) -> None:
     for number in range(1000):
         place.topic(f"t{number}")

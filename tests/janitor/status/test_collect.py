@@ -121,6 +121,24 @@ def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> Non
     assert status.leader
 
 
+def test_collect_after_a_run_has_adoption_and_skew() -> None:
+    kit = janitor(MemoryStore())
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(MINUTE)
+    kit.clock.step(2 * SECOND)
+    assert (seen(kit).adopted_ms, seen(kit).skew_seconds) == (NOW_MS, {"monotonic": 2.0})
+
+
+def test_collect_between_runs_hours_apart_goes_by_their_usual_gap() -> None:
+    kit = janitor(MemoryStore())
+    for _ in range(3):
+        kit.engine.run_once(adopt=True)
+        kit.clock.advance(6 * HOUR)
+    assert seen(kit).process == "between_runs"
+    kit.clock.advance(7 * HOUR)
+    assert seen(kit).process == "down"
+
+
 def test_collect_between_runs_misses_nobody_until_they_stay_away() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
@@ -186,6 +204,18 @@ def test_collect_with_counts_estimates_held_rows_by_their_size() -> None:
     assert held.size_bytes == figures.size_bytes // 2 > 1000, "one of two messages of one size"
     assert before.size_bytes != held.size_bytes, "what the run estimated"
     assert list(figures.sizes) == [(NOW_MS, figures.size_bytes)]
+
+
+def test_collect_with_counts_leaves_held_old_generations_their_size() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=86_400).plain(NOW_MS - HOUR, NOW_MS)
+    kit = janitor(store, hold_seconds=600)
+    kit.engine.run_once(adopt=True)
+    topic(store, "default:orders", ttl_seconds=86_400, generation=2).plain(NOW_MS)
+    kit.engine.run_once()
+    [before] = seen(kit).held
+    TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
+    assert seen(kit).held == [before]
 
 
 def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Kit:

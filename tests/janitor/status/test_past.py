@@ -134,6 +134,13 @@ def test_given_a_stretch_of_time_then_its_runs_come_newest_first() -> None:
     assert (found["expired"], found["report"]) == (1, None)
 
 
+def test_unknown_range_or_run_is_named_or_none() -> None:
+    with SqliteState.in_memory() as state:
+        with pytest.raises(KeyError, match="2h"):
+            RunHistory().range(state, "2h", NOW_MS)
+        assert run_detail(state, "none") is None
+
+
 def test_range_with_blocked_runs_leaves_out_the_one_to_adopt() -> None:
     with SqliteState.in_memory() as state:
         for number, guard in enumerate(["adoption", "clock"]):
