@@ -119,6 +119,16 @@ def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore
     assert not kit.engine.run_once().full
 
 
+def test_run_after_an_empty_or_supposed_plan_is_not_full(store: MemoryStore) -> None:
+    topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(HOUR)
+    assert not kit.engine.preview().topics
+    assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).topics
+    assert not kit.engine.run_once().full
+
+
 def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everything(store: MemoryStore) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1)
     kit = janitor(store)
@@ -222,6 +232,16 @@ def test_run_whose_end_was_not_written_is_in_the_ledger(store: MemoryStore) -> N
     assert [run.result for run in kit.state.runs(5)] == ["done", "lost"]
     [entry] = kit.state.ledger(10, topic=TopicId("default", "orders"))
     assert (entry.rows, entry.rule) == (None, "expired")
+
+
+def test_compaction_after_a_pass_starts_after_saving(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
+    topic(store, "default:orders", ttl_seconds=60).plain(1)
+    kit = janitor(store)
+    saved: list[bool] = []
+    watch(store, lambda call: saved.append(bool(kit.state.boundary())) if call.name == "message.compact" else None)
+    kit.engine.run_once(adopt=True)
+    assert saved == [True]
 
 
 def test_compaction_of_messages_starts_before_payloads(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,23 @@ def test_given_a_run_that_takes_long_when_it_deletes_then_counters_move_with_it(
     assert counter(kit, "bytes_deleted_total") == sum(entry.bytes for entry in report.topics)
 
 
+def test_counters_of_inversions_move_during_a_long_run(store: MemoryStore) -> None:
+    invalid = pointer(NOW_MS - MINUTE)
+    topic(store, "default:a", ttl_seconds=TTL_SECONDS).tx(invalid, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 6))
+    kit = janitor(store, batch_rows=2)
+    kit.snapshots.invalid = [invalid]
+    told: list[float] = []
+
+    def before(call: Call) -> None:
+        if call.name == "message.invert":
+            told.append(counter(kit, "rows_inverted_total"))
+            kit.clock.advance(1_000)
+
+    watch(store, before)
+    kit.engine.run_once(adopt=True)
+    assert (told, counter(kit, "rows_inverted_total")) == ([0, 2, 4], 6)
+
+
 def test_counters_after_a_kill_count_what_went_once(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
@@ -271,6 +288,7 @@ def held(kit: Kit) -> None:
     kit.clock.advance(MINUTE)
     kit.engine.run_once()
     assert overdue(kit) == {("default:a", "frontier"): 2}
+    assert counter(kit, "rows_deleted_total") == 0
 
 
 @pytest.mark.parametrize(
@@ -293,6 +311,16 @@ def test_held_rows_stay_noted_by_runs_that_do_not_count(store: MemoryStore, run:
     [last] = kit.state.runs(1)
     # An interrupted run has looked at nothing.
     assert last.held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
+
+
+def test_held_rows_of_a_topic_that_fails_stay_noted(store: MemoryStore) -> None:
+    kit = janitor(store)
+    held(kit)
+    of_topic = b"default:a:"
+    error = StoreError("a block is damaged.")
+    watch(store, before=fail_at("message.keys", error, lambda call: call.arguments[0].startswith(of_topic)))
+    assert len(kit.run_after(MINUTE).errors) == 1
+    assert overdue(kit) == {("default:a", "frontier"): 2}
 
 
 def test_held_rows_stay_noted_after_a_plan_file_is_applied(store: MemoryStore) -> None:
@@ -328,6 +356,7 @@ def test_unusable_snapshot_is_counted_and_noted_until_one_is_used(store: MemoryS
     kit.engine.run_once(adopt=True)
     note = SNAPSHOT.read(kit.state)
     assert (note.timestamp_ms, note.problem, note.invalid, note.in_progress) == (NOW_MS - DAY, "stale", 2, 1)
+    assert "more than twice" in note.message
     kit.snapshots.age_ms = 0
     kit.run_after(MINUTE)
     assert counter(kit, "snapshot_errors_total", reason="stale") == counter(kit, "snapshot_errors_total") == 1

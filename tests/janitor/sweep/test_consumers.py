@@ -117,16 +117,6 @@ def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(s
     assert held(janitor(shop.store).engine.run_once(adopt=True)) == {"": 1}
 
 
-def test_old_generations_are_held_for_no_consumer(shop: Shop) -> None:
-    shop.orders.plain(DUE_MS - 1)
-    read(shop, READ_NONE)
-    again = shop.orders.at(2).describe(ttl_seconds=TTL_SECONDS, generation=2).plain(DUE_MS - 1)
-    gone = topic(shop.store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-1).plain(DUE_MS - 1)
-    read(shop, READ_NONE, generation=-1, topic=gone)
-    assert held(kit_of(shop).engine.run_once(adopt=True)) == {"": 3}
-    assert (shop.orders.times(), again.times(), gone.times()) == ([], [], [])
-
-
 def test_consumer_furthest_behind_is_named(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - 2, DUE_MS - 1)
     for name, read_ms in (("a", NOW_MS), ("b", DUE_MS - 3), ("c", DUE_MS - 2)):

@@ -82,6 +82,20 @@ def test_load_topics_allows_what_clocks_may_differ_by(store: MemoryStore, ahead_
     assert run.topics[ORDERS.prefix].frontier.hold is hold
 
 
+def test_s2_unreadable_metadata_read_again_makes_the_topic_unknown(store: MemoryStore) -> None:
+    run = make(store)
+    run.load_topics()
+    unknown_topic(store, str(ORDERS)).write_metadata(b"{")
+    run.reread(ORDERS.prefix)
+    assert (run.topics, set(run.unparsed)) == ({}, {ORDERS.prefix})
+
+
+def test_scope_of_patterns_has_only_topics_that_fit(store: MemoryStore) -> None:
+    prefixes = (ORDERS.prefix, RETURNS.prefix, b"not a topic")
+    assert [make(store, patterns=("*:o*",)).in_scope(prefix) for prefix in prefixes] == [True, False, False]
+    assert all(make(store).in_scope(prefix) for prefix in prefixes)
+
+
 def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknown(store: MemoryStore) -> None:
     run = make(store)
     run.load_topics()

@@ -10,8 +10,9 @@ import pytest
 
 from janitor.report import EntryKey, Report
 from janitor.rules.policy import Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, unknown_topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, fail_at, janitor, pointer, topic, unknown_topic, watch
 from tests.salted import SaltedStore
+from tms_core.errors import StoreError
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -158,6 +159,19 @@ def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiri
 
 def rows_of(report: Report) -> dict[EntryKey, int]:
     return {EntryKey(e.topic, e.generation, e.table, e.rule, e.held): e.rows for e in report.topics}
+
+
+def test_due_message_whose_delete_failed_comes_up_again(store: Store, expiries: OwnExpiries) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    early(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
+    kit = adopted(store, expiries)
+    broken = [True]
+    watch(store, before=fail_at("message.delete", StoreError("the disk is full."), lambda _: broken[0]))
+    [error] = kit.run_after(1).errors
+    assert "default:orders" in error
+    broken[0] = False
+    assert kit.engine.run_once().total(Rule.EXPIRED) == 2
+    assert orders.times() == []
 
 
 def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: OwnExpiries) -> None:

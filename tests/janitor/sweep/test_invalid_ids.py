@@ -50,6 +50,12 @@ def test_closed_id_that_left_the_list_is_forgotten_after_a_month(kit: Kit) -> No
         assert list(kit.state.open_ids()) == left
 
 
+def test_closed_id_that_is_listed_for_a_year_stays_closed(kit: Kit) -> None:
+    known = kit.state.open_ids()[OLD]
+    kit.run_after(365 * DAY)
+    assert kit.state.open_ids()[OLD] == known
+
+
 def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(orders: Topic) -> None:
     kit = janitor(orders.store, batch_rows=4)
     for number in range(PAGES_TOGETHER * 12):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from janitor.rules.policy import Frontier, Rule, admit
+from janitor.run.plan_file import parse
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.findings import Batch, Done, Due
 from janitor.sweep.outcome import Ledger, Outcome, open_announcements
@@ -109,8 +110,8 @@ class Spy:
         return About(str(key.topic), key.generation, table, rule)
 
 
-def entries(kit: Kit) -> dict[About, LedgerEntry]:
-    found = kit.state.ledger(1000)
+def entries(kit: Kit, run_id: str | None = None) -> dict[About, LedgerEntry]:
+    found = kit.state.ledger(1000, run_id=run_id)
     by_about = {About(str(e.topic), e.generation, e.table, e.rule): e for e in found}
     assert len(by_about) == len(found)
     return by_about
@@ -128,6 +129,25 @@ def test_ledger_covers_exactly_the_keys_that_were_deleted(kit: Kit) -> None:
         assert (entry.start, entry.stop, entry.rows) == (min(keys), max(keys) + b"\x00", len(keys))
         assert (entry.run_id, entry.at_ms) == (report.id, NOW_MS)
     assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.topics)
+
+
+def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:
+    kit.snapshots.age_ms, kit.snapshots.write_pointer = 7, pointer(NOW_MS)
+    kit.engine.run_once()
+    expired = entries(kit)[About("default:orders", 3, "message", "expired")]
+    assert (expired.oldest_ms, expired.newest_ms) == (NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 4)
+    assert expired.snapshot_timestamp_ms == NOW_MS - 7
+    assert entries(kit)[About("default:gone", 2, "message", "old_generation")].metadata_generation == -2
+
+
+def test_ledger_of_an_applied_plan_has_what_went_and_nothing_held(kit: Kit) -> None:
+    plan = parse(kit.engine.plan().document, "the plan")
+    kit.restart(protect=("default:*",)).engine.run_once()
+    assert {entry.rule for entry in kit.state.ledger(10)} == {"invalid_transaction"}
+    spy = Spy(kit.store)
+    report = kit.engine.apply(plan)
+    found = {about: entry.rows for about, entry in entries(kit, report.id).items()}
+    assert found == {about: len(keys) for about, keys in spy.taken.items()} != {}
 
 
 def test_ledger_by_key_finds_the_entry_and_no_neighbour(kit: Kit) -> None:

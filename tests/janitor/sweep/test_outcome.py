@@ -47,6 +47,14 @@ def test_given_some_rows_of_a_batch_that_went_when_counted_then_only_these_are()
     assert outcome.entries[about()].rows == 1
 
 
+def test_taking_leaves_out_held_rows_and_rows_that_stay() -> None:
+    outcome = Outcome()
+    for finding in (due(KEYS, Hold.FRONTIER), RemainingRows(Reason.UNDECIDED, 2), RemainingRows(Reason.LIVE, 5)):
+        outcome.add(finding)
+    assert (outcome.entries[about(Hold.FRONTIER)].rows, outcome.kept) == (5, {Reason.UNDECIDED: 2})
+    assert (outcome.deletions, outcome.taking().entries, outcome.taking().kept) == ({}, {}, {})
+
+
 def test_given_unrecognized_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
     outcome = Outcome()
     outcome.add(unrecognized("message", [b"\x00\xff"]))

@@ -63,6 +63,13 @@ def test_given_a_pause_of_others_when_asked_then_it_may_go_on(case: Case, paused
     assert case.permission.allows(ORDERS)
 
 
+def test_lost_lease_ends_the_run_even_if_the_topic_is_paused(case: Case) -> None:
+    case.state.pause(EVERYTHING, NOW_MS)
+    case.take_over()
+    with pytest.raises(LeaseLost):
+        case.permission.allows(ORDERS)
+
+
 def test_lost_lease_of_a_reader_is_noticed_with_its_heartbeat(case: Case) -> None:
     case.permission.alive()
     case.take_over()

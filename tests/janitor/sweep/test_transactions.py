@@ -70,6 +70,13 @@ def test_s14_source_that_fails_gives_its_reason(error: Exception, problem: Probl
     assert (state.snapshot, state.usable, state.used) == (None, None, None)
 
 
+@pytest.mark.parametrize(("age_ms", "figure"), [(120_001, "2 min old"), (-ALLOWANCE_MS - 1, "5 min ahead")])
+def test_s14_snapshot_of_another_time_is_named_with_its_age(age_ms: int, figure: str) -> None:
+    state = read(Source(age_ms))
+    assert (state.usable, state.used) == (None, None)
+    assert f"snapshot.1 is {figure}" in state.message
+
+
 def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         read(Source(error=ZeroDivisionError()))
@@ -182,6 +189,24 @@ def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
     searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
     never = OpenIdRecord(pointer(BEGUN_MS + 40_000), NOW_MS)
     assert search_since_ms([searched, never, searched], TERM) == BEGUN_MS + 39_700
+    assert search_since_ms([searched], TERM) == BEGUN_MS + 49_700
+    assert search_since_ms([], TERM) is None
+
+
+@pytest.mark.parametrize(
+    ("first_seen_ms", "lifetime", "over"),
+    [
+        (END_MS + 1000, TERM, True),
+        (END_MS + 1001, TERM, False),
+        (5, TERM._replace(allowance_ms=TERM.grace_ms + 1000), True),
+        (5, TERM._replace(allowance_ms=TERM.grace_ms + 1001), False),
+    ],
+)
+def test_covered_by_several_passes_needs_the_oldest(first_seen_ms: int, lifetime: Lifetime, over: bool) -> None:
+    record = OpenIdRecord(pointer(BEGUN_MS), first_seen_ms)
+    [after] = mark_covered([record], END_MS + 5000, END_MS + 6000, lifetime, END_MS + 1000)
+    times = (END_MS + 1000, END_MS + 6000) if over else (END_MS + 5000, None)
+    assert after == OpenIdRecord(record.pointer, first_seen_ms, *times)
 
 
 @pytest.mark.parametrize("full", [True, False])
