@@ -192,12 +192,12 @@ def successor_mark(mark: str, identity: str) -> str:
     return hashlib.sha256(f"{mark} {identity}".encode()).hexdigest()[: len(mark)]
 
 
-def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | None) -> GuardNote | None:
+def check_transaction_system(record: StoreRecord, snapshot: VisibilityState) -> GuardNote | None:
     """Return a note if the snapshot is of another transaction system: pointers of one system only grow (invariant
     S13).
     """
     known = record.snapshot_write_pointer
-    if snapshot is None or known is None or snapshot.write_pointer >= known:
+    if known is None or snapshot.write_pointer >= known:
         return None
     message = f"the snapshot's write pointer {snapshot.write_pointer} is below {known}, which was seen before"
     advice = (

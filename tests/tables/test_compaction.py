@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from threading import Event, current_thread, main_thread
 
 import pytest
 
+from tests.support import wait_until
 from tms_core.errors import StoreError
 from tms_core.tables import compaction
+from tms_core.tables.base import TableName
 from tms_core.tables.compaction import (
     GAP_BYTES,
     SLICE_BYTES,
@@ -92,7 +94,7 @@ def test_slice_ends_where_live_rows_are_more_than_a_file(gap_bytes: int, slices:
 @pytest.mark.parametrize(("rows", "taken"), [(SLICE_ROWS - 1, True), (SLICE_ROWS, False), (SLICE_ROWS + 1, False)])
 def test_given_a_slice_when_it_is_full_then_it_takes_no_more(rows: int, taken: bool) -> None:
     table = SlicedTable()
-    assert Slice(table, b"a", b"b", rows).can_add(table, b"c") is taken
+    assert Slice(table, b"a", b"b", rows).can_add(b"c") is taken
 
 
 @pytest.mark.parametrize(("whole", "taken"), [(SLICE_BYTES - 1, True), (SLICE_BYTES, False)])
@@ -102,7 +104,7 @@ def test_given_a_slice_of_large_rows_when_its_files_are_full_then_it_takes_no_mo
             return whole if start == b"a" else 0
 
     table = LargeRows()
-    assert Slice(table, b"a", b"b", 2).can_add(table, b"c") is taken
+    assert Slice(table, b"a", b"b", 2).can_add(b"c") is taken
 
 
 def test_slices_of_alternating_parts_are_one_for_each_part() -> None:
@@ -191,3 +193,44 @@ def test_compact_beside_that_fails_is_told_to_the_run() -> None:
         with pytest.raises(StoreError, match="no space"):
             deleted.compact(lambda: None)
     assert table.asked == 1
+
+
+def test_slice_of_a_table_that_weighs_compaction_is_never_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlicedTable, "weighs_compaction", True)
+    table, deleted = SlicedTable(), DeletedRanges()
+    deleted.add(table, keys(b"a", b"b"))
+    deleted.compact(lambda: None)
+    assert table.compacted == [(b"a", b"b\x00")]
+
+
+def test_close_lets_no_other_slice_start() -> None:
+    table, deleted = BesideTable(), DeletedRanges()
+    for first, last in ((b"a", b"b"), (b"y", b"z")):
+        deleted.add(table, keys(first, last, WORTHWHILE_ROWS))
+    deleted.finish_table("payload")
+    second = deleted.slices[1].background
+    assert second is not None
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(deleted.close)
+        try:
+            wait_until(second.cancelled)
+        finally:
+            table.go_on.set()
+    assert table.compacted == [(b"a", b"b\x00")]
+
+
+def test_finish_table_in_two_threads_at_once_meets_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted, others = DeletedRanges(), [True]
+
+    def name(_: SlicedTable) -> TableName:
+        if others and others.pop():
+            deleted.finish_table("payload")
+        return "payload"
+
+    monkeypatch.setattr(SlicedTable, "name", property(name))
+    one, other = SlicedTable(), SlicedTable()
+    for table in (one, other):
+        deleted.add(table, keys(b"a", b"b"))
+    deleted.finish_table("payload")
+    deleted.add(one, keys(b"c", b"d"))
+    assert [part.table for part in deleted.slices] == [one, other, one]

@@ -49,11 +49,11 @@ class Slice:
     rows: int
     background: Future[None] | None = None
 
-    def can_add(self, table: KeyTable, first: bytes) -> bool:
+    def can_add(self, first: bytes) -> bool:
         """Return whether a batch that starts at ``first`` may be added."""
-        if table is not self.table or self.rows >= SLICE_ROWS or first <= self.last:
+        if self.rows >= SLICE_ROWS or first <= self.last:
             return False
-        gap, whole = (table.estimate_bytes(key, first) for key in (self.last, self.start))
+        gap, whole = (self.table.estimate_bytes(key, first) for key in (self.last, self.start))
         return gap <= GAP_BYTES and whole < SLICE_BYTES
 
     @property
@@ -77,7 +77,7 @@ class DeletedRanges:
     def add(self, table: KeyTable, keys: Sequence[bytes]) -> None:
         with self._lock:
             last = self._last.get(table)
-            if last is not None and last.can_add(table, keys[0]):
+            if last is not None and last.can_add(keys[0]):
                 last.last = keys[-1]
                 last.rows += len(keys)
                 return
