@@ -1,1 +1,1 @@
-"""The deletion rules: deletions and inversions. Pure functions, no input or output."""
+"""The rules for deletions and inversions: pure functions without I/O."""

@@ -1,8 +1,8 @@
 """Deletion rules for one row.
 
 ``decide`` applies rules L0 to L7 (``docs/reference/deletion-rules.md``) to one row. It does no I/O and reads no clock.
-A differential test over random stores proves that every engine that works on ranges agrees with it. If two disagree,
-this module is right.
+A differential test over random stores compares it with every engine that works on ranges. If they disagree, this
+module is right.
 
 The last part sets the limit of each topic's deletions in a run (invariant S8). Time moves a cutoff forward by exactly
 the time that passed. Anything that moves it further, or makes a generation old, has another cause: a TTL was shortened,
@@ -59,8 +59,9 @@ class Row(NamedTuple):
     """The facts about a row that the rules need.
 
     Attributes:
-        key: its parsed key; None: TMS writes no such key.
-        pointer: the stored write pointer of a message row, unchanged; None: it has none, or this is a payload row.
+        key: the parsed key; None if TMS does not write such a key.
+        pointer: the stored write pointer of a message row, with its sign; None for payload rows and for messages
+            outside transactions.
     """
 
     table: Literal["message", "payload"]
@@ -73,14 +74,13 @@ class Frontier:
     """The limit of one topic's deletions in this run (invariant S8), and the limit of the rules.
 
     Attributes:
-        now_ms: the time that the run judges by.
+        now_ms: the time at which the run evaluates the rules.
         due: the cutoff of the rules at that time.
         cutoff: the cutoff of this run; never above ``due``.
-        generation: the metadata generation of this run: rows of generations that it makes old may be deleted. 0 makes
-            none old.
-        hold: the reason why the run stops before the rules' limit; None: it does not.
-        processed: the first position (``milliseconds * 65,536 + sequence``) that L7 leaves; 0: it deletes nothing.
-        decided_ms: messages published from this time on are not deleted by their own TTLs.
+        generation: the metadata generation of this run, which may delete older generations; 0: it deletes none.
+        hold: the reason why the run deletes less than the rules allow; None: no hold.
+        processed: the first position (``milliseconds * 65,536 + sequence``) that L7 keeps; 0: L7 deletes nothing.
+        decided_ms: a message's own TTL deletes it only if it was published before this time.
     """
 
     now_ms: int
@@ -125,7 +125,7 @@ class Frontier:
     def is_processed(self, key: MessageKey | PayloadKey) -> bool:
         """Return whether all consumers have processed a row of the current generation (L7).
 
-        A payload is older than each message that refers to it, so it must be before the last millisecond.
+        A payload key has no sequence number, so only payloads of earlier milliseconds than the position are processed.
         """
         if isinstance(key, MessageKey):
             return key.publish_ms << 16 | key.sequence < self.processed
@@ -146,21 +146,21 @@ class Transactions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The row stays unchanged."""
+    """A verdict: keep the row unchanged."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The row is deleted."""
+    """A verdict: delete the row."""
 
     rule: Rule
 
 
 @dataclass(frozen=True, slots=True)
 class Invert:
-    """The row stays, with a negated write pointer."""
+    """A verdict: keep the row and negate its write pointer."""
 
     reason: Reason
 
@@ -179,11 +179,11 @@ def decide(
     """Return the verdict on one row.
 
     Args:
-        topic: the topic's metadata; None: it has no row, or its row does not parse (L1).
+        topic: the topic's metadata; None if the topic has no metadata row, or the row does not parse (L1).
         frontier: the limit of this run for the topic; None exactly if ``topic`` is None.
         transactions: the transaction snapshot, or a substitute.
         referenced: whether a remaining message row takes its payload from this payload row (L5).
-        expires_ms: the first time at which its own TTL deletes the message (L6); None: it has none.
+        expires_ms: the time at which the message's own TTL expires (L6); None if it has no TTL of its own.
     """
     if row.key is None:
         return Keep(Reason.UNRECOGNIZED)
@@ -192,25 +192,25 @@ def decide(
         if not _is_released(row.key, topic, frontier, expires_ms):
             rule, reason = None, Reason.HELD
         # L5 does not apply to old generations: no reader reaches a message that refers to the payload.
-        elif row.table == "payload" and not _is_old_by_both(row.key, topic, frontier):
+        elif row.table == "payload" and not _is_in_old_generation(row.key, topic, frontier):
             rule, reason = _apply_l5(row.key, rule, transactions, referenced)
     if rule is not None:
         return Delete(rule)
-    # L4 covers every row that stays, also held and unrecognized ones: a proven boundary is about the whole table (S4).
+    # L4 covers every kept row, also held and unrecognized rows: a proven boundary applies to the whole table (S4).
     if row.pointer is not None and row.pointer > 0 and transactions.is_invalid(row.pointer):
         return Invert(reason)
     return Keep(reason)
 
 
 def is_unrecognized(key: MessageKey | PayloadKey | None) -> bool:
-    """Return whether TMS writes no such key (rule L0): it does not parse, or a number in it is out of range."""
+    """Return whether TMS cannot have written a key (L0): it does not parse, or its generation or time is invalid."""
     return key is None or key.generation <= 0 or key.time_ms < 0
 
 
 def _rule_without_holds(
     key: MessageKey | PayloadKey, topic: TopicMetadata | None, frontier: Frontier | None, expires_ms: int | None
 ) -> tuple[Rule | None, Reason]:
-    """Return the verdict of L0 to L3, L6 and L7 without any hold."""
+    """Apply L0 to L3, L6 and L7, without holds; return the rule that deletes the row, or the reason to keep it."""
     if is_unrecognized(key):
         return None, Reason.UNRECOGNIZED
     if topic is None or frontier is None:
@@ -228,19 +228,19 @@ def _is_released(
     key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier, expires_ms: int | None
 ) -> bool:
     """Return whether this run's frontier releases a row that the rules delete (S8)."""
-    if _is_old_by_both(key, topic, frontier):
+    if _is_in_old_generation(key, topic, frontier):
         return True
-    # S8: the generations between these two became old by the jump itself, so all their rows are held.
+    # S8: the jump itself made the generations between these two old, so all their rows are held.
     if key.generation not in (frontier.generation, topic.generation):
         return False
     if frontier.cutoff.expires(key.time_ms):
         return True
-    early = _has_expired(expires_ms, frontier) and key.time_ms < frontier.decided_ms
-    return frontier.hold is None and (early or frontier.is_processed(key))
+    own_ttl_expired = _has_expired(expires_ms, frontier) and key.time_ms < frontier.decided_ms
+    return frontier.hold is None and (own_ttl_expired or frontier.is_processed(key))
 
 
-def _is_old_by_both(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
-    """Return whether the rules and the frontier delete the row because of its generation; then L5 does not apply."""
+def _is_in_old_generation(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
+    """Return whether both the topic and the frontier make the row's generation old; then L5 does not apply."""
     return key.generation < min(frontier.old_below, topic.old_below)
 
 
@@ -263,10 +263,10 @@ def _has_expired(expires_ms: int | None, frontier: Frontier) -> bool:
 
 
 def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
-    """Return the time that passed between two readings, never negative; 0 if it is unknown.
+    """Return the time between two readings, never negative; 0 if it is unknown.
 
-    Within one boot the machine's monotonic clock counts, and wall time only where it is smaller; across boots there is
-    only wall time.
+    Within one boot this is the smaller difference of monotonic clock and wall clock. Across boots only the wall clock
+    is comparable.
     """
     if not since.comparable(now):
         return 0
@@ -277,18 +277,18 @@ def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
 
 
 def admit(topic: TopicMetadata, now: ClockAnchor) -> FrontierRecord:
-    """Return a record that releases everything that is due now."""
+    """Return a record that releases all rows that are due now."""
     return _apply_to_record(_new_record(now), topic, Cutoff.at(now.wall_ms, topic.ttl_seconds), now)
 
 
 def freeze(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
-    """Return the record of a skipped topic: its cutoff does not move, so rows that come due are a jump afterwards."""
+    """Return the record of a skipped topic. Its cutoff does not advance, so rows that come due then count as a jump."""
     return replace(record or _new_record(now), at=now, pending=None, approved=None)
 
 
 def approve(record: FrontierRecord, topic: TopicMetadata) -> FrontierRecord:
-    """Return a record whose present held jump the next run will release."""
-    return replace(record, approved=_target(topic))
+    """Return a record whose current jump is approved, so that the next run releases it."""
+    return replace(record, approved=_jump_target(topic))
 
 
 def advance(
@@ -303,21 +303,20 @@ def advance(
     """Return this run's frontier of a topic, and the record to save once the run has applied it.
 
     Args:
-        record: the saved record; None: the topic was never seen since the store was adopted, and is held like a jump
-            from nothing.
-        now: the time by which elapsed time is measured (``guards.measured``).
+        record: the saved record; None: the topic is new since the adoption, so all its due rows count as a jump.
+        now: the clock reading for elapsed time (:func:`janitor.run.guards.elapsed_clock`).
         hold_seconds: how long a jump is held; 0: not at all.
-        allowance_ms: how much further than the passed time a cutoff may move.
-        now_ms: the time that rows are judged by, if it differs from ``now``.
+        allowance_ms: how far a cutoff may advance beyond the elapsed time.
+        now_ms: the time at which the rules are evaluated, if it differs from ``now``.
     """
     known = record or _new_record(now)
-    target = _target(topic)
+    target = _jump_target(topic)
     opened = Frontier.open(now.wall_ms if now_ms is None else now_ms, topic)
     if not _is_jump(record, topic, opened.due, now, allowance_ms) or known.approved == target:
         return opened, _apply_to_record(known, topic, opened.due, now)
     pending = known.pending
     if pending is None or pending.target != target or _is_in_future(pending.since, now):
-        # S8: the hold of another jump, or of a clock that was set back, does not count: nobody has seen this jump yet.
+        # S8: the hold of another jump, or one that a wrong clock dated ahead, does not count for this jump.
         pending = PendingJump(topic.generation, topic.ttl_seconds, now, topic.consumed)
     if elapsed_ms(pending.since, now) >= hold_seconds * 1000:
         return opened, _apply_to_record(known, topic, opened.due, now)
@@ -328,7 +327,7 @@ def advance(
 
 
 def _is_in_future(since: ClockAnchor, now: ClockAnchor) -> bool:
-    """Return whether a reading cannot be compared with the present, so that a hold starts again."""
+    """Return whether a reading is later than now or not comparable; a hold that started then restarts."""
     return not since.comparable(now) or (since.boot_id != now.boot_id and since.wall_ms > now.wall_ms)
 
 
@@ -343,7 +342,7 @@ def _is_jump(
     if topic.old_below > first_kept_generation(record.generation):
         return True
     allowed_ms = record.cutoff_ms + elapsed_ms(record.at, now) + allowance_ms
-    # A deleted topic has old generations only, which no cutoff makes due.
+    # All generations of a deleted topic are old, so its cutoff makes no rows due.
     return not topic.deleted and due.ms > allowed_ms
 
 
@@ -356,5 +355,5 @@ def _apply_to_record(known: FrontierRecord, topic: TopicMetadata, due: Cutoff, n
     return replace(applied, pending=None, approved=None)
 
 
-def _target(topic: TopicMetadata) -> tuple[int, int, bool]:
+def _jump_target(topic: TopicMetadata) -> tuple[int, int, bool]:
     return topic.generation, topic.ttl_seconds, topic.consumed

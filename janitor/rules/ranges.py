@@ -1,20 +1,19 @@
-"""The rules as key ranges: the rows of one topic to be deleted, held, or judged one by one.
+"""The rules as key ranges: the rows of a topic to delete, to hold, or to check one by one.
 
 Message rows sort by topic, generation and publish time, so L2 and L3 delete one contiguous range of a topic. A held
-frontier (S8) divides it into parts to delete and parts that wait. Payload rows sort by transaction before time, so in a
-current generation each row must be judged. An unrecognized key may lie anywhere inside a range and is removed when the
-keys are read (L0).
+frontier (S8) divides it into a part to delete and a part to keep. Payload rows sort by transaction before time, so in a
+current generation each row must be checked. A range may contain unrecognized keys; the scan skips them (L0).
 
 The last part finds the payloads that a message row still refers to (rule L5).
 
-A message published with an empty body in a transaction takes its payload from all payload rows of that transaction. Its
-time is its publish time, theirs is the time when they were stored. So in a long transaction the payloads come due
-first. CDAP then deletes them before anyone can read the message; the janitor looks for the message first.
+A message published with an empty body in a transaction takes its payload from all payload rows of that transaction. The
+message has its publish time, the payload rows have the time when they were stored. In a long transaction the payloads
+therefore expire first. CDAP deletes them before anyone can read the message; the janitor searches for the message.
 
-Such a message can only have been published while its transaction could still write: after the cutoff (or it is deleted
-itself) and before the transaction's start + lifetime + grace (or the clock allowance, if that is longer). The search
-reads the message rows of that window, once for many payload rows. If the write time of a payload row does not fit its
-pointer, the pointer was not made from a time; then the window has no end.
+Such a message was published while its transaction could still write: after the cutoff (or it is deleted itself) and
+before the transaction's start + lifetime + grace (or the clock allowance, if that is longer). The search reads the
+message rows of that window, once for many payload rows. If the write time of a payload row does not fit its pointer,
+the pointer does not derive from a time, and the window has no upper limit.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Span(NamedTuple):
     """A range of one topic and the verdict for its rows.
 
     Attributes:
-        rule: the rule that deletes them.
-        held: they are due, but this run's frontier holds them.
-        by_row: the rows are not sorted by time; each is judged by itself.
+        rule: the rule that deletes the rows.
+        held: whether this run's frontier holds the due rows.
+        by_row: whether each row must be checked, because the range is not sorted by time.
     """
 
     start: bytes
@@ -82,7 +81,7 @@ def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int 
     """Return the ranges of a topic's payload rows that may be deleted, in key order, without empty ranges.
 
     Args:
-        newest_pointer: the highest transaction to read in the current generation; None: all. See
+        newest_pointer: the first transaction not to read in the current generation; None: read all. See
             :func:`newest_expired_pointer`.
     """
     prefix = topic.topic.prefix
@@ -100,17 +99,16 @@ def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int 
 
 
 def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
-    """Return the highest pointer whose payloads can be due: later transactions are younger than the cutoff, if clocks
-    agree.
+    """Return the pointer from which on no payload is due, because transactions are younger than the cutoff.
 
-    None if the number does not fit a pointer, so there is no such bound.
+    It relies on the agreement of clocks. None if the number does not fit into a pointer, so that there is no bound.
     """
     pointer = (max(frontier.due.ms, frontier.processed >> 16) + allowance_ms) * TX_PER_MS
     return pointer if pointer < 2**63 else None
 
 
 def stop_of_spans(topic: TopicMetadata) -> bytes:
-    """Return the first key after all spans and live rows: there are negative times and newer generations."""
+    """Return the key after all spans and live rows; rows after it have negative times or newer generations."""
     prefix = topic.topic.prefix
     if topic.deleted:
         return generation_prefix(prefix, topic.old_below)
@@ -138,10 +136,10 @@ def intersect(spans: Iterable[Span], allowed: Sequence[KeyRange]) -> list[Span]:
 
 
 def remainder(whole: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return the rest of a range without other ranges, in key order."""
+    """Subtract ranges from a range; return the remaining ranges in key order."""
     rest = []
     position: bytes | None = whole.start
-    for start, stop in sorted(parts, key=lambda one: one.start):
+    for start, stop in sorted(parts, key=lambda part: part.start):
         if position is None or (whole.stop is not None and start >= whole.stop):
             break
         if stop is not None and stop <= max(start, position):
@@ -161,14 +159,12 @@ def _old_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
 
 
 def _held_generation(topic: TopicMetadata, frontier: Frontier) -> int | None:
-    """Return the generation that was current when the frontier last moved and has become old since."""
+    """Return the generation that was current when the frontier last advanced and has become old since."""
     return frontier.generation if 0 < frontier.generation < topic.old_below else None
 
 
 def _held_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
-    """Return the generations that became old since the frontier last moved, without the generation that was current
-    then.
-    """
+    """Return the span of generations that became old since the frontier last advanced, except the then current one."""
     first = frontier.old_below + (1 if _held_generation(topic, frontier) is not None else 0)
     prefix = topic.topic.prefix
     start, stop = generation_prefix(prefix, first), generation_prefix(prefix, topic.old_below)
@@ -183,7 +179,7 @@ def _generation(prefix: bytes, generation: int) -> tuple[bytes, bytes]:
 
 
 class Lifetime(NamedTuple):
-    """How long a transaction may write, and how far clocks and late writes may be off.
+    """The time limits for writes of a transaction, and the allowance for clocks.
 
     Attributes:
         max_ms: the longest time from a transaction's start to its last write.
@@ -197,20 +193,20 @@ class Lifetime(NamedTuple):
 
     @property
     def undecided_ms(self) -> int:
-        """Return how long after its start, by our clock, a transaction without further information may still commit."""
+        """Return how long after its start, by the local clock, a transaction may commit if no snapshot decides."""
         return self.max_ms + self.allowance_ms
 
     def window_end_ms(self, pointer: int) -> int:
-        """Return the first time at which, by the clock of any machine, the transaction can no longer publish."""
+        """Return the time from which on the transaction can no longer publish, by the clock of any machine."""
         return pointer // TX_PER_MS + self.max_ms + max(self.grace_ms, self.allowance_ms)
 
     def window_start_ms(self, pointer: int) -> int:
-        """Return the first time at which the transaction can have published."""
+        """Return the earliest time at which the transaction can have published."""
         return pointer // TX_PER_MS - self.allowance_ms
 
 
 def is_never_deleted(_: bytes) -> bool:
-    """Return that the message does not count as deleted."""
+    """Return False: no message counts as deleted."""
     return False
 
 
@@ -230,21 +226,18 @@ def search_range(
     """
     end_ms = 0
     for payload in payloads:
-        honest = lifetime.window_start_ms(payload.write_pointer) <= payload.write_ms
-        honest = honest and payload.write_ms < lifetime.window_end_ms(payload.write_pointer)
-        end_ms = max(end_ms, lifetime.window_end_ms(payload.write_pointer) if honest else LONG_MAX)
-    first, position_start = (
-        time_prefix(topic.prefix, generation, since_ms),
-        position_prefix(topic.prefix, generation, processed),
-    )
-    start = max(first, position_start)
+        window_end_ms = lifetime.window_end_ms(payload.write_pointer)
+        is_plausible = lifetime.window_start_ms(payload.write_pointer) <= payload.write_ms < window_end_ms
+        end_ms = max(end_ms, window_end_ms if is_plausible else LONG_MAX)
+    time_start = time_prefix(topic.prefix, generation, since_ms)
+    start = max(time_start, position_prefix(topic.prefix, generation, processed))
     if end_ms >= LONG_MAX:
         return KeyRange(start, generation_prefix(topic.prefix, generation + 1))
     return KeyRange(start, max(start, time_prefix(topic.prefix, generation, end_ms)))
 
 
 def timeless_range(topic: TopicId, generation: int) -> KeyRange:
-    """Return the range of message rows with a negative time; they always stay (L0), and CDAP reads them."""
+    """Return the range of message rows with a negative time, which are always kept (L0) and which CDAP reads."""
     start = generation_prefix(topic.prefix, generation)
     return KeyRange(start + NEGATIVE, generation_prefix(topic.prefix, generation + 1))
 
@@ -256,13 +249,13 @@ def find_referenced(
     page_rows: int,
     is_deleted: Callable[[bytes], bool] = is_never_deleted,
 ) -> Iterator[set[int]]:
-    """Yield after each page which of ``pointers`` the message rows in ``windows`` refer to, as far as they were read.
+    """Yield, after each page, the pointers of ``pointers`` that the message rows read so far in ``windows`` refer to.
 
-    Pointers are compared as CDAP reads them, by Java's absolute value: a reader without a transaction also sees
-    rolled-back messages. Memory is bounded by ``pointers``.
+    Pointers are compared by Java's absolute value, as CDAP does: a reader without a transaction also sees rolled-back
+    messages. ``pointers`` bounds the memory.
 
     Args:
-        is_deleted: returns whether the message of a key does not count, because the plan deletes it.
+        is_deleted: returns whether to ignore the message of a key, because the plan deletes it.
 
     Raises:
         StoreError: the table could not be read.

@@ -1,1 +1,1 @@
-"""One pass over the tables: find due rows, delete or invert them, record the work."""
+"""One pass over a store: find due rows, delete or invert them, and record the changes."""

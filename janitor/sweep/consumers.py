@@ -1,16 +1,15 @@
-"""What a pass knows about consumers: the messages that they have not read, and those that all have processed.
+"""Consumers in a pass: holds for unread messages, and the limit for messages that all consumers have processed.
 
-Messages that a registered consumer has not read are held (``server.consumers.floor``). The rules do not change: these
-rows are due, but the run's frontier stops before them, as it does for other reasons (invariant S8). Only the cutoff of
-the current generation is lowered, since messages of an old generation cannot be read any longer. The saved frontier is
-the one without consumers. Therefore rows are deleted at once, without a jump, when the consumer has read them or is
-deleted. Positions are read once, when a pass starts. That is enough, because a row that is not held then will never be
-held (``tms_core.consumers``).
+Messages that a registered consumer has not read are held (``server.consumers.floor``). These rows are due, but the
+run's frontier stops before them, like for other holds (invariant S8). Only the cutoff of the current generation is
+lowered, since no consumer can read messages of an old generation. The saved frontier does not include these holds.
+Therefore rows are deleted at once, without a jump, when the consumer has read them or is deleted. Positions are read
+once, when a pass starts: a row that is not held then will never be held (``tms_core.consumers``).
 
-The number of messages that are deleted because all consumers have processed them (rule L7, ``retention: consumed``) is
-decided once for each topic, before its first deletion. From then on it is a number in the frontier. A run announces it
-and then reads the consumers again: a consumer that registers meanwhile is either in that reading or starts after the
-number (:mod:`tms_core.consumers.retention`).
+The position up to which messages are deleted because all consumers have processed them (rule L7,
+``retention: consumed``) is fixed for each topic before its first deletion, as a part of the frontier. A run announces
+the position and then reads the consumers again: a consumer that registers in between is either in that reading or
+starts after the position (:mod:`tms_core.consumers.retention`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class ConsumerHolds:
         floor: the source of positions, and the longest hold.
 
     Attributes:
-        waiting: the consumer that is furthest behind in each topic with held rows.
+        waiting: the consumer with the largest lag in each topic with held rows.
 
     Raises:
         StoreError: positions could not be read, so the holds are not known.
@@ -62,20 +61,20 @@ class ConsumerHolds:
         try:
             return self._floor.cutoff_for(topic, frontier.due, positions)
         except StoreError:
-            # As far as can be told they have read nothing; reading the topic's rows will show what is wrong.
+            # Assume that the consumers have read nothing. The pass reports the error when it reads the topic's rows.
             return self._floor.lowest(frontier.due)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRows:
-    """The messages that consumers have processed, in one pass.
+    """The messages that all consumers have processed, in one pass.
 
     Attributes:
-        side: has their positions and claims.
-        snapshot: the facts about transactions; read before the claims are read.
-        hold_seconds: the least age of rows that are deleted.
-        announces: whether rows will be deleted; False: only shown.
-        unknown: the errors of topics whose consumers cannot be read; nothing of them is deleted.
+        side: the side table with positions and claims.
+        snapshot: the transaction snapshot; read before the claims.
+        hold_seconds: the minimum age of deleted rows.
+        announces: whether to announce the position, because a run deletes the rows; False for a plan.
+        unknown: errors by topic whose consumers cannot be read; rule L7 deletes nothing there.
     """
 
     side: SideTable
@@ -85,11 +84,11 @@ class ProcessedRows:
     unknown: dict[TopicId, str] = field(default_factory=dict)
 
     def extend(self, topic: TopicMetadata, frontier: Frontier) -> tuple[Frontier, bool]:
-        """Return a topic's frontier with the rows that L7 deletes, and whether they are more than announced before."""
+        """Return a topic's frontier with the position of L7, and whether it is after the announced position."""
         self.unknown.pop(topic.topic, None)
         if not topic.consumed:
             return frontier, False
-        # Never past the oldest open transaction: it may still publish there, or give back what it has claimed.
+        # Stop at the oldest open transaction: it may still publish there, or release its claims.
         limit_ms = max(0, min(frontier.now_ms - self.hold_seconds * 1000, oldest_open_ms(self.snapshot)))
         try:
             upto = min(limit_ms << 16, self._processed_position(topic))
@@ -97,7 +96,7 @@ class ProcessedRows:
                 return frontier, False
             is_more = upto > announced(self.side, topic)
             if self.announces and is_more and frontier.hold is None:
-                # L7: announce, then read the consumers again. A consumer that registers in between either is in the
+                # L7: announce, then read the consumers again. A consumer that registers in between is either in the
                 # second reading, or reads the announcement and starts after it.
                 announce(self.side, topic, upto)
                 upto = min(upto, self._processed_position(topic))

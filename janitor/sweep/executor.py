@@ -1,17 +1,17 @@
-"""Executors carry out the findings of a pass. The executor of a plan changes nothing; that of a run deletes and
-inverts, batch by batch.
+"""Executors, which carry out the findings of a pass. The executor of a plan changes nothing; the executor of a run
+deletes and inverts rows in batches.
 
 A Spark task that only reads has its own executor (``janitor/spark/sweep/task.py``).
 
-Between the planning of a topic and the deletion of its rows, the topic may be deleted, created again or given another
-TTL. Therefore the executor reads the metadata again before each batch, and drops the batch if it differs (invariant
-S2). A reader then loses at most what the metadata allowed an instant before. Before that, the executor checks whether
-this run may still write (invariant S12): its lease may be lost, the topic paused, or a stop requested. After each page,
-a run renews its lease and heartbeat (invariant S10). A run that hangs in a call does not; its lease expires, and the
-next holder closes the run.
+Between the planning of a topic and the deletion of its rows, the topic may be deleted, recreated or get another TTL.
+Therefore the executor reads the metadata again before each batch, and drops the batch if it differs (invariant S2), so
+it deletes only rows that were due an instant ago. Before that, the executor checks whether this run may still write
+(invariant S12): its lease may be lost, the topic paused, or a stop requested. After each page, a run renews its lease
+and heartbeat (invariant S10). A run that hangs in a call renews neither: its lease expires, and the next holder closes
+the run.
 
-The rate limit is an account of rows and time. A run waits for each batch after it has written it, while nothing is open
-(invariant S11), for as long as the rate requires. Idle time does not add up to a later burst.
+A run waits for the rate limit after it has written a batch, while it has no iterator open (invariant S11). Idle time
+does not accumulate to a later burst.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tms_core.topic import TopicId
 
 #: How often a run's heartbeat is written, in milliseconds of monotonic time.
 HEARTBEAT_MS = 5_000
-#: A wait is taken in pieces, so that the run can be stopped in between.
-LONGEST_SLEEP_SECONDS = 1.0
+#: The maximum length of one sleep in a longer wait; the run can be stopped between two sleeps.
+MAX_SLEEP_SECONDS = 1.0
 
 
 def never() -> bool:
-    """Never request a stop."""
+    """Return False: no stop is requested."""
     return False
 
 
@@ -49,8 +49,8 @@ class Permission:
     over.
 
     Args:
-        state: has the pauses and the heartbeat.
-        lease: the lease of the run; None: no other process can write.
+        state: the state with pauses and heartbeat.
+        lease: the lease of the run; None if no other process can write.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Permission:
         self._run_id = run_id
         self._is_stopping = is_stopping
         # The start of the run has saved a heartbeat.
-        self._beaten_ms = clock.monotonic_ms()
+        self._heartbeat_ms = clock.monotonic_ms()
         self._has_checked = False
 
     def allows(self, topic: TopicId) -> bool:
@@ -74,7 +74,7 @@ class Permission:
         return not topic.matches(pause.pattern for pause in self.pauses())
 
     def pauses(self) -> list[Pause]:
-        """Return the present pauses, if the run may continue; without any, the whole store may be changed.
+        """Return the current pauses, if the run may continue; without pauses, it may change the whole store.
 
         Raises:
             StopRequested, LeaseLost, StateError: the run is over.
@@ -84,7 +84,7 @@ class Permission:
         if self._lease is not None:
             self._lease.check()
         self._beat()
-        # Read for each batch, so a pause holds from the next batch on.
+        # Read the pauses for each batch, so that a pause applies from the next batch on.
         return self._state.pauses()
 
     def alive(self) -> None:
@@ -99,27 +99,25 @@ class Permission:
         self._beat()
 
     def _beat(self) -> None:
-        """Save a heartbeat if it is due, after a check of the lease: a run that only reads must stop without it too."""
+        """Save a heartbeat if it is due. First check the lease: a run that only reads must also stop without it."""
         now_ms = self._clock.monotonic_ms()
-        due = now_ms - self._beaten_ms >= HEARTBEAT_MS
+        due = now_ms - self._heartbeat_ms >= HEARTBEAT_MS
         if self._lease is not None and (due or not self._has_checked):
             self._lease.check()
         self._has_checked = True
         if due:
             # S10: only after the check. A run that lost its lease must not look alive to the next holder.
-            self._beaten_ms = now_ms
+            self._heartbeat_ms = now_ms
             self._state.beat(self._run_id, self._clock.now_ms())
 
     def raise_if_stopping(self) -> None:
-        """Raise ``StopRequested`` if a stop was requested; nothing is read or written."""
+        """Raise ``StopRequested`` if a stop was requested; read and write nothing."""
         if self._is_stopping():
-            raise StopRequested(
-                "the run was asked to stop; completed changes are kept, the next run continues from there."
-            )
+            raise StopRequested("the run was stopped on request; its changes are kept, and the next run continues.")
 
 
 class Pacer:
-    """Keeps the common rate of all its callers at or below a limit.
+    """A rate limit for all callers together.
 
     Args:
         rows_per_second: the limit; None: no limit.
@@ -134,26 +132,26 @@ class Pacer:
         self._lock = Lock()
 
     def pay(self, rows: int) -> None:
-        """Wait until ``rows`` more are within the limit."""
+        """Wait until ``rows`` more rows are within the limit."""
         if not self._rate:
             return
         with self._lock:
             now_ms = float(self._clock.monotonic_ms())
-            # max(): idle time is not saved up. The threads of a run queue up behind one account.
+            # max(): idle time does not accumulate. All threads of a run share one schedule.
             self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
             delay_seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
         # Outside the lock, and in pieces: each piece renews the lease and notices a stop request (S10).
         while delay_seconds > 0:
-            self._clock.sleep(min(delay_seconds, LONGEST_SLEEP_SECONDS))
+            self._clock.sleep(min(delay_seconds, MAX_SLEEP_SECONDS))
             self.alive()
-            delay_seconds -= LONGEST_SLEEP_SECONDS
+            delay_seconds -= MAX_SLEEP_SECONDS
 
 
 # -- executors ---------------------------------------------------------------------------------------------------------
 
 
 class Executor(Protocol):
-    """Carries out findings. Each method raises ``Interrupted`` if the pass is over; then it has done nothing."""
+    """An executor of findings. A method that raises ``Interrupted`` has done nothing, and the pass is over."""
 
     def alive(self) -> None:
         """Check whether the pass continues; called before each jump and after each page.
@@ -164,7 +162,7 @@ class Executor(Protocol):
         ...
 
     def apply(self, finding: Finding) -> Done:
-        """Carry out a finding; ``Done.stop`` is the reason to leave the rest of the topic.
+        """Carry out a finding; ``Done.stop`` is the reason to skip the rest of the topic.
 
         Raises:
             StoreError: the store failed; nothing was done.
@@ -173,7 +171,7 @@ class Executor(Protocol):
         ...
 
     def pay(self, deletions: DeletionCount) -> None:
-        """Wait until deleted or inverted rows are within the rate; called after the executor has written them.
+        """Wait until the written rows are within the rate limit; called after each deletion or inversion.
 
         Raises:
             Interrupted: the pass is over.
@@ -195,7 +193,7 @@ class Saved(Protocol):
 
 
 class Keeper(Protocol):
-    """Archives rows before they are deleted (``janitor.archive``)."""
+    """An archive that copies rows before they are deleted (``janitor.archive``)."""
 
     def save(
         self, topic: TopicId, generation: int, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
@@ -203,13 +201,13 @@ class Keeper(Protocol):
         """Archive rows; return when their copies are durable.
 
         Raises:
-            ArchiveError: they are not archived; nothing may be deleted.
+            ArchiveError: the rows are not archived; nothing may be deleted.
         """
         ...
 
 
 def raise_if_stopping(is_stopping: Callable[[], bool]) -> None:
-    """Stop a pass or an answer that changes nothing; called between its pages.
+    """Stop a pass or a query that changes nothing; called between its pages.
 
     Raises:
         StopRequested: the process is stopping.
@@ -219,7 +217,7 @@ def raise_if_stopping(is_stopping: Callable[[], bool]) -> None:
 
 
 class DryRun:
-    """The executor of a plan. It changes nothing, and counts everything as done."""
+    """The executor of a plan. It changes nothing and reports each finding as carried out."""
 
     def __init__(self, is_stopping: Callable[[], bool] = never) -> None:
         self._is_stopping = is_stopping
@@ -228,7 +226,7 @@ class DryRun:
         raise_if_stopping(self._is_stopping)
 
     def apply(self, finding: Finding) -> Done:
-        """Count the rows as deleted or inverted, without a change."""
+        """Report the rows as deleted or inverted, without a change."""
         match finding:
             case Due(hold=None):
                 return Done(finding.batch.keys)
@@ -247,7 +245,7 @@ class StoreExecutor:
     Args:
         metadata: the metadata table; read before each batch.
         keeper: archives rows before their deletion; None: no archive.
-        booking: called with deletions and inversions while the run works; None: the caller has them at the end.
+        booking: called after each batch with the number of its rows; None: the caller reads the outcome at the end.
 
     Attributes:
         deleted: the ranges of deleted rows, for the compaction; the caller closes it.
@@ -294,14 +292,14 @@ class StoreExecutor:
             raise read_only_error()
         if not allowed:
             return NOTHING_DONE
-        # Before they are: an error here leaves nothing done, and only ranges before this one are worked on yet.
+        # Add the range before the deletion: an error here leaves all rows, and compactions cover earlier ranges only.
         self.deleted.add(table, allowed)
-        # The announcement is written first: if the process dies during the deletion, its ledger still has the range.
+        # Write the announcement first: if the process dies during the deletion, the ledger still has the range.
         entry = self._ledger.announce(finding, allowed[0])
         try:
             table.delete(allowed, batch.origin)
         except StoreError as error:
-            # Some of the rows may be gone, so the ledger gets the range without a number of rows.
+            # Some of the rows may be deleted, so the ledger gets the range without a number of rows.
             return Done(entry=entry, stop="unsure", error=error)
         return Done(allowed, entry=entry)
 
@@ -309,7 +307,7 @@ class StoreExecutor:
         """Return the reason why nothing may be deleted in this topic now; None: deletions are allowed."""
         if not self._permission.allows(work.topic.topic):
             return WITHHELD
-        # S2: last, so that as little time as possible lies between this read and the deletion.
+        # S2: read the metadata last, to keep the time until the deletion as short as possible.
         has_moved = self._metadata.get(work.topic.topic.prefix) != work.raw
         return MOVED if has_moved else None
 
@@ -321,19 +319,19 @@ class StoreExecutor:
         try:
             saved = keeper.save(due.work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
-            # S16: kept for the rest of the run, even if the archive works again. Messages are deleted before their
-            # payloads: if messages stay because of this error, a later success must not delete their payloads, or a
-            # longer TTL would show messages without payloads. The next run tries again.
+            # S16: keep the error for the rest of the run, even if the archive recovers. Messages are deleted before
+            # their payloads: if messages stay because of this error, a later success must not delete their payloads,
+            # or a longer TTL would show messages without payloads. The next run tries again.
             self._archive_error = error
             return WITHHELD._replace(error=error)
         try:
-            # During the archiving, the topic may have changed (S2) or the lease may be lost (S12).
+            # During the archiving, the topic may have changed (S2) and the lease may have been lost (S12).
             stopped = self._reason_to_stop(due.work)
         except Exception:
             saved.discard()
             raise
         if stopped is not None:
-            # The rows stay, so the archive must not have them: a restore would take them for deleted.
+            # The rows stay, so the archive must not contain them: a restore would treat them as deleted.
             saved.discard()
             return stopped
         # Not the batch's keys: a row without a copy in the archive stays (S16).
@@ -345,7 +343,7 @@ class StoreExecutor:
         if not isinstance(invalid.table, MessageTable):
             raise read_only_error()
         entry = self._ledger.announce(invalid, invalid.cells[0].key)
-        # S6: the table compares each pointer as it negates it. A row that changed since it was read is left alone.
+        # S6: the table negates a pointer only if it is unchanged, and skips rows that changed since they were read.
         changed = invalid.table.invert(invalid.cells)
         cells = [cell for cell, done in zip(invalid.cells, changed, strict=True) if done]
         return Done(cells=cells, entry=entry)

@@ -1,8 +1,7 @@
 """The findings of a pass, and the results of executors, as values.
 
-A finding is a batch of rows, never one row, so no object is created for each row. A step yields findings, gives them to
-an executor (:mod:`janitor.sweep.executor`), and counts them with the executor's result in an outcome
-(:mod:`janitor.sweep.outcome`).
+A finding is a batch of rows, so that no object is created for each row. A step yields findings, an executor
+(:mod:`janitor.sweep.executor`) carries them out, and an outcome (:mod:`janitor.sweep.outcome`) counts the results.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from tms_core.topic import TopicId
 
 
 class Batch(NamedTuple):
-    """Rows of one topic, generation and table with the same result, in key order.
+    """Rows of one topic, generation and table with the same verdict, in key order.
 
     Attributes:
-        origin: the rows as the store returned them.
+        origin: the knowledge of the store about these rows, which speeds up their change.
     """
 
     table: DataTable
@@ -40,10 +39,10 @@ class Due:
     """Rows that the rules delete.
 
     Attributes:
-        size_bytes: exact bytes of keys, and the store's estimate of the bytes of values.
-        hold: the reason why they stay for now; None: they are deleted.
+        size_bytes: exact bytes of keys plus the store's estimate of the bytes of values.
+        hold: the hold that keeps the rows for now; None: delete them.
         label: the hold in the report.
-        expiries: the expiries of messages whose own TTLs have passed; empty for others.
+        expiries: the expiries of messages whose own TTLs have expired; empty for other rows.
     """
 
     work: TopicWork
@@ -57,10 +56,10 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Message rows of one topic and generation whose invalid pointers are to be negated.
+    """Message rows of one topic and generation with invalid pointers to negate.
 
     Attributes:
-        work: the topic in this pass; None: it has no readable metadata.
+        work: the topic in this pass; None if it has no readable metadata.
         label: the hold in the report.
     """
 
@@ -90,21 +89,21 @@ class RemainingRows:
 
 @dataclass(frozen=True, slots=True)
 class RemainingPointer:
-    """An invalid write pointer that is not negated, so no boundary may pass it."""
+    """An invalid write pointer that is not negated, so the boundary must stay below it."""
 
     pointer: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredMessages:
-    """Messages with TTLs of their own whose rows are deleted by a range."""
+    """Messages with their own TTLs whose expiries can be deleted: a range deletes the rows, or they do not exist."""
 
     expiries: Sequence[Expiry]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A page that was read; with 0 rows, a jump to another key."""
+    """A page of rows that was read; 0 rows for a seek."""
 
     phase: str
     topic: TopicId | None
@@ -117,7 +116,7 @@ class FailedTopic:
 
     Attributes:
         reason: ``store`` or ``moved``.
-        refused: whether the store refused to write, as it refuses all; the topic is not to blame (invariant S9).
+        refused: whether the store rejects all writes, so that the failure does not count for the topic (invariant S9).
     """
 
     prefix: bytes
@@ -129,14 +128,14 @@ class FailedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Rows of no topic in particular that could not be read."""
+    """Rows between known topics that could not be read."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReachedKey:
-    """All rows before this key are done, except in topics that were left undone."""
+    """The key up to which a step has processed all rows, except in topics that were left undone."""
 
     key: bytes
 
@@ -150,13 +149,13 @@ class Done(NamedTuple):
     """The result of an executor for a finding.
 
     Attributes:
-        keys: the deleted rows.
+        keys: the keys of deleted rows.
         cells: the rows with negated pointers.
-        entry: the announcement of these changes; None: nothing is recorded, as in a plan.
-        found: the range with work, from an executor that only reads.
-        stop: the reason to leave the rest of the topic: ``moved``: its metadata differs from the plan (invariant S2);
-            ``withheld``: nothing may be deleted in it now; ``unsure``: the store failed during the batch, so the
-            deleted rows are not known.
+        entry: the announcement of these changes; None if nothing is recorded, as in a plan.
+        found: the range with due rows, from an executor that only reads.
+        stop: the reason to skip the rest of the topic: ``moved``: its metadata differs from the plan (invariant S2);
+            ``withheld``: nothing may be deleted in it now; ``unsure``: the store failed during the batch, so it is
+            unknown which rows are deleted.
         error: the error of the archive or of the store.
     """
 
@@ -173,7 +172,7 @@ MOVED, WITHHELD = Done(stop="moved"), Done(stop="withheld")
 
 
 class DeletionCount(NamedTuple):
-    """Deletions by one rule; metrics do not count ``size_bytes`` of inversions."""
+    """The number of rows that one rule deleted or inverted; metrics ignore ``size_bytes`` of inversions."""
 
     table: DataTable
     rule: Rule
@@ -187,7 +186,7 @@ def unrecognized(table: DataTable, keys: Sequence[bytes]) -> RemainingRows:
 
 
 def failed(table: DataTable, prefix: bytes, error: StoreError) -> FailedTopic:
-    """Return the failure of a topic, which is then left undone in this step and the next ones."""
+    """Return the failure of a topic, which this step and later steps then skip."""
     refused = isinstance(error, WriteRefused)
     return FailedTopic(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
 

@@ -1,11 +1,11 @@
 """The changes of a pass: announced before they are made, and counted afterwards.
 
-An *outcome* is the result of a pass: one value that can be merged and sent, and the only place that counts (invariant
-S15). Report, ledger, metrics and the evidence for a boundary are made from it only. Each part of a store, each thread
-and each Spark task fills its own outcome; they are merged afterwards.
+An *outcome* is the result of a pass: a value that can be merged and serialized, and the only place that counts
+(invariant S15). Report, ledger, metrics and the evidence for a boundary derive from it alone. Each part of a store,
+each thread and each Spark task fills its own outcome; they are merged afterwards.
 
-An *announcement* is a ledger entry without a number of rows. It is written before the first row between its keys is
-changed (``State.intend``), so the ranges of a run that dies are known as well. The entries of the outcome replace the
+An *announcement* is a ledger entry without a number of rows. It is written before the first row in its range changes
+(``State.intend``), so the ledger has the ranges of a run that dies. The entries of the outcome replace the
 announcements when the run is closed.
 """
 
@@ -54,28 +54,28 @@ class Outcome:
     """The findings and changes of a pass.
 
     Attributes:
-        kept: numbers of rows that stay, by reason.
+        kept: the number of kept rows, by reason.
         unrecognized: the first unrecognized keys, for the report.
         unknown: the first topics with rows but without readable metadata.
         pointers: the negated write pointers, by topic.
-        untouchable: the lowest invalid write pointer that had to stay: under an unrecognized key, or of a row that came
-            due only after the messages were deleted.
-        scanned: numbers of read rows, by phase.
+        untouchable: the lowest invalid write pointer that was not negated: of a row with an unrecognized key, or of a
+            row that came due after the messages' step.
+        scanned: the number of read rows, by phase.
         failures: how often a topic was left undone, by table and reason.
-        seeks_spared: the number of store calls that reading ahead has saved.
-        early: the first and the last message that is deleted by its own TTL (L6), by topic and generation.
+        seeks_spared: the number of store calls that read-ahead has saved.
+        early: the first and the last message that its own TTL deletes (L6), by topic and generation.
         failed: topics that were left undone, by metadata key.
-        withheld: metadata keys of topics in which deletions were stopped halfway.
+        withheld: metadata keys of topics whose deletions were stopped halfway.
         moved: metadata keys of changed topics that the driver must plan again.
-        expired: deleted messages with TTLs of their own; their expiries are deleted once that is durable.
-        found: the ranges with work, from an executor that only reads.
+        expired: expiries to delete once the deletions of their messages are durable.
+        found: the ranges with due rows, from an executor that only reads.
         deletions: deletions for the ledger.
-        unsure: deletions of which the number of rows is not known: the store failed, or a task was lost.
+        unsure: deletions with an unknown number of rows: the store failed, or a task was lost.
         archive_error: the error of the archive that stopped all deletions.
-        truncated: the number of transactions taken off the invalid list.
+        truncated: the number of transactions removed from the invalid list.
         calls: store calls by name, of a task or of a finished pass; not merged.
-        ended: the error that stopped the pass early: ``Interrupted``, an error of the store as a whole, or a bug; not
-            sent by a task.
+        ended: the error that interrupted the pass: ``Interrupted``, an error of the store as a whole, or a bug; a task
+            does not send it.
     """
 
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Outcome:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def add(self, finding: Finding, done: Done = NOTHING_DONE) -> DeletionCount | None:
-        """Count a finding and the executor's result; return the counted deletions or inversions."""
+        """Count a finding and the executor's result; return the number of deletions or inversions."""
         if isinstance(finding, Due | Invalid):
             return self._add_done(finding, done)
         match finding:
@@ -124,12 +124,12 @@ class Outcome:
         return None
 
     def keep(self, reason: Reason, rows: int = 1) -> None:
-        """Count rows that stay, except live rows: a pass does not read them, so their number is unknown."""
+        """Count kept rows, except live rows: a pass does not read all of them, so their number is unknown."""
         if rows and reason is not Reason.LIVE:
             self.kept[reason] += rows
 
     def keep_pointer(self, pointer: int) -> None:
-        """Note an invalid write pointer that had to stay."""
+        """Note an invalid write pointer that was not negated."""
         self.untouchable = pointer if self.untouchable is None else min(self.untouchable, pointer)
 
     def _add_done(self, finding: Due | Invalid, done: Done) -> DeletionCount | None:
@@ -141,7 +141,7 @@ class Outcome:
         return self._add_due(finding, done) if isinstance(finding, Due) else self._add_inverted(finding, done)
 
     def _add_stopped(self, finding: Due | Invalid, done: Done) -> None:
-        """Note why the rest of a topic is left."""
+        """Note why the rest of a topic is skipped."""
         topic = finding.topic if isinstance(finding, Invalid) else finding.work.topic.topic
         if done.stop == "moved":
             self.moved.add(topic.prefix)
@@ -169,7 +169,7 @@ class Outcome:
             self._note_early(topic, batch.generation, batch.keys)
             deleted_keys = set(done.keys)
             self.expired += [expiry for expiry in due.expiries if expiry.key in deleted_keys]
-        self._book(done.entry, batch.keys, times)
+        self._add_deletion(done.entry, batch.keys, times)
         return None if due.hold is not None else DeletionCount(batch.table, batch.rule, len(batch.keys), size)
 
     def _add_inverted(self, invalid: Invalid, done: Done) -> DeletionCount | None:
@@ -178,20 +178,20 @@ class Outcome:
             return None
         topic, generation = invalid.topic, invalid.generation
         keys = [cell.key for cell in cells]
-        # Keys with negative times (L0) sort after all others, so the first and the last key do not bound the times.
+        # Keys with negative times (L0) sort after all others, so the first and last key may not bound the times.
         timed = keys if keys[-1][-10] >= 0x80 else (keys[0], keys[-1])
         times = [int.from_bytes(key[-10:-2], "big", signed=True) for key in timed]
         oldest_ms, newest_ms = min(times), max(times)
         label = EntryKey(topic, generation, "message", Rule.INVALID_TRANSACTION, invalid.label)
         self._entry(label).add(keys, sum(map(len, keys)), oldest_ms, newest_ms)
         self.pointers.setdefault(topic, set()).update(cell.pointer for cell in cells)
-        self._book(done.entry, keys, (oldest_ms, newest_ms))
+        self._add_deletion(done.entry, keys, (oldest_ms, newest_ms))
         return DeletionCount("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
 
     def _add_remaining(self, remaining: RemainingRows) -> None:
         self.keep(remaining.reason, remaining.rows)
-        room = NAMED_KEYS - len(self.unrecognized)
-        self.unrecognized += [UnrecognizedKey(remaining.table, key.hex()) for key in remaining.keys[: max(0, room)]]
+        free = max(0, NAMED_KEYS - len(self.unrecognized))
+        self.unrecognized += [UnrecognizedKey(remaining.table, key.hex()) for key in remaining.keys[:free]]
         topic = None if remaining.prefix is None else TopicId.from_prefix(remaining.prefix)
         if topic is not None and len(self.unknown) < NAMED_KEYS:
             self.unknown.add(topic)
@@ -202,22 +202,23 @@ class Outcome:
         self.errors.append(failed.message)
 
     def _note_failed(self, failed: FailedTopic) -> None:
-        """Note a topic's failure. A failure because the store refused to write is not replaced, so that it never counts
-        as a strike.
-        """
+        """Note a topic's failure. Keep an earlier failure by a store that rejects writes, which is never a strike."""
         known = self.failed.get(failed.prefix)
         if known is None or not known.refused:
             self.failed[failed.prefix] = failed
 
-    def _book(self, entry: LedgerEntry | None, keys: Sequence[bytes], times: tuple[int, int]) -> None:
+    def _add_deletion(self, entry: LedgerEntry | None, keys: Sequence[bytes], times: tuple[int, int]) -> None:
         if entry is not None:
             start, stop, (oldest_ms, newest_ms) = keys[0], keys[-1] + b"\x00", times
-            self._take(replace(entry, start=start, stop=stop, rows=len(keys), oldest_ms=oldest_ms, newest_ms=newest_ms))
+            rows = len(keys)
+            self._merge_deletion(
+                replace(entry, start=start, stop=stop, rows=rows, oldest_ms=oldest_ms, newest_ms=newest_ms)
+            )
 
-    def _take(self, entry: LedgerEntry) -> None:
+    def _merge_deletion(self, entry: LedgerEntry) -> None:
         subject = subject_of(entry)
         known = self.deletions.get(subject)
-        self.deletions[subject] = entry if known is None else _join(known, entry)
+        self.deletions[subject] = entry if known is None else _merge_entries(known, entry)
 
     def _entry(self, key: EntryKey) -> Entry:
         entry = self.entries.get(key)
@@ -226,32 +227,28 @@ class Outcome:
         return entry
 
     def _note_early(self, topic: TopicId, generation: int, keys: Sequence[bytes]) -> None:
-        every = [*self.early.get((topic, generation), ()), *keys]
-        self.early[topic, generation] = (min(every), max(every))
+        bounds = [*self.early.get((topic, generation), ()), *keys]
+        self.early[topic, generation] = (min(bounds), max(bounds))
 
     def compact(self, deleted: DeletedRanges, heartbeat: Callable[[], None]) -> None:
-        """Compact the ranges in which rows were deleted, and note an error.
-
-        After an error the rows are deleted, and only their space is not free yet.
-        """
+        """Compact the ranges in which rows were deleted; note an error, which only delays the release of disk space."""
         try:
             deleted.compact(heartbeat)
         except Interrupted as error:
             self.ended = error
         except StoreError as error:
             self.errors.append(
-                "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: "
-                f"{error}"
+                f"the rows are deleted, but the compaction failed, so their disk space is not free yet: {error}"
             )
 
     @property
     def undone(self) -> bool:
-        """Return whether something was left undone, so that nothing is evidence."""
+        """Return whether something was left undone, so that the pass is not evidence."""
         return bool(self.failed or self.withheld or self.errors or self.moved or self.ended)
 
     @property
     def interruption(self) -> Interrupted | None:
-        """Return the interruption of the pass; None: it was not interrupted, or failed."""
+        """Return the interruption of the pass; None if it was not interrupted, or failed."""
         return self.ended if isinstance(self.ended, Interrupted) else None
 
     # -- merging -------------------------------------------------------------------------------------------------------
@@ -260,7 +257,7 @@ class Outcome:
         """Add the results of another outcome."""
         for label, entry in other.entries.items():
             self._entry(label).merge(entry)
-        for name in _ADDED:
+        for name in _SUMMED_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.unrecognized += other.unrecognized[: max(0, NAMED_KEYS - len(self.unrecognized))]
         self.unknown |= set(sorted(other.unknown)[: max(0, NAMED_KEYS - len(self.unknown))])
@@ -268,38 +265,49 @@ class Outcome:
             self.pointers.setdefault(topic, set()).update(pointers)
         if other.untouchable is not None:
             self.keep_pointer(other.untouchable)
-        for (topic, generation), ends in other.early.items():
-            self._note_early(topic, generation, ends)
-        for each in other.failed.values():
-            self._note_failed(each)
+        for (topic, generation), bounds in other.early.items():
+            self._note_early(topic, generation, bounds)
+        for failure in other.failed.values():
+            self._note_failed(failure)
         self.withheld |= other.withheld
         self.moved |= other.moved
         for deletion in other.deletions.values():
-            self._take(deletion)
+            self._merge_deletion(deletion)
         self.archive_error = self.archive_error or other.archive_error
         self.ended = self.ended or other.ended
 
-    def taking(self) -> Outcome:
+    def without_kept_rows(self) -> Outcome:
         """Return the outcome without kept rows, for a topic that is planned again or counted elsewhere."""
         entries = {key: entry for key, entry in self.entries.items() if key.held is None}
         return replace(self, entries=entries, kept=Counter(), unrecognized=[], unknown=set())
 
 
-#: Fields that are merged by adding.
-_ADDED = ("truncated", "notes", "kept", "errors", "scanned", "failures", "seeks_spared", "expired", "found", "unsure")
+#: Fields whose values are added in a merge.
+_SUMMED_FIELDS = (
+    "truncated",
+    "notes",
+    "kept",
+    "errors",
+    "scanned",
+    "failures",
+    "seeks_spared",
+    "expired",
+    "found",
+    "unsure",
+)
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
 
 
 def subject_of(entry: LedgerEntry) -> Subject:
-    """Return the subject of a ledger entry; a run has one entry for each."""
+    """Return the subject of a ledger entry; a run has one entry per subject."""
     policy = entry.metadata_generation, entry.ttl_seconds, entry.cutoff_ms
     return entry.topic, entry.generation, entry.table, entry.rule, *policy
 
 
-def _join(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
-    """Return one entry for the counted rows of two with the same subject."""
+def _merge_entries(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
+    """Merge two entries with the same subject and known numbers of rows."""
     return replace(
         one,
         at_ms=min(one.at_ms, other.at_ms),
@@ -312,14 +320,14 @@ def _join(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
 
 
 def open_announcements(announced: Iterable[LedgerEntry], deletions: Iterable[LedgerEntry]) -> list[LedgerEntry]:
-    """Return the announcements whose result is in no entry."""
+    """Return the announcements without a result in the entries."""
     by_subject = defaultdict(list)
     for entry in deletions:
         by_subject[subject_of(entry)[:4]].append(entry)
     return [
         entry
         for entry in announced
-        if not any(of.start <= entry.start < of.stop for of in by_subject[subject_of(entry)[:4]])
+        if not any(done.start <= entry.start < done.stop for done in by_subject[subject_of(entry)[:4]])
     ]
 
 
@@ -335,18 +343,18 @@ class Ledger:
         self._lock = Lock()
 
     def announce(self, finding: Due | Invalid, first: bytes) -> LedgerEntry:
-        """Announce the rows of a finding from a key on, before they are changed; return the announcement.
+        """Announce the rows of a finding from a key on, before they change; return the announcement.
 
         Raises:
-            StateError: it could not be saved; nothing may be changed.
+            StateError: the announcement could not be saved; nothing may be changed.
         """
         entry = self._announcement(finding, first)
         subject = subject_of(entry)
         with self._lock:
-            # Parts of a store are swept side by side, so a batch may start before the announced one.
+            # Parts of a store are swept concurrently, so a batch may start before the announced range.
             if first < self._announced.get(subject, b"\xff"):
                 self._state.intend(entry)
-                # Only after it is written: if that fails, the next batch announces the range again.
+                # Remember it after the write: if the write fails, the next batch announces the range again.
                 self._announced[subject] = first
         return entry
 

@@ -1,7 +1,7 @@
 """The data of one run: id, mode, clock, store, settings, transactions, and all topics.
 
-They are read once and then not changed, with one exception: a topic whose metadata changed is read again (invariant
-S2). A plan and a run use the same data and so come to the same decisions.
+A run reads them once. Only a topic whose metadata changes is read again (invariant S2). A plan and a run use the same
+data and so come to the same decisions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from janitor.sweep.transactions import (
     InvalidListChange,
     TransactionView,
     TxState,
+    limit_to_decided,
     search_since_ms,
-    until_decided,
 )
 from tms_core.errors import MetadataError
 from tms_core.tables.base import KeyRange, Reads
@@ -32,8 +32,8 @@ from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
-#: An incremental pass skips a topic whose rows came due in less time than this.
-LEAST_WINDOW_MS = 60_000
+#: The minimum advance of a topic's cutoff after which an incremental pass visits the topic.
+MIN_WINDOW_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,16 @@ class Terms:
     """The settings of a run.
 
     Attributes:
-        hold_seconds: how long the jump of a frontier is held.
+        hold_seconds: how long a jump of the cutoff is held.
         protect: shell patterns of topics whose rows are never deleted.
         lifetime: how long transactions may write, and how far clocks may differ.
-        lifetime_known: whether that lifetime is configured; if not, no boundary is published.
-        snapshot_interval_seconds: the interval in which the transaction service writes snapshots.
+        lifetime_known: whether the lifetime is configured; otherwise no boundary is published.
+        snapshot_interval_seconds: the interval at which the transaction service writes snapshots.
         consumer_hold_seconds: how long after its TTL an unread message of a consumer is held; None: not at all.
-        is_snapshot_required: whether a missing source of snapshots is reported; False if the settings chose none.
-        batch_rows: the number of rows in a page, and so in a batch.
-        rows_per_second: the limit on deletions, in a Spark task its share; None: no limit.
-        history_days: how long past runs are remembered.
+        is_snapshot_required: whether a missing source of snapshots is reported; False if the settings disable it.
+        batch_rows: the maximum number of rows in a page and in a batch.
+        rows_per_second: the rate limit of deletions, in a Spark task its share; None: no limit.
+        history_days: how long the history of runs is kept.
         archive_days: how long archived rows are kept.
     """
 
@@ -81,9 +81,9 @@ class TopicWork:
     Attributes:
         raw: the value of the metadata row when it was read; invariant S2 compares it.
         record: the frontier record to save once the pass has applied the frontier.
-        counts_held: whether held rows are counted. An incremental pass counts them only for a new hold, or if the rows
-            that wait for a consumer have grown much.
-        waits: whether so few rows have come due since the last pass that an incremental pass skips the topic.
+        waits: whether an incremental pass skips the topic, because few rows have come due since the last pass.
+        counts_held: whether held rows are counted. An incremental pass counts them only for a new hold, or if the
+            number of rows held for a consumer has grown much.
     """
 
     topic: TopicMetadata
@@ -96,7 +96,7 @@ class TopicWork:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """The limits of a plan file: its ranges, and the pointers of each topic.
+    """The limits of a plan file: its ranges and pointers, by topic.
 
     Attributes:
         frontiers: the frontier of each topic in the plan. A range may contain rows that this frontier held.
@@ -112,26 +112,26 @@ class PlanLimits:
 
 #: How much of the store a pass reads.
 PassKind = Literal["full", "frequent", "incremental"]
-#: The record of a query, which starts no run.
+#: The record of a query, which is not a run.
 NO_RUN = RunRecord("", "plan", 0)
 
 
 def none_is_new(_: TopicMetadata) -> bool:
-    """Return that no topic is known to be new."""
+    """Return False: no topic is known to be new."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """The basis of each question and each run, besides the tables.
+    """The basis of each query and each run, besides the tables.
 
     Attributes:
-        now: the clocks; ``wall_ms`` is the time that rows are judged by.
-        measured: the same time for the measurement of elapsed time; a wrong wall clock does not shorten a hold.
-        record: the saved record of the store; a new record if the store is another one.
-        unknown: whether the state knows no adopted store at all, and the store records no other state and no other
+        now: the clocks; ``wall_ms`` is the time at which the rules are evaluated.
+        measured: the clock reading for elapsed time, so that a wrong wall clock does not shorten a hold.
+        record: the saved record of the store; a new record if the store has changed.
+        unknown: whether the state knows no adopted store, and the store records no other state and no other
             transactions.
-        decided: the time before which all transactions have ended.
+        decided: the times before which all transactions have ended.
         ids: the snapshot's invalid list compared with the ids known before; empty without a usable snapshot.
         refutation: the refutation of the last proven boundary; None: it was not refuted.
     """
@@ -161,7 +161,7 @@ class Preparation:
         return not self.adopted or any(note.guard == "identity" for note in self.notes)
 
     def contradicts(self, proven: ProvenBoundary | None) -> bool:
-        """Return whether a transaction has become invalid that the boundary counts as decided."""
+        """Return whether a transaction up to the boundary has become invalid since the boundary was proven."""
         if proven is None or proven.made_ms >= self.ids.seen_ms:
             return False
         return any(pointer <= proven.bound for pointer in self.ids.new[:1])
@@ -169,9 +169,9 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The data that a pass judges by.
+    """The data of a pass.
 
-    When it is sent to a Spark task, it leaves out open resources and data that only the planning of topics needs.
+    A Spark task gets a copy without open resources and without data that only the planning of topics needs.
 
     Attributes:
         store: the whole store.
@@ -179,24 +179,24 @@ class Run:
         transactions: the facts about transactions.
         records: the saved frontiers (invariant S8).
         ready: the basis of the run.
-        record: the record of the run in the state; without an id for a question, which is not a run.
+        record: the record of the run in the state; without an id for a query, which is not a run.
         kind: ``full``: also read rows that no rule deletes, and payloads of all pointers; ``incremental``: skip topics
             in which few rows have come due ("Incremental passes" in ``docs/explanation/decisions.md``); ``frequent``:
             neither.
-        label: the hold that marks all findings until the store is adopted; None: it is adopted.
+        label: the hold that marks all findings until the store is adopted; None if it is adopted.
         patterns: the topics in scope; empty: all.
-        limits: the ranges of a plan file; None: no plan file.
+        limits: the limits of a plan file; None: no plan file.
         paused: patterns of topics in which nothing is changed.
         quarantined: topics that are skipped, because they failed too often (invariant S9).
-        expiries: messages with TTLs of their own; None: there are none, or this is a task.
-        consumers: hold their unread messages; None: no message is held for consumers.
-        processed: the messages that all consumers have processed (rule L7); None: not known.
-        newborn: returns whether a topic is known to be created without rows, and is unchanged since.
-        lease: the lease record that tasks compare; None: no other process can write.
-        topics: the topics by metadata key, without those whose metadata does not parse.
-        unparsed: the parse errors of the others.
-        reread_topics: metadata keys of topics that changed during the pass. Rows deleted by the old metadata in one
-            part may remain in another part, and the other way round.
+        expiries: the expiries of messages with their own TTLs; None if there are none, or in a task.
+        consumers: the holds for unread messages; None: no message is held for consumers.
+        processed: the messages that all consumers have processed (rule L7); None if unknown.
+        newborn: returns whether a topic was created without rows and is unchanged since.
+        lease: the lease record that tasks compare; None if no other process can write.
+        topics: the topics with readable metadata, by metadata key.
+        unparsed: the parse errors of the other topics, by metadata key.
+        reread_topics: metadata keys of topics that changed during the pass. Some parts were swept by the old metadata
+            and other parts by the new metadata, so rows may remain in either.
     """
 
     store: Reads
@@ -221,9 +221,9 @@ class Run:
     reread_topics: set[bytes] = field(default_factory=set)
 
     def __getstate__(self) -> dict[str, Any]:
-        blanks: dict[str, Any] = dict.fromkeys(("store", "ready", "expiries", "consumers", "processed"))
-        blanks |= {"records": {}, "newborn": none_is_new}
-        return {item.name: blanks.get(item.name, getattr(self, item.name)) for item in fields(self)}
+        omitted: dict[str, Any] = dict.fromkeys(("store", "ready", "expiries", "consumers", "processed"))
+        omitted |= {"records": {}, "newborn": none_is_new}
+        return {item.name: omitted.get(item.name, getattr(self, item.name)) for item in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -247,24 +247,24 @@ class Run:
 
     @property
     def now_ms(self) -> int:
-        """Return the time that rows are judged by (the effective now)."""
+        """Return the time at which the rules are evaluated (the effective now)."""
         return self.transactions.now_ms
 
     @property
     def now(self) -> ClockAnchor:
-        """Return the clocks by which elapsed time is measured."""
+        """Return the clock reading for elapsed time."""
         return self.ready.now if self.label is Hold.FIRST_CONTACT else self.ready.measured
 
     @property
     def proves(self) -> bool:
-        """Return whether a covered part is evidence: the run reads everything, under a snapshot, and skips no topic."""
+        """Return whether covered keys are evidence: the run reads everything under a snapshot and skips no topic."""
         scoped = self.patterns or self.limits is not None
         return self.full and self.transactions.snapshot is not None and not scoped and not self.has_skipped_topics
 
     def search_since_ms(self) -> int | None:
         """Return the first publish time of the search for invalid pointers; None: no search.
 
-        Reads the record of every open id; there may be a million.
+        This reads the records of all open ids, up to a million.
         """
         snapshot = self.transactions.snapshot
         if snapshot is None or not len(snapshot.invalid):
@@ -279,7 +279,7 @@ class Run:
                 self.topics[key] = work
 
     def reread(self, key: bytes) -> None:
-        """Plan one topic again by its present metadata; threads read the topics from a copy (:meth:`known`)."""
+        """Plan one topic again by its current metadata; threads iterate over a copy of the topics (:meth:`known`)."""
         self.reread_topics.add(key)
         value = self.store.metadata.get(key)
         work = None if value is None else self._plan(key, value)
@@ -289,13 +289,11 @@ class Run:
             self.topics[key] = work
 
     def known(self) -> list[tuple[bytes, TopicWork]]:
-        """Return the topics in key order, as they are planned now."""
+        """Return a copy of the topics in key order."""
         return sorted(self.topics.items())
 
     def is_newly_known(self, prefix: bytes) -> bool:
-        """Return whether a topic without metadata at the start of the pass has metadata now. The next pass judges its
-        rows.
-        """
+        """Return whether a topic got its metadata after the start of the pass; the next pass handles its rows."""
         value = None if prefix in self.unparsed else self.store.metadata.get(prefix)
         return value is not None and parse_or_none(prefix, value) is not None
 
@@ -313,7 +311,7 @@ class Run:
         return bool(self.quarantined) and TopicId.from_prefix(prefix) in self.quarantined
 
     def is_skipped(self, prefix: bytes) -> bool:
-        """Return whether the topic is paused or quarantined, so that nothing can be proven about it."""
+        """Return whether the topic is paused or quarantined, so that the pass proves nothing about it."""
         return self.is_paused(prefix) or self.is_quarantined(prefix)
 
     @property
@@ -327,20 +325,20 @@ class Run:
         except MetadataError as error:
             self.unparsed[key] = str(error)
             return None
-        # The record is taken before all that follows, so holds for consumers and transactions never look like a jump
-        # backwards, and their end never like a jump forwards (S8).
+        # S8: the record must not include the holds for consumers and transactions that follow. Otherwise the end of
+        # such a hold would look like a jump.
         frontier, record = self._frontier(topic)
         if topic.holds_transactions:
-            frontier = until_decided(frontier, self.ready.decided.before_ms)
+            frontier = limit_to_decided(frontier, self.ready.decided.before_ms)
         if self.consumers is not None:
             frontier = self.consumers.lower(topic, frontier)
-        has_more = False
+        has_processed = False
         if self.processed is not None and self.in_scope(key):
-            frontier, has_more = self.processed.extend(topic, frontier)
+            frontier, has_processed = self.processed.extend(topic, frontier)
         if self.limits is not None:
             frontier = frontier.within(self.limits.frontiers.get(topic.topic, frontier))
-        waits = self.incremental and not has_more and self._may_wait(topic, frontier)
-        counts_held = not (self.incremental and self._is_old(topic, frontier, record))
+        waits = self.incremental and not has_processed and self._may_wait(topic, frontier)
+        counts_held = not (self.incremental and self._has_recent_count(topic, frontier, record))
         return TopicWork(topic, value, frontier, record, waits, counts_held)
 
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
@@ -363,29 +361,29 @@ class Run:
             now_ms=self.now_ms,
         )
 
-    def _is_old(self, topic: TopicMetadata, frontier: Frontier, record: FrontierRecord) -> bool:
-        """Return whether the held rows of a frontier were counted recently."""
+    def _has_recent_count(self, topic: TopicMetadata, frontier: Frontier, record: FrontierRecord) -> bool:
+        """Return whether an earlier pass counted the held rows of a frontier recently."""
         known = self.records.get(topic.topic)
         if known is None:
             return False
         if frontier.hold is Hold.FRONTIER:
             return known.pending == record.pending
-        # The held rows grow all the time, so they are counted again after each hundredth of the longest hold.
-        step_ms = max(LEAST_WINDOW_MS, (self.terms.consumer_hold_seconds or 0) * 10)
+        # The number of held rows grows continuously, so count them again after each hundredth of the longest hold.
+        step_ms = max(MIN_WINDOW_MS, (self.terms.consumer_hold_seconds or 0) * 10)
         is_held = frontier.hold in (Hold.CONSUMER, Hold.TRANSACTION) and frontier.cutoff.ms < known.cutoff_ms
         return is_held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
-        """Return whether less than a minute, or a hundredth of the TTL, has come due since the last pass, but not the
-        whole TTL.
+        """Return whether the cutoff has advanced too little since the last pass for a visit: by less than a minute or a
+        hundredth of the TTL, whichever is longer, and by less than the whole TTL.
         """
         record = self.records.get(topic.topic)
         if record is None or frontier.hold is not None or record.generation != topic.generation:
             return False
         if record.pending is not None or record.approved is not None:
-            return False  # an operator waits for its release
+            return False  # an operator expects its release
         ttl_ms = topic.ttl_seconds * 1000
-        window_ms = min(ttl_ms, max(LEAST_WINDOW_MS, ttl_ms // 100))
+        window_ms = min(ttl_ms, max(MIN_WINDOW_MS, ttl_ms // 100))
         return 0 <= frontier.cutoff.ms - record.cutoff_ms < window_ms
 
 

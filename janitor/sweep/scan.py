@@ -1,9 +1,8 @@
 """A scan of a table, from topic to topic.
 
-A scan reads due rows only. It jumps from topic to topic in key order and reads the due range. It reads a live message
-row only if an invalid transaction may have written it or an expired payload may belong to it. The caller pulls its
-results as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the current step
-(:mod:`janitor.sweep.sweep`).
+A scan seeks to each topic in key order and reads its due range. It reads a live message row only if an invalid
+transaction may have written the row or an expired payload may belong to it. The current step
+(:mod:`janitor.sweep.sweep`) pulls the results as findings (:mod:`janitor.sweep.findings`), topic by topic.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads, Page, Reads
 from tms_core.tables.read_ahead import ReadAhead
 from tms_core.tables.side import Expiries, Expiry
 
-#: Holds that may last for years. Only full passes count the held rows; otherwise every pass would read all of them.
+#: Holds that may last for years. Only full passes count the held rows, so that not every pass reads all of them.
 STANDING_HOLDS = frozenset({Hold.PROTECTED, Hold.PAUSED, Hold.QUARANTINED})
 
 
-#: The steps of a part; ``ttl`` covers the messages with own TTLs in the whole store.
+#: The steps of a pass; ``ttl`` covers messages with their own TTLs and runs once for the whole store.
 StepName = Literal["message", "ttl", "invert", "payload"]
 #: The steps of every part, in their order.
 STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
@@ -50,7 +49,7 @@ class Visit(NamedTuple):
 
     Attributes:
         findings: yields the findings of the topic.
-        is_repeatable: whether to repeat this after the topic was planned again; False: the next pass does it.
+        is_repeatable: whether this pass repeats the visit after the topic was planned again; False: the next pass does.
     """
 
     table: DataTable
@@ -59,8 +58,8 @@ class Visit(NamedTuple):
     is_repeatable: bool = True
 
 
-#: Fields of a part that its thread or task opens itself.
-_OPEN = frozenset({"store", "executor", "messages", "payloads"})
+#: Fields of a part that are not serialized; its thread or task opens them itself.
+_OPENED_FIELDS = frozenset({"store", "executor", "messages", "payloads"})
 
 Event = Visit | Finding
 #: Yields findings on the way to a key, and returns that key; None: the table has no more keys.
@@ -72,10 +71,10 @@ class SearchScope(NamedTuple):
 
     Attributes:
         since_ms: the first publish time of searched rows; None: no search.
-        everything: also search rows under unrecognized keys, if the pass is full.
+        everything: whether a full pass also searches rows with unrecognized keys.
         covered: the first key that no earlier run has covered; in the payloads' step, the first topic whose payloads no
             earlier run has read.
-        covered_since_ms: the first publish time of rows before ``covered`` that are searched all the same; None: none.
+        covered_since_ms: the first publish time of rows before ``covered`` that are still searched; None: none are.
     """
 
     since_ms: int | None = None
@@ -91,20 +90,20 @@ NO_SEARCH = SearchScope()
 class Part:
     """The work of one thread or Spark task: one step of a pass in one part of a store.
 
-    It is sent to a task without open files and connections; :meth:`open` adds them again.
+    A serialized part has no open files and connections; :meth:`open` adds them again.
 
     Attributes:
-        run: as prepared before the pass starts.
+        run: the run, prepared before the pass starts.
         number: the number of the part.
-        salt: the salt of its rows; None: the store has no salts.
+        salt: the salt of its rows; None if the store has no salts.
         within: its keys of the message and of the payload table, if the store is divided by keys.
-        finds: whether the executor only reads; then no messages are searched for payloads.
-        replans: whether a changed topic is planned again here; False: the driver does that.
+        finds: whether the executor only reads; then the search for messages of payloads is skipped.
+        replans: whether this part plans a changed topic again; False: the driver does that.
         step: the current step.
         undone: metadata keys of topics that earlier steps left undone in this part.
         search: the scope of the search for invalid pointers.
-        store: the rows to read.
-        executor: carries out findings; also asked from time to time whether to continue.
+        store: the store to read.
+        executor: carries out findings, and stops the pass between pages.
         messages, payloads: the tables, with keys that are read ahead.
     """
 
@@ -130,7 +129,7 @@ class Part:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OPEN}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OPENED_FIELDS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -152,15 +151,14 @@ class Part:
 
     @property
     def expiries_of_plan(self) -> Expiries | None:
-        """Return the messages with TTLs of their own if due ones may still exist, because this is a plan."""
+        """Return the expiries if expired messages may still exist in this step, because this is a plan."""
         return self.run.expiries if self.run.mode == "plan" else None
 
     def is_deleted_early(self, key: bytes) -> bool:
-        """Return whether a message exists only because this is a plan: a run would already have deleted it by its own
-        TTL (L6).
+        """Return whether the message's own TTL (L6) would have deleted it in an earlier step, if this were a run.
 
         Raises:
-            StoreError: it cannot be looked up.
+            StoreError: the expiry could not be read.
         """
         expiries = self.expiries_of_plan
         if expiries is None or (parsed := MessageKey.parse(key)) is None:
@@ -171,39 +169,39 @@ class Part:
         row, transactions = Row("message", parsed), self.run.transactions
         return isinstance(decide(row, work.topic, work.frontier, transactions, False, expires_ms), Delete)
 
-    def passes_by(self, prefix: bytes, failed: Collection[bytes]) -> bool:
+    def skips(self, prefix: bytes, failed: Collection[bytes]) -> bool:
         """Return whether this topic is skipped."""
         return prefix in failed or not self.run.in_scope(prefix) or self.run.is_quarantined(prefix)
 
 
-#: The findings of one topic from its first key on.
+#: Yields the findings of one topic from its first key on.
 TopicFindings = Callable[[Part, TopicWork, bytes], Iterator[Finding]]
-#: Returns the first key of a topic's rows that no range covers.
-Beyond = Callable[[TopicWork], bytes]
+#: Returns the first key after the ranges and live rows of a topic.
+StopOfSpans = Callable[[TopicWork], bytes]
 
 
 # -- from topic to topic -----------------------------------------------------------------------------------------------
 
 
 def topics(
-    part: Part, name: DataTable, undone: Collection[bytes], findings: TopicFindings, beyond: Beyond
+    part: Part, name: DataTable, undone: Collection[bytes], findings: TopicFindings, stop_of_spans: StopOfSpans
 ) -> Iterator[Event]:
-    """Yield the topics of a table that have something to do, in key order.
+    """Yield visits of the topics of a table, in key order.
 
     Args:
         undone: metadata keys of topics that were left undone, before and during this step.
 
     Raises:
-        StoreError: the table cannot be read between topics either.
+        StoreError: the table cannot be read, and no later topic is known.
     """
     # The previous step may have deleted rows whose keys were read ahead.
     part.keys(name).forget()
 
-    def of(prefix: bytes, key: bytes) -> Visit:
+    def visit(prefix: bytes, key: bytes) -> Visit:
         return Visit(name, prefix, partial(topic_findings, part, name, prefix, key, findings))
 
     if part.run.incremental:
-        yield from _due_topics(part, name, undone, of)
+        yield from _due_topics(part, name, undone, visit)
         return
     key = yield from first(part, name, undone, b"")
     while key is not None:
@@ -212,12 +210,12 @@ def topics(
             key = yield from skip(part, name, key, topic_prefix)
             continue
         rest, stop = topic_stop(prefix), topic_stop(prefix)
-        if not part.passes_by(prefix, undone):
-            yield of(prefix, key)
+        if not part.skips(prefix, undone):
+            yield visit(prefix, key)
             if part.run.full and prefix not in undone:
                 work = part.run.topics.get(prefix)
-                # A topic without metadata has no ranges, so all its rows are judged one by one (L1).
-                rest = key if work is None else beyond(work)
+                # A topic without metadata has no ranges, so its rows are checked one by one (L1).
+                rest = key if work is None else stop_of_spans(work)
         key = yield from first(part, name, undone, rest)
         if key is not None and key < stop:
             # Rows that no range covers.
@@ -226,11 +224,11 @@ def topics(
 
 
 def _due_topics(
-    part: Part, name: DataTable, undone: Collection[bytes], of: Callable[[bytes, bytes], Visit]
+    part: Part, name: DataTable, undone: Collection[bytes], visit: Callable[[bytes, bytes], Visit]
 ) -> Iterator[Event]:
-    """Yield only the topics that an incremental pass does not skip."""
+    """Yield visits of the topics that an incremental pass does not skip."""
     for prefix in [prefix for prefix, work in part.run.known() if not work.waits]:
-        if part.passes_by(prefix, undone):
+        if part.skips(prefix, undone):
             continue
         part.executor.alive()
         try:
@@ -239,7 +237,7 @@ def _due_topics(
             yield failed(name, prefix, error)
             continue
         if key is not None and key < topic_stop(prefix):
-            yield of(prefix, key)
+            yield visit(prefix, key)
 
 
 def topic_findings(
@@ -271,35 +269,35 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
 
 
 def _first_after(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
-    """Return the first key of the next known topic; report unreadable topics on the way as failed."""
-    culprit, table = False, part.table(name)
+    """Return the first key of the next readable topic; report unreadable topics before it as failed."""
+    topic_failed, table = False, part.table(name)
     # S9: an unreadable block must not hide the topics after it.
     for prefix in [prefix for prefix, _ in part.run.known() if prefix >= start]:
-        if part.passes_by(prefix, undone):
-            culprit = True
+        if part.skips(prefix, undone):
+            topic_failed = True
             continue
         try:
             key = table.first(prefix)
         except StoreError as failure:
             yield failed(name, prefix, failure)
-            culprit = True
+            topic_failed = True
             continue
-        if not culprit:
+        if not topic_failed:
             yield Unreadable(f"{table.name} rows before topic {prefix[:-1].decode()}: {error}")
         return key
-    if culprit:
+    if topic_failed:
         return None
     raise error
 
 
 def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], object], *, count: bool = True) -> Jump:
-    """Return the next key that ``parse`` accepts, a page at a time; the keys before it are unrecognized.
+    """Return the next key that ``parse`` accepts; the keys before it are unrecognized.
 
     Args:
-        count: whether they are counted.
+        count: whether to count these keys.
     """
     start: bytes | None = key
-    # Start with one key: there is seldom another unrecognized key, and the next rows may be live.
+    # Start with a page of one key: unrecognized keys are rare, and the next rows may be live.
     limit = 1
     while start is not None:
         part.executor.alive()
@@ -318,7 +316,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
 
 
 def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> list[Span]:
-    """Return the spans to read: within the ranges of a plan file; spans with lasting holds only in full passes."""
+    """Return the spans to read, limited to the ranges of a plan file; only full passes read topics with long holds."""
     if not part.run.full and work.frontier.hold in STANDING_HOLDS:
         return []
     if not work.counts_held:
@@ -330,7 +328,7 @@ def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> 
 def batches(
     part: Part, name: DataTable, work: TopicWork, span: Span, first_key: bytes
 ) -> Iterator[Batch | Read | RemainingRows]:
-    """Yield a span page by page, without unrecognized keys (L0) and split by generation."""
+    """Yield the batches of a span page by page, without unrecognized keys (L0) and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
         page = part.keys(name).read(KEYS, start, span.stop, part.run.terms.batch_rows)
@@ -342,8 +340,8 @@ def batches(
 def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]) -> Iterator[Batch | RemainingRows]:
     """Separate unrecognized keys, and split the rest by generation.
 
-    The keys of a page are sorted and have the same topic. If all have the expected length, the first and last key of a
-    generation represent the keys between. The cost per row is then one length and, for payloads, one byte.
+    The keys of a page are sorted and have the same topic. If all have the expected length, checking the first and last
+    key of a generation is enough. Each row then costs one comparison of its length and, for payloads, of one byte.
     """
     keys, plain = page.items, len(work.topic.topic.prefix) + GENERATION_BYTES
     size = plain + (MESSAGE_TAIL_BYTES if name == "message" else PAYLOAD_TAIL_BYTES)
@@ -373,11 +371,11 @@ def due(part: Part, work: TopicWork, batch: Batch, hold: Hold | None, expiries: 
 
 
 def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: bytes) -> Iterator[Finding]:
-    """Count the rows that no range covers, one by one; only in a full pass."""
+    """Yield the rows that no range covers, one by one; only in a full pass."""
     if not part.run.full:
         return
     work = part.run.topics.get(prefix)
-    # A topic created since the run read the metadata is no unknown topic; the next pass judges its rows.
+    # A topic that was created after the run read the metadata is not unknown; the next pass handles its rows.
     if work is None and part.run.is_newly_known(prefix):
         return
     topic, frontier = (work.topic, work.frontier) if work else (None, None)

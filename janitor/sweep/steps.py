@@ -1,20 +1,20 @@
-"""The steps of a pass: the rows that each step finds in a topic.
+"""The steps of a pass: each step finds rows of a topic to delete or to invert.
 
 L2, L3 and L7 delete one contiguous range of the message table in each topic.
 
-Messages with a shorter TTL than their topic (L6) are scattered among live messages, so no range has them. The side
-table has their expiries, written before the messages, in the order of their due times. Each message is judged by all
-rules, as any other row. An expiry may have no message: the server died before it wrote the message, or the tables are a
-backup next to a newer side table. Therefore each message is looked up, and only existing messages count. A run forgets
-expiries once its deletions are durable. After a crash before that, they come up again, without harm.
+Messages with a shorter TTL than their topic (L6) are scattered among live messages, so no range covers them. The side
+table has their expiries, written before the messages, in the order of their due times. All rules apply to these
+messages. An expiry may have no message: the server died before it wrote the message, or the tables are a backup next to
+a newer side table. Therefore each message is looked up, and only existing messages count. A run deletes expiries once
+its deletions are durable. After a crash before that, the next run finds the expiries again, which is harmless.
 
-Rows of the payload table are ordered by transaction. In a current generation, due rows are scattered. They are
-collected as candidates, and a limited number at a time is compared with the message table (L5).
+Rows of the payload table are sorted by transaction. In a current generation, due rows are scattered. They are
+collected as candidates, and compared with the message table in groups of limited size (L5).
 
 Remaining message rows of invalid transactions get negated pointers (L4). No table lists the rows of a transaction, so
 the message table is searched: all of it in a full pass, else only publish times at which an open transaction can have
-written. The search goes generation by generation, also in topics without metadata, because a row belongs to its
-transaction whatever its topic is.
+written. The search goes generation by generation and includes topics without metadata, because the state of a
+transaction does not depend on topics.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, PayloadKey
 from tms_core.tables.base import KEYS, Origin, Projection, TxCell, cells_of
 from tms_core.tables.side import Expiries, Expiry
 
-#: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
+#: The number of payload keys that are collected before the search for their messages; about 10 MB of memory.
 CANDIDATES = 20_000
 
 
@@ -76,21 +76,21 @@ def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | 
         yield due(part, work, item, work.frontier.hold if span.held else None) if isinstance(item, Batch) else item
 
 
-# -- messages with a ttl of their own ----------------------------------------------------------------------------------
+# -- messages with their own ttl ---------------------------------------------------------------------------------------
 
 
 def message_ttls(whole: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """Yield the messages whose own TTL has passed, in the whole store, because such a row may be in any part.
+    """Yield the messages whose own TTL has expired, in the whole store, because such a row may be in any part.
 
     Args:
         undone: metadata keys of topics that failed or were withheld in any part.
     """
     for page in cast(Expiries, whole.run.expiries).due_pages(whole.run.now_ms, whole.run.terms.batch_rows):
         yield Read("message", None, len(page))
-        # By key, because topics are visited in key order; names sort differently.
+        # Sort by key, because topics are visited in key order; names sort differently.
         page.sort(key=lambda expiry: expiry.key)
         for prefix, some in groupby(page, key=lambda expiry: expiry.topic.prefix):
-            if not whole.passes_by(prefix, undone):
+            if not whole.skips(prefix, undone):
                 yield Visit("message", prefix, partial(_ttl_findings, whole, prefix, list(some)), is_repeatable=False)
 
 
@@ -98,7 +98,7 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
     work = whole.run.topics.get(prefix)
     if work is None:
         return
-    free: list[Expiry] = []
+    released: list[Expiry] = []
     held: list[Expiry] = []
     for expiry in some:
         key = MessageKey(*expiry[:4])
@@ -110,37 +110,37 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
             or work.frontier.due.expires(expiry.publish_ms)
             or work.frontier.is_processed(key)
         ):
-            # A range deletes this message. Forget its expiry only if this pass covers that range.
+            # A range deletes this message. Delete its expiry only if this pass covers that range.
             if isinstance(decision, Delete) and not work.waits and whole.run.limits is None:
                 yield ExpiredMessages([expiry])
         elif isinstance(decision, Delete):
-            free.append(expiry)
+            released.append(expiry)
         elif decision == Keep(Reason.HELD):
             held.append(expiry)
     # An expiry is written before its message, so a server that died in between leaves an expiry without a message.
-    present, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
-    if absent := [expiry for expiry in free if expiry.key not in present]:
+    present, origin = _find_present(whole, sorted(expiry.key for expiry in (*released, *held)))
+    if absent := [expiry for expiry in released if expiry.key not in present]:
         yield ExpiredMessages(absent)
-    yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in present], origin, held=False)
+    yield from _ttl_due(whole, work, [expiry for expiry in released if expiry.key in present], origin, held=False)
     if work.frontier.hold is not None and work.counts_held:
         yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in present], origin, held=True)
 
 
-def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | None]:
-    """Return which of these sorted message keys exist, and the origin of their rows.
+def _find_present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | None]:
+    """Return the existing ones of these sorted message keys, and the origin of their rows.
 
-    The keys may be adjacent or far apart, so a read is longer if the last read found many of them.
+    The keys may be adjacent or far apart, so the page grows while reads find many of them.
     """
     table, found, at = whole.table("message"), set[bytes](), 0
     origins: list[Origin | None] = []
-    least = limit = max(1, table.keys_per_call)
+    min_limit = limit = max(1, table.keys_per_call)
     while at < len(keys):
         page = table.read(KEYS, keys[at], keys[-1] + b"\0", limit)
         stop = len(keys) if page.resume is None else bisect_left(keys, page.resume, at)
         hits = set(page.items).intersection(keys[at:stop])
         found |= hits
         origins.append(page.origin)
-        limit = min(2 * limit, whole.run.terms.batch_rows) if 2 * len(hits) >= limit else least
+        limit = min(2 * limit, whole.run.terms.batch_rows) if 2 * len(hits) >= limit else min_limit
         at = stop
     return found, Origin.merge(origins)
 
@@ -161,7 +161,7 @@ def _ttl_due(
 
 
 def payloads(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """Yield the events of the step that deletes payloads. It comes last: deleted messages free payloads."""
+    """Yield the events of the step that deletes payloads, the last step: deleted messages release their payloads."""
     return topics(part, "payload", undone, _payload_findings, _stop_of_spans)
 
 
@@ -185,7 +185,7 @@ def _payload_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator
 
 
 def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
-    """Yield the findings of one generation's payload rows, each judged by its own time and transaction."""
+    """Yield the findings of one generation's payload rows; time and transaction of each row decide."""
     is_undecided = part.run.transactions.is_undecided
     candidates: list[bytes] = []
     origins: list[Origin | None] = []
@@ -209,7 +209,7 @@ def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | B
 
 
 def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, list[bytes]]]:
-    """Yield the keys that are due, by rule, and whether they are held."""
+    """Yield due keys with their rule, and whether they are held."""
     frontier = work.frontier
     cutoff, due_ms = frontier.cutoff.ms, max(frontier.cutoff.ms, frontier.due.ms)
     yield batch.rule, False, _between(batch.keys, 0, cutoff)
@@ -235,24 +235,25 @@ def _candidates(
     if not keys:
         return
     generation = int.from_bytes(keys[0][-22:-18], "big")
-    free = keys
+    unreferenced = keys
     if not part.finds:
-        # L5: right before the deletion, and after the messages' step of all parts.
+        # L5: search right before the deletion, after all parts have finished the messages' step.
         referenced = yield from _referenced(part, work, generation, keys)
-        free = [key for key in keys if _pointer(key) not in referenced]
-        yield RemainingRows(Reason.REFERENCED, len(keys) - len(free), "payload")
-    rules, origin = {span.rule: free}, Origin.merge(origins)
+        unreferenced = [key for key in keys if _pointer(key) not in referenced]
+        yield RemainingRows(Reason.REFERENCED, len(keys) - len(unreferenced), "payload")
+    by_rule, origin = {span.rule: unreferenced}, Origin.merge(origins)
     if span.rule is Rule.EXPIRED:
         due_ms = work.frontier.due.ms
-        rules = {Rule.EXPIRED: _between(free, 0, due_ms), Rule.PROCESSED: _between(free, due_ms, LONG_MAX + 1)}
-    for rule, going in rules.items():
-        for at in range(0, len(going), part.run.terms.batch_rows):
-            some = going[at : at + part.run.terms.batch_rows]
-            yield due(part, work, Batch("payload", generation, rule, some, origin), None)
+        expired, processed = _between(unreferenced, 0, due_ms), _between(unreferenced, due_ms, LONG_MAX + 1)
+        by_rule = {Rule.EXPIRED: expired, Rule.PROCESSED: processed}
+    for rule, due_keys in by_rule.items():
+        for at in range(0, len(due_keys), part.run.terms.batch_rows):
+            batch_keys = due_keys[at : at + part.run.terms.batch_rows]
+            yield due(part, work, Batch("payload", generation, rule, batch_keys, origin), None)
 
 
 def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes]) -> Generator[Finding, None, set[int]]:
-    """Return the write pointers of those payloads that a remaining message refers to."""
+    """Return the write pointers of the payloads that remaining messages refer to."""
     run, topic = part.run, work.topic.topic
     # With a plan file, or after the topic was planned again, messages before the frontier may remain: search them too.
     exact = run.limits is None and topic.prefix not in run.reread_topics
@@ -268,25 +269,23 @@ def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes])
 
 
 def _pointer(key: bytes) -> int:
-    """Return the write pointer in a payload key, without parsing the rest."""
+    """Return the write pointer in a payload key; parse nothing else."""
     return int.from_bytes(key[-18:-10], "big", signed=True)
 
 
 # -- inversions --------------------------------------------------------------------------------------------------------
 
 
-#: Pages whose cells are inverted as one batch at most, since each batch waits for the disk.
-PAGES_TOGETHER = 16
+#: The maximum number of pages whose cells form one batch, since each batch waits for the disk.
+PAGES_PER_BATCH = 16
 
 
 def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """Yield the events of the step that inverts pointers. It comes after the messages: a deleted row need not be
-    inverted.
-    """
+    """Yield the events of the step that inverts pointers. It follows the deletion of messages, to invert fewer rows."""
     search = part.search
     if search.since_ms is None:
         return
-    # Keys read ahead by the messages' step may be deleted by now.
+    # The messages' step may have deleted rows whose keys were read ahead.
     part.messages.forget()
     projection = cells_of(part.run.transactions.candidates())
     unrecognized = search.everything and part.run.full and not part.run.patterns
@@ -294,14 +293,14 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
     while key is not None:
         parsed = MessageKey.parse(key)
         if parsed is None:
-            # Keys of no topic were counted when messages were deleted.
+            # The messages' step has counted keys without a topic.
             next_key = yield from skip(part, "message", key, MessageKey.parse, count=False)
             if unrecognized and (next_key is None or next_key > search.covered):
                 yield from _cells(part, projection, max(key, search.covered), next_key)
             key = next_key
             continue
         prefix, (begin, stop) = parsed.topic.prefix, _range(parsed, search)
-        if part.passes_by(prefix, undone) or part.run.is_paused(prefix):
+        if part.skips(prefix, undone) or part.run.is_paused(prefix):
             stop = topic_stop(prefix)
         else:
             yield Visit("message", prefix, partial(_cells, part, projection, max(key, begin), stop))
@@ -309,7 +308,7 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
 
 
 def _range(key: MessageKey, search: SearchScope) -> tuple[bytes, bytes]:
-    """Return the range of a key's generation that is to be searched."""
+    """Return the range to search in a key's generation."""
     prefix, start = key.topic.prefix, _since(key, search.since_ms or 0)
     # A generation of -1 is followed by the next topic, not by generation 0.
     last = key.generation == -1
@@ -333,9 +332,9 @@ def _cells(part: Part, projection: Projection[list[TxCell]], begin: bytes, stop:
         page = part.messages.read(projection, start, stop, part.run.terms.batch_rows)
         invalid = set(filter(is_invalid, {cell[1] for cell in page.items}))
         new = [cell for cell in page.items if cell[1] in invalid]
-        if found and (len(found) + len(new) > part.run.terms.batch_rows or pages >= PAGES_TOGETHER):
+        if found and (len(found) + len(new) > part.run.terms.batch_rows or pages >= PAGES_PER_BATCH):
             yield from _judge_cells(part, found)
-            # S4: only after these cells are inverted. The evidence for a boundary is saved up to this key.
+            # S4: report the key only after these cells are inverted: it bounds the evidence for a boundary.
             yield ReachedKey(start)
             found = []
         pages = pages + 1 if found else 1
@@ -349,7 +348,7 @@ def _cells(part: Part, projection: Projection[list[TxCell]], begin: bytes, stop:
 
 
 def _judge_cells(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
-    """Yield the cells that the rules invert. All cells are of one topic and generation, or under unrecognized keys."""
+    """Yield the cells that the rules invert. All cells are of one topic and generation, or have unrecognized keys."""
     if (key := _all_invert(part, cells)) is not None:
         yield _invalid(part, key, cells)
         return
@@ -357,20 +356,20 @@ def _judge_cells(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
     for cell in cells:
         parsed = MessageKey.parse(cell.key)
         if parsed is None:
-            # L0 forbids to change the row, so no boundary may pass its transaction (S4).
+            # L0 forbids a change of the row, so the boundary must stay below its transaction (S4).
             yield RemainingPointer(cell.pointer)
         elif _within_plan(part, parsed, cell) and not part.is_deleted_early(cell.key):
             parsed_cells.append((parsed, cell))
-    doomed = []
+    inverted = []
     for parsed, cell in parsed_cells:
         decision = _decision(part, parsed, cell)
         if isinstance(decision, Invert):
-            doomed.append(cell)
+            inverted.append(cell)
         elif isinstance(decision, Delete):
-            # The row is due but remains, because its topic changed after the messages' step. The next pass deletes it.
+            # The topic changed after the messages' step, so the due row still exists. The next pass deletes it.
             yield RemainingPointer(cell.pointer)
-    if doomed:
-        yield _invalid(part, parsed_cells[0][0], doomed)
+    if inverted:
+        yield _invalid(part, parsed_cells[0][0], inverted)
 
 
 def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:

@@ -1,15 +1,15 @@
 """One pass over a store: its steps in all parts.
 
-A store in LevelDB is one part. A store in HBase has one part for each salt, because rows of different salts are stored
-apart and a sweep mostly waits for servers. Each step runs in all parts at once, and finishes everywhere before the next
-step starts: the message of a payload may be in any part.
+A store in LevelDB is one part. A store in HBase has one part for each salt, because region servers work in parallel and
+a sweep mostly waits for them. Each step runs in all parts concurrently, and the next step starts when it is complete in
+all parts: the message of a payload may be in any part.
 
 Messages come first, because the deletion of a message frees its payload. Inversions come second, because a deleted row
 need not be inverted.
 
-:func:`sweep_store` is a generator of events. Its caller consumes them to show progress and to save the covered keys;
-the outcome fills on the way. :func:`run_step` is one step in one part, for threads of the driver and tasks of Spark.
-Only it counts what an executor did (invariant S15), so the numbers of plans and runs are comparable.
+:func:`sweep_store` is a generator of events. Its caller consumes them to show progress and to save the covered keys.
+:func:`run_step` runs one step in one part, in a thread of the driver or a Spark task. It is the only place that counts
+the results of an executor (invariant S15), so the numbers of plans and runs are comparable.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from janitor.sweep.scan import STEPS, Part, SearchScope, Visit
 from janitor.sweep.steps import inversions, message_ttls, messages, payloads
 from tms_core.errors import StoreError, TmsError
 
-#: How often a topic is planned again within one pass before it is left for the next.
+#: The number of attempts for a topic whose metadata keeps changing during a pass.
 REPLANS = 3
 
 
 class StepStarted(NamedTuple):
-    """A step starts, also in a store without parts. The caller may still change the search of the parts."""
+    """The start of a step, also in a store without parts. The consumer may change the search scope of the parts."""
 
     step: str
     parts: Sequence[Part]
 
 
 class Advance(NamedTuple):
-    """All keys before this key are done. ``so_far`` has the outcomes until then."""
+    """Progress in a part: all keys before ``key`` are done, with the outcomes in ``so_far``."""
 
     part: Part
     key: bytes
@@ -49,7 +49,7 @@ class Advance(NamedTuple):
 
 
 class StepFinished(NamedTuple):
-    """A step has finished in one part."""
+    """The end of a step in one part."""
 
     part: Part
     outcome: Outcome
@@ -64,7 +64,7 @@ class Workers(Protocol):
     parts: Sequence[Part]
 
     def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
-        """Run the step that is set in the parts; yield its events, and add its results to the outcome of each part."""
+        """Run the current step of the parts; yield its events, and add its results to the outcome of each part."""
         ...
 
 
@@ -72,7 +72,7 @@ class Division(Protocol):
     """The parts of a store in a pass, and the threads or tasks that run its steps."""
 
     def begin(self, run: Run, executor: Executor) -> AbstractContextManager[Workers]:
-        """Divide one pass; the workers work during the block."""
+        """Divide the store for a pass; the workers are usable inside the block."""
         ...
 
 
@@ -80,13 +80,13 @@ def sweep_store(run: Run, division: Division, executor: Executor, total: Outcome
     """Run the steps of a pass; yield its events.
 
     Args:
-        total: gets all results and the error that ended the pass early, when the generator ends or is closed.
+        total: receives all results, and the error that interrupted the pass, when the generator returns or is closed.
     """
     with division.begin(run, executor) as workers:
         outcomes = [Outcome() for _ in workers.parts]
         since_ms = run.search_since_ms()
         try:
-            # L5: each step is over in all parts before the next. A payload's message may be in any other part.
+            # L5: finish each step in all parts before the next step. A payload's message may be in any other part.
             for step in STEPS:
                 for part, done in zip(workers.parts, outcomes, strict=True):
                     part.step, part.undone = step, frozenset(done.failed)
@@ -94,7 +94,7 @@ def sweep_store(run: Run, division: Division, executor: Executor, total: Outcome
                 yield StepStarted(step, workers.parts)
                 yield from workers.take(outcomes)
                 if step == "message" and run.expiries is not None and not _has_ended(outcomes):
-                    # A topic that any part gave up is left alone here too: its messages lie in all parts.
+                    # Skip topics that any part left undone: their messages are spread over all parts.
                     undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
                     whole = Part(run, step="ttl", undone=undone).open(run.store, executor)
                     yield from run_step(whole, total)
@@ -113,7 +113,7 @@ def _has_ended(outcomes: Sequence[Outcome]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Runs the parts of a store in parallel threads; a single part in the caller's thread."""
+    """A division that runs several parts in parallel threads, and a single part in the caller's thread."""
 
     workers: int = 1
 
@@ -144,22 +144,22 @@ class _ThreadWorkers:
                 events.put(error)
 
         with ThreadPoolExecutor(self._threads, "sweep") as pool:
-            at_work = len(self.parts)
+            running = len(self.parts)
             for part, outcome in zip(self.parts, outcomes, strict=True):
                 pool.submit(work, part, outcome)
-            while at_work:
+            while running:
                 event = events.get()
                 if isinstance(event, BaseException):
-                    # The pool first waits for the other parts, so no thread writes after the pass is over.
+                    # Leaving the pool waits for the other parts, so no thread writes after the pass.
                     raise event
-                at_work -= isinstance(event, StepFinished)
+                running -= isinstance(event, StepFinished)
                 yield event
 
 
 # -- one step in one part ----------------------------------------------------------------------------------------------
 
 
-#: Yields the events of each step in key order, without topics that are undone by then.
+#: The generator of each step: yields events in key order, and skips topics that are left undone.
 _STEPS = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
 
 
@@ -167,7 +167,7 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
     """Run one step in one part; yield its progress.
 
     Args:
-        outcome: gets all results and the error that ended the step early, also if the caller closes the generator.
+        outcome: receives all results and the error that interrupted the step, also if the caller closes the generator.
     """
     undone = set(part.undone)
     try:
@@ -182,20 +182,20 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
             if isinstance(event, ReachedKey):
                 yield Advance(part, event.key, (outcome,))
         else:
-            # S10, S12: the last call may have hung until the lease ran out. Then the step has not covered the table.
+            # S10, S12: the lease may have expired during the last call. Then the step does not count as complete.
             part.executor.alive()
-    except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
+    except Exception as error:  # noqa: BLE001 the outcome keeps the completed work, and the pass raises the error
         outcome.ended = error
     finally:
         outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
 
 
 def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> Iterator[Read | Advance]:
-    """Process one topic, again if its metadata changes (invariant S2); yield the progress.
+    """Process one topic, and repeat it if its metadata changes (invariant S2); yield the progress.
 
     Args:
-        undone: gets the topic if it is left undone.
-        outcome: has the results of this step before this topic, and gets the results of this topic.
+        undone: receives the topic if it is left undone.
+        outcome: has the results of this step so far, and receives the results of this topic.
     """
     for _ in range(REPLANS):
         attempt = Outcome()
@@ -203,19 +203,19 @@ def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> It
             yield from _apply_findings(found, part, outcome, attempt)
         except StoreError as error:
             attempt.add(failed(found.table, found.prefix, error))
-        except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
+        except Exception as error:  # noqa: BLE001 the outcome keeps the completed work, and the pass raises the error
             attempt.ended = error
         finally:
             has_moved = bool(attempt.moved)
-            # A moved topic is planned again below. It counts as moved only where the driver has to do that.
+            # A moved topic is planned again below. Report it as moved only if the driver must plan it again.
             if part.replans:
                 attempt.moved.clear()
             undone.update(attempt.failed, attempt.withheld, attempt.moved)
-            # What stays is counted again by the next attempt.
-            outcome.merge(attempt.taking() if has_moved else attempt)
+            # The next attempt counts kept rows again.
+            outcome.merge(attempt.without_kept_rows() if has_moved else attempt)
         if not (has_moved and part.replans):
             return
-        # S2: drop the keys read ahead before the topic is planned again, or old keys meet new rules.
+        # S2: first drop the keys that were read ahead, so that the new plan does not use them.
         part.forget()
         part.run.reread(found.prefix)
         if not found.is_repeatable:
@@ -226,7 +226,7 @@ def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> It
 
 
 def _apply_findings(found: Visit, part: Part, before: Outcome, attempt: Outcome) -> Iterator[Read | Advance]:
-    """Apply the findings of one topic until there is a reason to stop; count them in ``attempt``."""
+    """Apply the findings of one topic until the executor stops it; count them in ``attempt``."""
     for finding in found.findings():
         if isinstance(finding, ReachedKey):
             yield Advance(part, finding.key, (before, attempt))
@@ -236,7 +236,7 @@ def _apply_findings(found: Visit, part: Part, before: Outcome, attempt: Outcome)
             part.executor.alive()
         else:
             done = part.executor.apply(finding)
-            # Count before the wait: a run that is stopped while it waits has deleted these rows (S15).
+            # Count before the wait: a run that is interrupted during the wait has deleted these rows (S15).
             if (counted := attempt.add(finding, done)) is not None:
                 part.executor.pay(counted)
             if done.stop is not None:

@@ -1,17 +1,17 @@
 """Facts about transactions in a run: the usable snapshot, and the invalid transactions that may still write.
 
-The rules ask two questions about transactions: is this pointer invalid (then its rows are inverted), and may this
-transaction still commit (then its payloads stay). Both need a snapshot that is complete, of this transaction system and
-fresh (invariant S14). Without one, no pointer is invalid, and the second question is decided by age.
+The rules need two facts about a transaction: whether its pointer is invalid (then its rows are inverted), and whether
+it may still commit (then its payloads are kept). Both need a snapshot that is complete, fresh and of this transaction
+system (invariant S14). Without such a snapshot, no pointer is invalid, and a transaction may commit up to a given age.
 
-The client of an invalid transaction may not know that it is invalid, and may publish until the lifetime ends. Therefore
-a pointer is *open* from the time it is first seen in an invalid list. It is closed after a pass that started later has
-covered all times at which it can have published. Only then do its rows count as clean.
+The client of an invalid transaction may not know about the invalidation, and may publish until the lifetime ends.
+Therefore a pointer is *open* from the time it is first seen in an invalid list. A full pass closes it if the pass
+started after the transaction's last possible publish. Only then are the rows of the pointer known to be clean.
 
 No table has the commit time of a transaction, and the messages of some topics stay until their transaction has ended
 (property ``hold: transaction``). Therefore a run notes the start of the oldest transaction in progress. A few minutes
-later, everything published before that start was decided at least so long ago. Two such times are enough: the one in
-force, and the next one.
+later, all messages published before that start have been decided for at least that time. Two such times are enough:
+the time in force and the next time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tms_core.tables.base import PointerSet
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source.source import SnapshotSource
 
-#: The least time for which a closed pointer that has left the invalid list is remembered.
+#: The minimum time for which a closed pointer is remembered after it has left the invalid list.
 REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
-#: Pointers compared at a time. Small blocks keep the sets small where the lists differ.
+#: Pointers per comparison. Small blocks keep the sets small where the lists differ.
 _BLOCK = 4096
-#: Invalid ids that are put in a set, for the time of a search; about 10 MB.
-MOST_IN_A_SET = 100_000
-#: The least time for which a message stays after the end of its transaction, in milliseconds.
+#: The maximum number of invalid ids in the set of a search; about 10 MB.
+MAX_SET_IDS = 100_000
+#: The minimum time for which a message is kept after the end of its transaction, in milliseconds.
 SEEN_MS = 300_000
 
 
@@ -61,12 +61,13 @@ class TxState:
     """The transaction snapshot of a run.
 
     Attributes:
-        snapshot: the data; None: there is no snapshot.
-        name: its source, for people.
-        problem: the reason why it is not used; None: it is used.
-        message: the problem in a sentence, with the next step; empty without a problem, and if no snapshots are wanted.
+        snapshot: the data; None if there is no snapshot.
+        name: the source of the snapshot, for display.
+        problem: the reason why the snapshot is not used; None if it is used.
+        message: the problem as a sentence with the next step; empty without a problem, or if the settings want no
+            snapshots.
         rejected: newer snapshots that were rejected, each with a short reason.
-        system: the id of its transaction system; empty: not known.
+        system: the id of its transaction system; empty if unknown.
     """
 
     snapshot: VisibilityState | None
@@ -83,7 +84,7 @@ class TxState:
 
     @property
     def used(self) -> SnapshotUsed | None:
-        """Return the usable snapshot for a report."""
+        """Return the reference to the usable snapshot for a report."""
         usable = self.usable
         return None if usable is None else SnapshotUsed(usable.timestamp_ms, self.name)
 
@@ -96,7 +97,7 @@ def refresh(
     Args:
         interval_seconds: the interval of the transaction service; a snapshot is stale after twice that time (as in
             Tephra's TransactionStateCache).
-        allowance_ms: how far its clock may be ahead of ours.
+        allowance_ms: how far its clock may be ahead of the local clock.
         is_required: whether a missing source is reported.
     """
     if source is None:
@@ -123,20 +124,18 @@ def refresh(
     return state
 
 
-def older(state: TxState) -> TxState:
-    """Return the state of a snapshot that is older than the last used snapshot, which may have been removed; not
-    usable.
-    """
+def reject_older(state: TxState) -> TxState:
+    """Return the state with its snapshot rejected, because it is older than the last used snapshot."""
     message = f"{state.name} is older than the snapshot that was used last; the janitor waits for the next snapshot"
     return replace(state, problem=Problem.OLDER, message=message)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """Answers the rules' two questions (``janitor.rules.policy.Transactions``).
+    """The facts about transactions for the rules (``janitor.rules.policy.Transactions``).
 
     Attributes:
-        undecided_ms: how long after its start a transaction counts as undecided without a snapshot.
+        undecided_ms: how long after its start a transaction may commit, if there is no snapshot.
     """
 
     snapshot: VisibilityState | None
@@ -147,9 +146,9 @@ class TransactionView:
         return self.snapshot is not None and self.snapshot.is_invalid(pointer)
 
     def candidates(self) -> PointerSet:
-        """Return a fast filter for the pointers that may be invalid."""
+        """Return a fast filter that matches all invalid pointers, and possibly other pointers."""
         ids: Sequence[int] = self.snapshot.invalid if self.snapshot is not None else ()
-        if len(ids) <= MOST_IN_A_SET:
+        if len(ids) <= MAX_SET_IDS:
             return PointerSet.of(frozenset(ids))
         return PointerSet(range(max(1, ids[0]), ids[-1] + 1))
 
@@ -161,15 +160,15 @@ class TransactionView:
 
 @dataclass(frozen=True, slots=True)
 class InvalidListChange:
-    """An invalid list, compared with the pointers known before.
+    """The differences between an invalid list and the pointers known before.
 
     Attributes:
         seen_ms: the time of the comparison.
         still: open pointers that are still listed, sorted.
-        new: listed pointers that were never seen before, sorted; at first contact there may be a million.
+        new: listed pointers that were never seen before, sorted; at first contact up to a million.
         unlisted_open: open pointers that left the list: their clients aborted, or an operator truncated the list.
         unlisted_closed: closed pointers that left the list, truncated because of the boundary. They are remembered for
-            some time, so that an audit can use them as evidence against it.
+            some time, so that an audit can refute the boundary with them.
     """
 
     seen_ms: int
@@ -193,7 +192,7 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListCha
     """
     unlisted_closed, others = differences(known.closed, invalid)
     absent, new = differences(array("q", known.open_ids), others)
-    # Closed by a pass that no longer counts (``State.known_ids``). They can still refute its boundary.
+    # A pass that no longer counts (``State.known_ids``) closed these pointers. They can still refute its boundary.
     unlisted_closed.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
     unlisted_open = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
     unlisted = set(absent)
@@ -204,10 +203,10 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListCha
 
 
 def differences(first: array[int], second: array[int]) -> tuple[array[int], array[int]]:
-    """Return the values that only the first, and those that only the second of two sorted arrays has.
+    """Return the values that only the first, and the values that only the second of two sorted arrays has.
 
-    Two arrays of a million that are nearly equal take milliseconds: both are cut at the same values into blocks. Equal
-    blocks are skipped, and different blocks are compared as sets.
+    Both arrays are cut into blocks at the same values. Equal blocks are skipped, and different blocks are compared as
+    sets, so the comparison of two nearly equal arrays of a million values takes milliseconds.
     """
     only_first, only_second = array("q"), array("q")
     one = two = 0
@@ -223,17 +222,15 @@ def differences(first: array[int], second: array[int]) -> tuple[array[int], arra
 
 
 def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int | None:
-    """Return the first publish time of the search for open pointers; None: none is open.
+    """Return the first publish time of the search for open pointers; None if no pointer is open.
 
-    A pointer that was never searched for may have rows from its own start on; a searched pointer only newer rows.
+    A pointer that was never searched for may have rows from its own start on, and a searched pointer only newer rows.
     """
     return min((_since_ms(record, lifetime) for record in open_ids), default=None)
 
 
 def mark_searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator[OpenIdRecord]:
-    """Yield the records as they are for keys that were covered by passes that started at or after ``since_ms``; None:
-    no pass.
-    """
+    """Yield the records as they apply to keys that passes since ``since_ms`` have covered; None: no such pass."""
     for record in open_ids:
         known = since_ms is not None and record.first_seen_ms <= since_ms
         yield replace(record, scanned_ms=since_ms) if known else record
@@ -242,15 +239,15 @@ def mark_searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Ite
 def mark_covered(
     open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, settled_ms: int | None
 ) -> Iterator[OpenIdRecord]:
-    """Yield the records after a complete pass: searched up to its start, and closed if their transactions can
-    no longer publish.
+    """Yield the records after a complete pass: searched up to its start, and closed if their transactions can no longer
+    publish.
 
     Only full passes close ids, since they read rows of all times. A pass that searches a window relies on the agreement
-    of clocks; that is enough to invert early, but not for a boundary. Each key must have been covered by a full pass
-    that started when the id was known already and its client could no longer publish.
+    of clocks, which is enough to invert early, but not for a boundary. An id is closed if each key was covered by a
+    full pass that started when the id was already known and its client could no longer publish.
 
     Args:
-        settled_ms: the start of the oldest full pass that covered some of the keys; None: this pass was not full.
+        settled_ms: the start of the oldest full pass that covered some of the keys; None if this pass was not full.
     """
     for record in open_ids:
         over_ms = max(record.first_seen_ms, lifetime.window_end_ms(record.pointer))
@@ -261,9 +258,7 @@ def mark_covered(
 
 
 def _without_future_times(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
-    """Return the record without times that are in the future because the clock was set back; it then counts as seen
-    now, and not searched.
-    """
+    """Return the record without times in the future, which a clock that was set back left: seen now, not searched."""
     if record.first_seen_ms > now_ms:
         record = replace(record, first_seen_ms=now_ms)
     is_future = record.scanned_ms is not None and record.scanned_ms > now_ms
@@ -273,7 +268,7 @@ def _without_future_times(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
 def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
     if record.scanned_ms is None:
         return lifetime.window_start_ms(record.pointer)
-    # A message published after the search may have an earlier time, from a clock that is slow.
+    # A message published after the search may have an earlier time, from a slow clock.
     return record.scanned_ms - lifetime.allowance_ms
 
 
@@ -282,12 +277,12 @@ def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecidedTransactions:
-    """The facts about decided transactions.
+    """The times up to which messages belong to decided transactions.
 
     Attributes:
-        before_ms: messages published before this time were decided :data:`SEEN_MS` ago.
-        next_ms: messages published before this time were decided by ``noted_ms``.
-        noted_ms: the time of the snapshot with that fact.
+        before_ms: the transactions of messages published before this time ended at least :data:`SEEN_MS` ago.
+        next_ms: the transactions of messages published before this time had ended at ``noted_ms``.
+        noted_ms: the time of the snapshot that shows this.
     """
 
     before_ms: int
@@ -298,21 +293,20 @@ class DecidedTransactions:
 DECIDED: KeptFigures[DecidedTransactions | None] = KeptFigures(Note.TRANSACTION_ENDS, DecidedTransactions, None)
 
 
-def decided(
+def update_decided(
     now_ms: int, note: DecidedTransactions | None, snapshot: VisibilityState | None, lifetime: Lifetime
 ) -> DecidedTransactions:
-    """Return the present facts about decided transactions.
+    """Return the current times of decided transactions.
 
     Args:
-        note: the facts of the previous run; None: there are none.
-        lifetime: how long a transaction may write. Older messages were decided in any case.
+        note: the times of the previous run; None if there is none.
+        lifetime: how long a transaction may write. The transactions of older messages have ended in any case.
     """
     known = note or DecidedTransactions(0, 0, 0)
     if snapshot is not None:
         snapshot_ms = snapshot.timestamp_ms
         start_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
-        # There is no time to wait from, or the clock of the transaction service was set back: wait from this snapshot
-        # on.
+        # Wait from this snapshot on: it is the first one, or the clock of the transaction service was set back.
         if known.noted_ms == 0 or snapshot_ms < known.noted_ms:
             known = DecidedTransactions(known.before_ms, start_ms, snapshot_ms)
         elif snapshot_ms - known.noted_ms >= SEEN_MS:
@@ -322,12 +316,12 @@ def decided(
 
 
 def oldest_open_ms(snapshot: VisibilityState) -> int:
-    """Return the start of the oldest transaction in progress; if there is none, the snapshot's time."""
+    """Return the start of the oldest transaction in progress; without any, the snapshot's time."""
     return min([snapshot.timestamp_ms, *map(transaction_ms, snapshot.open_pointers)])
 
 
-def until_decided(frontier: Frontier, decided_ms: int) -> Frontier:
-    """Return a frontier that stops before messages whose transactions have not been decided long enough."""
+def limit_to_decided(frontier: Frontier, decided_ms: int) -> Frontier:
+    """Return a frontier that stops before messages whose transactions are in progress or ended recently."""
     frontier = replace(frontier, decided_ms=decided_ms)
     if decided_ms >= frontier.cutoff.ms:
         return frontier

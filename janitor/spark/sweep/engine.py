@@ -290,7 +290,7 @@ class _GuidedWorkers:
                 yield event
         held_entries = {key: entry for key, entry in task_outcome.entries.items() if key.held is not None}
         total.merge(replace(task_outcome, entries=held_entries, found=[]))
-        total.merge(done.taking())
+        total.merge(done.without_kept_rows())
         total.keep(Reason.REFERENCED, done.kept[Reason.REFERENCED])
 
 
