@@ -1,24 +1,24 @@
 """The prune boundary: the highest transaction up to which no row has a positive pointer of an invalid transaction (rule
 S4).
 
-Invalid ids are part of every transaction, so an operator wants to remove them, and may do so once their rows cannot
-become visible. The boundary states that. A wrong boundary shows aborted data to every reader, so it follows from
-evidence only: intervals of keys that a pass covered without an error, under a snapshot taken before it started, and
-whose inversions are durable. If they cover the whole message table, the boundary is the lowest of
+Invalid ids are part of every transaction, so operators want to remove them. An id may be removed when its rows cannot
+become visible; the boundary proves that. A wrong boundary shows aborted data to every reader. Therefore it follows only
+from evidence: intervals of keys that a pass covered without an error, under a snapshot taken before the pass started,
+and with durable inversions. If they cover the whole message table, the boundary is the minimum of
 
 * the bound of each interval's snapshot (Tephra's TxUtils.getPruneUpperBound),
 * for each interval, the oldest transaction that could still have written when its pass started, and
 * the lowest open id: its client may have published since.
 
-Intervals are of stored keys, so they start with the salt if there is one. No other division of a table is permanent:
-regions are split, merged and moved.
+Intervals are ranges of stored keys, which start with the salt if the store has salts. No other division of a table is
+permanent: regions are split, merged and moved.
 
-To prove a large table takes hours. In that time a process may die, or one of many salts may fail. Therefore each part
-of a store is evidence as soon as it was covered (invariant S4), and a *round* is complete when every part was covered.
-A run that continues a round searches the covered parts only as a frequent run does.
+A pass over a large table takes hours. In that time a process may die, or one of many salts may fail. Therefore each
+part of a store is evidence as soon as a pass has covered it (invariant S4), and a *round* is complete when every part
+was covered. A run that continues a round searches covered parts only as a frequent run does.
 
-A store of one part is covered from its first key to its last, and progress is saved on the way. So a run that is killed
-at the same time every night gets further every night.
+A store of one part is covered from its first key to its last, and runs save their progress regularly. So a run that is
+killed at the same time every night gets further every night.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Limit:
     Attributes:
         bound: the highest boundary that it allows.
         reason: a description for operators.
-        start: the first stored key of its interval; None: it is about a transaction.
-        region: the region that has that key now; empty: the store has no regions, or it is unknown.
+        start: the first stored key of its interval; None if the limit is a transaction.
+        region: the present region of that key; empty if unknown, or if the store has no regions.
     """
 
     bound: int
@@ -57,9 +57,9 @@ class Boundary:
     """The boundary and its limits.
 
     Attributes:
-        bound: the boundary; None if it does not exist.
+        bound: the boundary; None if nothing is proven.
         limits: its limits, lowest first.
-        obstacles: the reasons why there is no boundary; empty if there is one.
+        obstacles: the reasons why there is no boundary; otherwise empty.
     """
 
     bound: int | None
@@ -95,7 +95,7 @@ def prove(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     limits.sort()
     bound = limits[0].bound
     if bound <= 0:
-        return Boundary(None, tuple(limits), (f"nothing can be proven: {limits[0].reason}",))
+        return Boundary(None, tuple(limits), (f"no boundary can be proven: {limits[0].reason}",))
     return Boundary(bound, tuple(limits))
 
 
@@ -106,24 +106,22 @@ def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
 
 
 def in_force(proven: ProvenBoundary, evidence: Iterable[Evidence], now_ms: int, lifetime: Lifetime) -> bool:
-    """Return whether a proven boundary is in force: not dated by a clock set back since, nor with a shorter lifetime.
+    """Return whether a proven boundary is in force: its times are not in the future, and the lifetime was not raised.
 
     Args:
-        evidence: the present evidence; a round of passes completes later than its boundary is dated.
+        evidence: the present evidence; it may be newer than the date of the boundary.
     """
     is_past = all(began_ms <= now_ms for began_ms in (proven.made_ms, *(item.started_ms for item in evidence)))
     return is_past and proven.bound <= newest_settled(proven.made_ms, lifetime)
 
 
 def covered_since_ms(evidence: Sequence[Evidence]) -> int | None:
-    """Return the start of the oldest pass in the evidence: all keys were covered since. None: some keys were not
-    covered.
-    """
+    """Return the start of the oldest pass in the evidence; None if some keys were not covered."""
     return None if find_gap(evidence) is not None else min(interval.started_ms for interval in evidence)
 
 
 def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evidence]:
-    """Return the evidence after newer intervals were covered: for each key only the newest interval counts."""
+    """Merge newer evidence into the known evidence; only the newest interval counts for each key."""
     covered = [_interval(item) for item in newer]
     uncovered = [
         replace(item, start=rest.start, stop=rest.stop)
@@ -134,7 +132,7 @@ def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evi
 
 
 def find_gap(evidence: Iterable[Evidence]) -> str | None:
-    """Return the first uncovered keys, in words; None: all keys are covered."""
+    """Return a description of the first uncovered keys; None if all keys are covered."""
     intervals = [_interval(item) for item in evidence]
     if not intervals:
         return "no complete pass has covered the message table yet"
@@ -159,13 +157,17 @@ def _merge_adjacent(evidence: Iterable[Evidence]) -> list[Evidence]:
 
 
 def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Limit]:
-    """Return the limits of one interval; ``of_snapshot`` is the bound of its snapshot without rows that had to stay."""
+    """Return the limits of one interval.
+
+    Args:
+        of_snapshot: the bound of its snapshot, before it was lowered for pointers that could not be negated.
+    """
     between = _between(interval.start, interval.stop)
     raised = "; the next full pass raises the boundary"
     used = f"snapshot {interval.snapshot_timestamp_ms}, used for {between}"
     snapshot = f"{used}, does not show the end of later transactions{raised}"
     if interval.bound < of_snapshot:
-        snapshot = f"invalid transaction {interval.bound + 1} has a row that had to stay, in {between}"
+        snapshot = f"invalid transaction {interval.bound + 1} has a row that could not be inverted, in {between}"
     writing = f"younger transactions could still write when the pass over {between} started{raised}"
     return [
         Limit(interval.bound, snapshot, interval.start),
@@ -174,7 +176,7 @@ def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Li
 
 
 def _between(start: bytes, stop: bytes | None) -> str:
-    """Return an interval of keys in words, with the salt if it is exactly the keys of one salt."""
+    """Return a description of an interval of keys, with the salt if it has exactly the keys of one salt."""
     if not start and stop is None:
         return "all keys"
     first, last = start.hex() or "the beginning", "the end" if stop is None else stop.hex()
@@ -189,19 +191,19 @@ def _interval(item: Evidence) -> KeyRange:
 # -- rounds of full passes ---------------------------------------------------------------------------------------------
 
 
-#: The note that asks the next run to read everything: since when it is there, in ms.
+#: The note that requests a full pass from the next run; its value is the time of the request in milliseconds.
 FULL_REQUEST = Note.FULL_REQUEST
-#: A round that is not complete after this time starts again; one run every night may need several nights.
+#: The time after which an incomplete round starts again; with one run a night, a round may need several nights.
 ROUND_MS = 7 * 24 * 3600 * 1000
 
 
 class Round(NamedTuple):
-    """A round in the run that continues it.
+    """A round, as seen by the run that continues it.
 
     Attributes:
         began_ms: the start of its first run.
         done: the intervals that earlier runs have covered.
-        since_ms: the first publish time that is searched in these intervals all the same; None: none.
+        since_ms: the first publish time that is still searched in these intervals; None: none is.
         payloads_from: in a store of one part, the first topic whose payloads no earlier run has read.
     """
 
@@ -215,19 +217,17 @@ class Round(NamedTuple):
         return not remainder(part.span, self.done)
 
     def first_undone(self, part: Reads) -> bytes:
-        """Return the first uncovered key of a part, if earlier runs have covered all keys before it; else its first
-        key.
-        """
+        """Return the key at which to start a part: after the keys that earlier runs covered, else its first key."""
         rest = remainder(part.span, self.done)
         return rest[0].start if len(rest) == 1 and rest[0].stop == part.span.stop else part.span.start
 
 
 @dataclass(frozen=True, slots=True)
 class StartedRound:
-    """The round under way, as the state remembers it.
+    """The current round, as the state stores it.
 
     Attributes:
-        runs: the runs that have covered something in it.
+        runs: the ids of the runs that belong to it.
         payloads: the first topic whose payloads were not read, in hex.
     """
 
@@ -240,9 +240,7 @@ ROUND: KeptFigures[StartedRound | None] = KeptFigures(Note.ROUND, StartedRound, 
 
 
 def gaps(parts: Sequence[Reads]) -> list[KeyRange]:
-    """Return the keys outside all parts. There is nothing to search: rows stored there later are of younger
-    transactions.
-    """
+    """Return the keys outside all parts, which need no search: later rows there belong to younger transactions."""
     return remainder(ALL_KEYS, [part.span for part in parts])
 
 
@@ -254,13 +252,13 @@ def is_whole(parts: Sequence[Reads]) -> bool:
 def continue_round(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Round:
     """Start a round, or continue the current round.
 
-    Only evidence from runs of the same round counts, and only if its snapshot is not newer than this run's.
-    ``since_ms`` is the start of the first of these runs; None: nothing is covered.
+    Evidence counts only if it is of a run of the round, and if its snapshot is not newer than the snapshot of this run.
+    ``since_ms`` of the result is the start of the first such run; None if nothing is covered.
 
     Args:
         run_id: this run, which is saved as part of the round.
         now_ms: the start of this run.
-        snapshot_ms: the time of its snapshot.
+        snapshot_ms: the time of this run's snapshot.
 
     Raises:
         StateError: the state could not be read or written.
@@ -291,7 +289,7 @@ def save_payloads(state: State, run_id: str, upto: bytes) -> None:
 
 
 def end_round(state: State) -> None:
-    """Forget the round: it is complete, or its coverage no longer counts."""
+    """Delete the round, because it is complete or its coverage no longer counts."""
     ROUND.save(state, None)
 
 
@@ -300,8 +298,8 @@ class Refutation:
     """The refutation of a proven boundary.
 
     Attributes:
-        message: the findings, as a clause.
-        searched: whether a pass that started later has read everything.
+        message: the finding, as a clause.
+        searched: whether a later pass has read everything.
     """
 
     message: str
@@ -309,12 +307,12 @@ class Refutation:
     searched: bool = False
 
 
-#: The refutation of the last proven boundary, until another one is proven.
+#: The refutation of the last proven boundary, until another boundary is proven.
 REFUTED: KeptFigures[Refutation | None] = KeptFigures(Note.REFUTED, Refutation, None)
 
 
 def refutation(state: State) -> Refutation | None:
-    """Return the refutation of the last boundary; None: it was not refuted, or another one was proven since.
+    """Return the refutation of the last boundary; None if it was not refuted, or another boundary was proven since.
 
     Raises:
         StateError: the state could not be read.
@@ -325,15 +323,15 @@ def refutation(state: State) -> Refutation | None:
 def refute(state: State, message: str, at_ms: int) -> None:
     """Withdraw the boundary and all its evidence, so that the next run reads everything (invariant S4).
 
-    The current run then publishes no boundary: its earlier coverage may be wrong.
+    A running run then publishes no boundary, because its earlier coverage may be wrong.
 
     Args:
-        message: the findings, as a clause.
+        message: the finding, as a clause.
 
     Raises:
         StateError: the state could not be written.
     """
-    # In one commit: evidence that survives the withdrawal would prove the same boundary again.
+    # One commit: evidence that survives the withdrawal would prove the same boundary again.
     with state.transaction():
         state.save_boundary(None)
         state.replace_evidence([])
@@ -342,6 +340,6 @@ def refute(state: State, message: str, at_ms: int) -> None:
 
 
 def save_searched(state: State, known: Refutation | None) -> None:
-    """Save that a pass that started after the refutation has read everything."""
+    """Save that a pass has read everything since the refutation."""
     if known is not None:
         REFUTED.save(state, replace(known, searched=True))

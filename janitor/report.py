@@ -1,7 +1,7 @@
-"""The result of a plan or a run, as one frozen value; and its progress for observers.
+"""The report: the result of a plan or a run as one frozen value; and the interface for progress.
 
 The report is the only source of numbers: the printed table, the JSON, the saved history and the metrics all use it
-(invariant S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
+(invariant S15). It derives from the outcome of a pass (:mod:`janitor.sweep.outcome`).
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from janitor.state.values import Pointer
 from tms_core.topic import TopicId
 
 DataTable = Literal["message", "payload"]
-#: The type of row keys where a field is named ``bytes``.
+#: The type of row keys, for a class in which ``bytes`` is a field.
 Key = bytes
 
 #: Called after each page with the phase, the topic, and the number of rows.
 Observer = Callable[[str, TopicId | None, int], None]
-#: The phase in the call before the first page, which has the approximate number of rows that the messages' step will
-#: read in counted topics.
+#: The phase of the call before the first page, with the estimated number of rows that the messages' step will read.
 EXPECTED = "expected"
-#: The phase that is expected to read so many.
+#: The phase to which this estimate applies.
 MEASURED = "message"
 
-#: The number of shown keys of an entry.
+#: The maximum number of sample keys of an entry.
 SAMPLE_KEYS = 3
 
-#: The most saved entries of a report; a report of a thousand topics every minute would fill the disk.
+#: The maximum number of saved entries of a report; a report of a thousand topics every minute would fill the disk.
 HISTORY_ENTRIES = 100
 
-#: The most unrecognized keys, and the most unknown topics, of a pass in the log.
+#: The maximum number of unrecognized keys, and of unknown topics, that the log names for a pass.
 NAMED_KEYS = 20
 
-#: Reasons that are counted; live rows are not visited, so there is no count of them.
+#: The reasons with counts; a pass does not read all live rows, so their number is unknown.
 COUNTED_REASONS = (
     Reason.UNKNOWN_TOPIC,
     Reason.NEWER_GENERATION,
@@ -52,7 +51,7 @@ COUNTED_REASONS = (
 
 
 def ignore_progress(phase: str, topic: TopicId | None, rows: int) -> None:
-    """Do nothing: the observer of runs whose progress is not shown."""
+    """Do nothing; the observer of runs without a progress display."""
 
 
 class EntryKey(NamedTuple):
@@ -71,8 +70,8 @@ class Entry:
 
     Attributes:
         bytes: exact bytes of keys, and the store's estimate of the bytes of values.
-        oldest_ms: the row time of the oldest row; None if it does not exist.
-        held: the hold that keeps the rows; None: they are deleted or inverted, or would be.
+        oldest_ms: the time of the oldest row; None without rows.
+        held: the hold that keeps the rows; None if a run deletes or inverts them.
         sample_keys: keys in hex.
     """
 
@@ -105,11 +104,11 @@ class Entry:
         self.sample_keys += samples
 
     def counts_as_done(self, mode: Mode) -> bool:
-        """Return whether the rows are in the totals: ``apply --adopt`` deletes a plan's first contact."""
+        """Return whether the rows are in the totals; ``apply --adopt`` also deletes first-contact rows of a plan."""
         return self.held is None or (mode == "plan" and self.held is Hold.FIRST_CONTACT)
 
 
-#: Due rows that were still there after the last run, or that a run would delete.
+#: Due rows that the last run did not delete, or that a run would delete.
 HELD: KeptFigures[list[Entry]] = KeptFigures(Note.OVERDUE, list[Entry], [])
 
 
@@ -122,7 +121,7 @@ class UnrecognizedKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotUsed:
-    """The transaction snapshot a run judged by."""
+    """The transaction snapshot that a run used."""
 
     timestamp_ms: int
     source: str
@@ -130,7 +129,7 @@ class SnapshotUsed:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Rows by rule, and rows that stayed by reason."""
+    """The number of deleted or inverted rows by rule, and of kept rows by reason."""
 
     expired: int
     old_generation: int
@@ -159,7 +158,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class HeldBefore:
-    """Held rows that an earlier run counted, and this run did not count again; the largest entries of them."""
+    """Held rows that an earlier run counted and this run did not: their number, and the largest entries."""
 
     rows: int
     topics: Sequence[Entry]
@@ -213,10 +212,10 @@ class Report:
         return {entry.topic: entry.held for entry in self.topics if entry.held is not None}
 
     def to_history(self, run: RunRecord, held_before: Sequence[Entry]) -> tuple[RunRecord, Report]:
-        """Return the run with its numbers, and the report for the history, with at most the largest entries.
+        """Return the run with its numbers, and the report for the history, limited to the largest entries.
 
         Args:
-            held_before: held rows that an earlier run counted, and this run did not count again.
+            held_before: held rows that an earlier run counted and this run did not.
         """
         held_entries = [entry for entry in held_before if entry.held]
         rows = sum(entry.rows for entry in held_entries)
@@ -255,7 +254,7 @@ def largest(entries: Sequence[Entry], limit: int) -> list[Entry]:
 
 
 def deleted_bytes(mode: Mode, entries: Iterable[Entry]) -> int:
-    """Return the bytes of the rows that are deleted, or would be."""
+    """Return the bytes of the rows that a run has deleted, or would delete."""
     return sum(
         entry.bytes for entry in entries if entry.rule is not Rule.INVALID_TRANSACTION and entry.counts_as_done(mode)
     )

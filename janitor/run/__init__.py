@@ -1,1 +1,1 @@
-"""One run from its preparation to its conclusion, and the questions that a run answers."""
+"""One run from its preparation to its conclusion, and queries that change nothing."""

@@ -1,12 +1,10 @@
-"""Saves the conclusions of a pass, or of an adoption, in the state once the store's writes are durable.
+"""The conclusions of a pass or an adoption, which are saved in the state after the store's writes are durable.
 
-A run that covered everything moves frontiers. If it was full, it also closes open ids and may publish a boundary (rule
-S4). A run that did not, because of its scope, a failed topic or a missing snapshot, moves only the frontiers that it
-reached. The caller wraps all of this in one transaction.
+A run saves the frontiers of the topics that it has processed. If it was full and covered every topic, it also closes
+open ids and may publish a boundary (invariant S4). The caller wraps all of this in one transaction.
 
-Two things are saved earlier. A detected jump, so that its hold ages even if every run is killed; and evidence of
-covered intervals, which stays true if the run dies, so that the next run need not cover them again
-(:mod:`janitor.boundary`).
+Two facts are saved earlier: a detected jump, so that its hold ages even if every run is killed; and evidence of covered
+intervals, which stays true if the run dies, so that the next run need not cover them again (:mod:`janitor.boundary`).
 """
 
 from __future__ import annotations
@@ -34,29 +32,29 @@ from tms_core.tables.record import SystemRecord, record_state, record_transactio
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
-#: How often a run saves its progress, in milliseconds of monotonic time.
+#: The interval at which a run saves its progress, in milliseconds of monotonic time.
 PROGRESS_MS = 10_000
-#: Passes records on, and may stop the run between them.
+#: Yields the records of its argument, and may stop the run between them.
 Stoppable = Callable[[Iterable[OpenIdRecord]], Iterator[OpenIdRecord]]
 
 
 def begin_run(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable, *, moves_frontiers: bool) -> None:
-    """Save detected jumps before the run does anything; call it inside the state's transaction.
+    """Save detected jumps before the run changes the store; call this inside the state's transaction.
 
     Args:
-        clocks: the present time by the machine's clocks.
-        moves_frontiers: whether this is a run of the janitor itself, not of a plan file.
+        clocks: the present readings of the machine's clocks.
+        moves_frontiers: whether the run saves frontiers; False for a plan file.
     """
     conclude_apply(run, state, clocks, stoppable)
     if moves_frontiers:
-        # S8: before the first deletion, so that a hold ages even if every run from now on is killed.
+        # S8: save jumps before the first deletion, so that a hold ages even if every later run is killed.
         state.save_frontiers(_seen_jumps(run, state.frontiers()))
 
 
 def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
-    """Return the frontier records that change because a topic's metadata was read: a new hold, or a reverted jump.
+    """Return the frontier records that change with a topic's metadata: a new jump, or a reverted jump.
 
-    A jump whose hold has passed stays in the record until all its rows are deleted.
+    A jump whose hold has expired stays in the record until all its rows are deleted.
     """
     changed = {}
     for work in run.topics.values():
@@ -77,7 +75,7 @@ def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[Top
 
 
 class Coverage:
-    """Saves the intervals that a full pass covers, each part or a store of one part on the way (invariant S4).
+    """The intervals that a full pass covers, saved after each part, or regularly if the store has one part (S4).
 
     It continues a round, and limits the search of the parts to intervals that are not covered yet.
     """
@@ -101,7 +99,7 @@ class Coverage:
                 part.search = SearchScope(part.search.since_ms, True, covered, self.round.since_ms)
 
     def consume(self, event: Event) -> None:
-        """Save the intervals that an event of the pass shows as covered."""
+        """Save the intervals that are covered after an event of the pass."""
         match event:
             case StepStarted("payload", [part]) if self._is_whole:
                 part.search = part.search._replace(covered=self.round.payloads_from)
@@ -111,9 +109,9 @@ class Coverage:
                 self._save_finished(event)
 
     def _save_advance(self, event: Advance) -> None:
-        """Save how far a store of one part was searched, or its payloads were read."""
+        """Save the key up to which a store of one part was searched, or its payloads were read."""
         if event.part.step == "payload":
-            # A later run starts at this key, so a topic before it that failed would not be tried again.
+            # A later run starts at this key, so it would not retry a failed topic before the key.
             if not any(outcome.failed for outcome in event.so_far):
                 with self._deps.as_holder():
                     self._deps.check_lease()
@@ -121,20 +119,20 @@ class Coverage:
                 self._saved_ms = self._deps.clock.monotonic_ms()
             return
         start = self.round.first_undone(event.part.store)
-        has_room = not self.round.has_done(event.part.store) and start < event.key
-        if has_room and not any(outcome.undone for outcome in event.so_far):
-            met = [outcome.untouchable for outcome in event.so_far if outcome.untouchable is not None]
-            self._save([KeyRange(start, event.key)], min(met, default=None))
+        is_new = not self.round.has_done(event.part.store) and start < event.key
+        if is_new and not any(outcome.undone for outcome in event.so_far):
+            untouchable = [outcome.untouchable for outcome in event.so_far if outcome.untouchable is not None]
+            self._save([KeyRange(start, event.key)], min(untouchable, default=None))
 
     def _save_finished(self, event: StepFinished) -> None:
-        """Save that a part was covered, if it was covered completely."""
+        """Save the rest of a part as covered, if nothing was left undone."""
         store, outcome = event.part.store, event.outcome
         if outcome.undone or self.round.has_done(store):
             return
         try:
             self._save([KeyRange(self.round.first_undone(store), store.span.stop)], outcome.untouchable)
         except TmsError as error:
-            # The error ends the pass, but the outcomes of the other parts must still be counted.
+            # The error stops the pass, but the outcomes of the other parts must still be counted.
             outcome.ended = error
 
     def _is_due(self) -> bool:
@@ -142,27 +140,27 @@ class Coverage:
 
     def _save(self, covered: Sequence[KeyRange], untouchable: int | None) -> None:
         deps = self._deps
-        # S4: first the rows, then the evidence about them. After a crash in between, the interval is searched again.
+        # S4: sync the rows, then save the evidence about them. After a crash in between, a run searches again.
         deps.writable_store().sync()
         with deps.as_holder():
-            # Not inside the state's transaction: other threads may be at work, which take the lease's lock first.
+            # Check outside the state's transaction: other threads may be running, which take the lease's lock first.
             deps.check_lease()
             save_evidence(self._run, deps.state, covered, untouchable)
         self._saved_ms = deps.clock.monotonic_ms()
 
 
 def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
-    """Start or continue a round of full passes; call it inside the state's transaction.
+    """Start or continue a round of full passes; call this inside the state's transaction.
 
-    Invalid transactions are saved as seen, because coverage from now on counts for all that are known by now.
+    Invalid transactions are saved as seen, because coverage counts only for transactions known at its start.
 
     Args:
-        stoppable: passes on the records of invalid ids, of which there may be a million.
+        stoppable: yields the records of invalid ids, up to a million, and may stop the run.
     """
     ids, now_ms = run.ready.ids, run.ready.now.wall_ms
     if run.ready.contradicts(state.boundary()):
         state.save_boundary(None)
-    # S4: before the first evidence. Coverage counts only for ids that were known when it started.
+    # S4: save the ids before the first evidence. Coverage counts only for ids that were known when it started.
     state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.unlisted_open)
     progress = boundary.continue_round(state, run.id, now_ms, _usable(run).timestamp_ms)
@@ -174,23 +172,23 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
     """Save evidence that intervals were covered. The writes in these intervals must be durable.
 
     Args:
-        untouchable: the lowest invalid pointer in them that had to stay; None if it does not exist.
+        untouchable: the lowest invalid pointer in them that was not negated; None if all were negated.
     """
     usable, started_ms = _usable(run), run.ready.now.wall_ms
     bounds = [usable.prune_upper_bound()]
     if untouchable is not None:
-        # CDAP parses a key from its end, so a reader may get a row whose key is unrecognized here.
+        # CDAP parses a key from its end, so a reader may get a row whose key the janitor does not recognize.
         bounds.append(untouchable - 1)
     bound = max(0, min(bounds))
     newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, run.id) for interval in covered]
     with state.transaction():
-        # In the same transaction as the write: a verification may refute the boundary between two statements.
+        # Check in the same transaction as the write, since a verification may refute the boundary at any time.
         if not _was_refuted_since(run, state):
             state.replace_evidence(boundary.with_newer(state.evidence(), newer))
 
 
 def _was_refuted_since(run: Run, state: State) -> bool:
-    """Return whether a boundary was refuted since the run was prepared: its earlier coverage may be wrong too."""
+    """Return whether a boundary was refuted since the run was prepared, so that earlier coverage may be wrong too."""
     return boundary.refutation(state) != run.ready.refutation
 
 
@@ -206,9 +204,9 @@ def conclude_run(
     """Save the results of a run.
 
     Args:
-        progress: the round of full passes that it continued; None: it proves nothing.
-        clocks: the present time by the machine's clocks.
-        barred: the reasons why it may publish no boundary (:func:`janitor.run.prepare.obstacles`).
+        progress: the round of full passes that the run continued; None if the run proves nothing.
+        clocks: the present readings of the machine's clocks.
+        barred: the reasons why the run may not publish a boundary (:func:`janitor.run.prepare.obstacles`).
         stoppable: as for :func:`begin_round`.
     """
     ready, started_ms, finished_ms = run.ready, run.ready.now.wall_ms, clocks.wall_ms
@@ -248,7 +246,7 @@ def _drop_full_request(state: State, started_ms: int, finished_ms: int) -> None:
 
 
 def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
-    """Return the changed failure records. A topic without metadata has nothing left that could fail."""
+    """Return the changed failure records. A topic without metadata counts as done: it has no rows that could fail."""
     known = state.strikes()
     blamed = [each for each in outcome.failed.values() if not each.refused]
     failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
@@ -256,7 +254,7 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
         topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)
     }
     written = {entry.topic for entry in outcome.entries.values() if entry.held is None and entry.rows}
-    # A lost task also leaves deletions without a number of rows, but only a failed write leaves a failed topic.
+    # A lost task also causes deletions without a number of rows, but only a failed write causes a failed topic.
     write_failed = any(entry.topic.prefix in outcome.failed for entry in outcome.unsure)
     now_ms = run.ready.now.wall_ms
     return guards.judge_failures(
@@ -265,7 +263,7 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
 
 
 def _is_done(run: Run, outcome: Outcome, key: bytes) -> bool:
-    """Return whether all work in this topic was done."""
+    """Return whether the run processed the whole topic."""
     undone = key in outcome.failed or key in outcome.withheld or run.is_skipped(key)
     return run.in_scope(key) and not undone
 
@@ -277,7 +275,7 @@ def _frontier_records(state: State, run: Run, done: Iterable[TopicWork]) -> dict
     for work in done:
         topic, record = work.topic.topic, work.record
         before, now = run.records.get(topic), present.get(topic)
-        # An operator may have approved a jump during the run; this run's record was made without it.
+        # An operator may have approved a jump during the run, after this run's record was made.
         if now is not None and now.approved is not None and (before is None or before.approved != now.approved):
             record = replace(record, approved=now.approved)
         records[topic] = record
@@ -285,9 +283,9 @@ def _frontier_records(state: State, run: Run, done: Iterable[TopicWork]) -> dict
 
 
 def _withdraw_future_evidence(state: State, now_ms: int) -> None:
-    """Withdraw evidence and a boundary that were dated by a clock that was set back since."""
+    """Withdraw evidence and a boundary with times in the future, which a clock that was set back left."""
     proven, evidence = state.boundary(), state.evidence()
-    # S7: an id seen after the clock was set back would look as if it had been known when that pass started.
+    # S7: otherwise an id seen after the clock was set back would look as if that pass had known it.
     believed = [interval for interval in evidence if interval.started_ms <= now_ms]
     if len(believed) < len(evidence):
         state.replace_evidence(believed)
@@ -296,7 +294,7 @@ def _withdraw_future_evidence(state: State, now_ms: int) -> None:
 
 
 def conclude_apply(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
-    """Save clocks and transaction system of an applied plan file; it moves no frontier and publishes no boundary."""
+    """Save clocks and transaction system of an applied plan file, which saves no frontiers and no boundary."""
     _save_observations(run.ready, state, clocks)
     state.save_open_ids(stoppable(run.ready.ids.open_ids()))
 
@@ -308,20 +306,20 @@ def _save_observations(ready: Preparation, state: State, clocks: ClockAnchor) ->
 
 
 def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; return its topics, as :meth:`janitor.run.engine.Engine.adopt`."""
+    """Adopt the prepared store; arguments and result as :meth:`janitor.run.engine.Engine.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
     run = make_run(deps, ready, kind="frequent", label=Hold.FIRST_CONTACT)
     run.load_topics()
     topics = {work.topic.topic: work.record for work in run.topics.values()}
     record = ready.record
     if ready.adopted and ready.first_contact:
-        # Another transaction system: the known open ids and the boundary are about the previous one.
+        # Another transaction system: the known open ids and the boundary belong to the previous system.
         record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
     record = with_last_snapshot(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
     with state.transaction():
         state.save_store(record)
         state.save_frontiers(topics)
-        # A clock that is behind is not adopted: after its correction it would look like a clock that jumped.
+        # Do not adopt a clock that is behind: its correction would look like a jump.
         is_clock_slow = any(note.guard == "clock" and not note.tripped for note in ready.notes)
         state.save_anchor(guards.next_anchor(state.anchor(), ready.now) if is_clock_slow else ready.now)
         if not is_clock_slow:
@@ -330,13 +328,13 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
         boundary.end_round(state)
         state.replace_evidence([])
         state.save_boundary(None)
-        # Only a finished run saves the ids that are invalid by now, so the next snapshot has nothing to compare with.
+        # Only a finished run saves the present invalid ids, so there is nothing to compare the next snapshot with.
         IN_PROGRESS.save(state, None)
         state.save_note(LINEAGE, dict(lineage))
         state.save_note(RESTORED, None)
         if once_for is not None:
             decided.note_done(state, "adopt", once_for)
-    # After the commit: the store must not name a state that has not adopted it, if the process dies here (S13).
+    # S13: after the commit. If the process dies in between, the store must not name a state that has not adopted it.
     if deps.side is not None:
         recorded = recorded_transactions(deps.side)
         if recorded is not None and guards.check_recorded(recorded, ready.tx) is not None:
@@ -346,7 +344,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
 
 
 def record_adopter(deps: Deps, record: StoreRecord) -> None:
-    """Record next to the store which state has adopted it, to recognize another, empty state."""
+    """Record in the side table which state has adopted the store, to detect another, empty state later."""
     if deps.side is not None and record.adopted_ms is not None:
         record_state(deps.side, SystemRecord(record.mark, deps.state.driver.place))
 
@@ -370,5 +368,5 @@ def _publish_boundary(run: Run, state: State, evidence: Sequence[Evidence]) -> N
 def _usable(run: Run) -> VisibilityState:
     usable = run.ready.tx.usable
     if usable is None:
-        raise ValueError("without a snapshot nothing is proven")
+        raise ValueError("a run without a snapshot proves nothing")
     return usable

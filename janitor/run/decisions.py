@@ -1,6 +1,6 @@
-"""Decisions of operators about one store, and housekeeping between its runs.
+"""Decisions of operators about one store, and housekeeping between runs.
 
-A decision that must not change the state during a run waits until the run has ended: both take one lock.
+A decision that must not change the state during a run waits for the end of the run: both take the same lock.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from janitor.sweep.run import parse_or_none
 from tms_core.errors import GuardTripped, LeaseHeld, NotAdopted
 from tms_core.topic import TopicId
 
-#: The most entries that the ledger keeps, whatever ``history_days`` says: about 250 MB.
+#: The maximum number of entries in the ledger, independent of ``history_days``; about 250 MB.
 MAX_ENTRIES = 1_000_000
 
 
 class OperatorDecisions(Questions):
-    """Carries out decisions of operators, and housekeeping."""
+    """The decisions of operators, and housekeeping."""
 
     def __init__(self, deps: Deps) -> None:
         super().__init__(deps)
-        # Held by a run, and by a decision that excludes runs.
-        self._turn = RLock()
+        # A run holds this lock, and so does a decision that excludes runs.
+        self._run_lock = RLock()
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """Accept this store, this transaction system and this clock as they are now.
+        """Adopt the store with its present transaction system and clock.
 
         Args:
-            once_for: do this once for this text; the transaction that adopts also saves the text.
-            store_id: adopt no other store (``store_id`` of a plan).
+            once_for: the key of a decision that is carried out once; the adopting transaction saves it.
+            store_id: the only store to adopt (``store_id`` of a plan).
 
         Returns:
-            The topics whose rows may be deleted from now on, when they come due.
+            The topics whose due rows may be deleted from now on.
 
         Raises:
             NotAdopted: this is another store; nothing was changed.
         """
-        with self._turn:
+        with self._run_lock:
             ready = prepare(self.deps)
             if store_id is not None and store_id != ready.record.mark:
                 raise NotAdopted(
-                    f"The intended store is {store_id}, but this store is {ready.record.mark}: it was not adopted.",
+                    f"The store was not adopted: the intended store is {store_id}, but this store is "
+                    f"{ready.record.mark}.",
                     "Check that the settings name the intended store, then: janitor plan",
                 )
             return adopt(self.deps, ready, once_for)
@@ -58,19 +59,18 @@ class OperatorDecisions(Questions):
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
     ) -> list[TopicId]:
-        """Release held frontiers for the next run, accept the machine's clock, or both.
+        """Release held rows of topics to the next run, accept the machine's clock, or both.
 
         Args:
             patterns: shell patterns of the topics whose held rows may be deleted; empty: no topic.
-            clock: accept this machine's clock as it is now.
-            once_for: do this once for this text; the same transaction saves the text.
+            clock: whether to accept the machine's present clock.
+            once_for: the key of a decision that is carried out once; the same transaction saves it.
 
         Raises:
-            NotAdopted: there is nothing to approve before the store is adopted.
-            GuardTripped: topics are named, but the clock is in doubt and not accepted too; so it is not known which
-                rows are due.
+            NotAdopted: the store is not adopted, so nothing is held for approval.
+            GuardTripped: the clock guard has tripped and the clock is not accepted too, so due rows are unknown.
         """
-        # Without the lock of a run: a run keeps approvals that arrive before it saves its frontiers
+        # Do not take the lock of a run: a run keeps approvals that arrive before it saves its frontiers
         # (``conclude._frontier_records``).
         state, ready = self.deps.state, prepare(self.deps)
         if not ready.adopted:
@@ -95,77 +95,77 @@ class OperatorDecisions(Questions):
         return sorted(frontiers)
 
     def restore(self, folder: Path, request: Request) -> RestoreResult:
-        """Write archived rows back (:func:`janitor.archive.restore.restore`).
+        """Restore archived rows (:func:`janitor.archive.restore.restore`).
 
         Args:
             folder: the folder of the archive.
 
         Raises:
-            Refused, ArchiveError, StoreError: as that function; rows that were already written stay.
+            Refused, ArchiveError, StoreError: as that function; rows that were written before the error stay.
         """
-        with self._turn:
+        with self._run_lock:
             try:
                 return self._restore(folder, request)
             finally:
                 self.deps.restored(request.target or request.source)
 
     def at_work(self) -> bool:
-        """Return whether another thread is in a run, or in a decision that excludes runs."""
-        if not self._turn.acquire(blocking=False):
+        """Return whether another thread executes a run, or a decision that excludes runs."""
+        if not self._run_lock.acquire(blocking=False):
             return True
-        self._turn.release()
+        self._run_lock.release()
         return False
 
     # -- between runs --------------------------------------------------------------------------------------------
 
     def recover(self) -> list[str]:
-        """Close the runs of a dead janitor; called once this one holds the store and the lease.
+        """Close the runs of a janitor that died; call this when this process holds the store and the lease.
 
         The runs are closed as lost, and their announcements are added to the ledger without a number of rows.
 
         Returns:
-            The ids of those runs.
+            The ids of the closed runs.
         """
-        with self._turn:
+        with self._run_lock:
             return record.recover(self.deps)
 
     def renew_lease(self) -> None:
-        """Renew the lease between runs; a run renews it by itself.
+        """Renew the lease between runs; a run renews the lease itself.
 
         Raises:
-            LeaseLost: another process has taken it.
+            LeaseLost: another process has the lease.
         """
-        lease, turn = self.deps.lease, self._turn
+        lease, run_lock = self.deps.lease, self._run_lock
         # Never during a run, which takes the state's lock before the lease's lock: the reverse order could deadlock.
-        if lease is None or not turn.acquire(blocking=False):
+        if lease is None or not run_lock.acquire(blocking=False):
             return
         try:
             if lease.held:
                 lease.renew_if_due()
         finally:
-            turn.release()
+            run_lock.release()
 
     def regain_lease(self) -> bool:
         """Acquire the lease again after it was lost; return whether this process holds it."""
         lease = self.deps.lease
-        with self._turn:
+        with self._run_lock:
             if lease is None or lease.held:
                 return True
             try:
                 lease.acquire()
             except LeaseHeld:
                 return False
-            # The holder in between may have died in a run.
+            # The previous holder may have died in a run.
             record.recover(self.deps)
             return True
 
     def remember_topics(self) -> None:
-        """Save the topics of the metadata table, so that the status shows topics before a run has reached them."""
+        """Save the topics of the metadata table, so that the status shows topics before the first run."""
         parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
         save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
 
     def prune_history(self) -> None:
-        """Delete old history and archived days, unless a guard doubts the clock."""
+        """Delete old history and archived days, unless a guard blocks runs: the clock may be wrong."""
         ready = prepare(self.deps)
         if ready.is_blocked:
             return

@@ -1,10 +1,10 @@
-"""The runs of one janitor of one store, from the first guard to the conclusion.
+"""The runs of a janitor on one store, from the guards to the conclusion.
 
-A run deletes and inverts, carries out a plan file, or only plans and saves the plan. The commands, the daemon and the
+A run deletes and inverts by the rules, applies a plan file, or only makes a plan and saves it. Commands, daemon and
 tests use this module; the engine inherits queries and decisions of operators.
 
-A run saves its conclusions last, in one transaction, after the store's writes are durable. A run that dies
-before that loses only its report; the next run finds the same rows.
+A run saves its conclusions last, in one transaction, after the store's writes are durable. A run that dies before that
+loses its report and conclusions; its deletions are in the ledger, and the next run continues.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ class Engine(OperatorDecisions):
     """The engine for one store: queries, decisions and runs.
 
     Args:
-        deps: the dependencies. The store must be writable, except for questions and :meth:`rehearse`.
+        deps: the dependencies. The store must be writable, except for queries and :meth:`rehearse`.
     """
 
     def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), incremental: bool = False) -> Report:
-        """Make one pass that deletes and inverts what the rules and the frontiers allow.
+        """Delete and invert the rows that the rules and the frontiers allow, in one pass.
 
         A run that a guard blocks changes nothing; its report has the reason. If a topic fails, its error is in the
-        report, and the other topics are done. A run that is interrupted or loses its lease keeps its changes; its
-        report has the reason.
+        report, and the run continues with the other topics. A run that is interrupted or loses its lease keeps its
+        changes; its report has the reason.
 
         Args:
-            adopt: accept an unknown store (:meth:`adopt`). Without effect if the state knows any adopted store, or if a
-                guard blocks the run: then an operator must adopt or approve.
+            adopt: adopt an unknown store (:meth:`adopt`). This has no effect if the state knows any adopted store, or
+                if a guard blocks the run: then an operator must adopt or approve.
             patterns: shell patterns of topics in scope; a pass with patterns publishes no boundary.
-            incremental: skip topics in which few rows have come due; for a daemon, whose next run is soon.
+            incremental: skip topics in which few rows have come due; for a daemon, which runs again soon.
 
         Raises:
             StoreError, StateError: the store or the state failed as a whole.
         """
-        with self._turn:
+        with self._run_lock:
             with record.preparing(self.deps, "apply"):
                 ready = self._adopt_if_unknown(prepare(self.deps), adopt=adopt)
                 due: PassKind = "incremental" if incremental else "frequent"
@@ -73,20 +73,20 @@ class Engine(OperatorDecisions):
             return SweepRun(self.deps, run, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        """Carry out a plan file: at most its rows, and nothing that the rules no longer allow.
+        """Apply a plan file: delete and invert only rows of the plan that the rules still allow.
 
         Raises:
-            PlanRefused: its basis has changed; nothing was done.
+            PlanRefused: the basis of the plan has changed; nothing was done.
             StoreError, StateError: the store or the state failed as a whole.
         """
-        with self._turn:
+        with self._run_lock:
             with record.preparing(self.deps, "apply"):
                 ready = prepare(self.deps)
                 present = make_run(self.deps, ready, kind="full")
                 present.load_topics()
             wanted.check(ready.record.mark, self.deps.terms, present)
             ready = self._adopt_if_unknown(ready, adopt=adopt)
-            # The time of the plan counts, so that rows that came due since then stay.
+            # Use the time of the plan, so that rows that came due since then stay.
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
             run = make_run(self.deps, ready, kind="full", limits=wanted.limits, mode="apply")
@@ -98,7 +98,7 @@ class Engine(OperatorDecisions):
         Raises:
             StoreError, StopRequested: as for a plan.
         """
-        with self._turn:
+        with self._run_lock:
             with record.preparing(self.deps, "plan"):
                 ready = prepare(self.deps)
                 known = self.deps.state.note(record.REHEARSED, int)
@@ -116,28 +116,26 @@ class Engine(OperatorDecisions):
             return report
 
     def _adopt_if_unknown(self, ready: Preparation, *, adopt: bool) -> Preparation:
-        """Return the preparation, repeated after an unknown store was adopted."""
+        """Adopt the store if it is unknown and ``adopt`` is set; return the preparation, repeated after an adoption."""
         if not adopt or not ready.unknown:
             return ready
         conclude.adopt(self.deps, ready)
         return prepare(self.deps)
 
     def _is_full_due(self, ready: Preparation) -> bool:
-        """Return whether this run must read everything: daily, after a plan, and if the last full run could prove
-        nothing.
-        """
+        """Return whether this run must be full: once a day, after a plan, and if it can close gaps in the evidence."""
         state = self.deps.state
         if state.note(boundary.FULL_REQUEST) is not None:
             return True
         last = state.last_full_pass_ms()
-        # A last time that lies ahead was written by a clock that has been set back since.
+        # A last time in the future was written by a clock that has been set back since.
         if last is None or not 0 <= ready.now.wall_ms - last < FULL_EVERY_MS:
             return True
         refuted = boundary.refutation(state)
         if refuted is not None and not refuted.searched:
             return True
         if ready.tx.usable is None or state.pauses():
-            return False  # it could prove nothing either
+            return False  # a full run could not prove anything now
         if guards.find_quarantined(state.strikes(), ready.now.wall_ms):
             return False
         evidence = state.evidence()
@@ -145,11 +143,11 @@ class Engine(OperatorDecisions):
 
 
 class SweepRun:
-    """One run that deletes.
+    """One run that deletes and inverts.
 
     Args:
-        run: as prepared; its topics are not read yet.
-        moves_frontiers: whether this is a run of the janitor itself, not of a plan file.
+        run: the prepared run, before its topics are read.
+        moves_frontiers: whether the run saves frontiers; False for a plan file.
     """
 
     def __init__(self, deps: Deps, run: Run, *, moves_frontiers: bool) -> None:
@@ -163,18 +161,18 @@ class SweepRun:
         self._coverage: conclude.Coverage | None = None
 
     def sweep(self) -> Report:
-        """Make the run; return its report.
+        """Carry out the run; return its report.
 
         Raises:
             StoreError, StateError: the store or the state failed as a whole; completed deletions are in the ledger.
         """
         deps, run = self._deps, self._run
-        # S10: before anything else, so that a run that dies at any later point is found and closed as lost.
+        # S10: record the run first, so that the next process finds a run that died, and closes it as lost.
         record.begin(deps, run)
         try:
             try:
                 if not run.ready.is_blocked:
-                    # S13: again in each run, because an adoption may have died before it recorded this.
+                    # S13: repeat this in each run, because the process may have died during the adoption.
                     conclude.record_adopter(deps, run.ready.record)
                     executor = self._executor()
                     with closing(executor.deleted):
@@ -182,13 +180,13 @@ class SweepRun:
             except Interrupted as error:
                 self._outcome.ended = error
             return self._close()
-        # Also for a bug: the ledger must have the deletions, and the run must not look alive.
+        # Close the run for a bug too: the ledger needs the deletions, and the run must not look alive.
         except Exception as error:
             record.close(deps, run, self._outcome, "failed", error=str(error))
             raise
 
     def _make_pass(self, executor: StoreExecutor) -> StateError | None:
-        """Make the pass over the store; return the state's error if the state failed.
+        """Sweep the store; return the error of the state if the state failed.
 
         Raises:
             StoreError: the store failed as a whole.
@@ -232,50 +230,49 @@ class SweepRun:
         if isinstance(event, StepStarted) and event.step == "invert":
             executor.deleted.finish_table("message")
             if self._run.proves:
-                # S4: before the first evidence, since an id of a claim that is still there must stay on the invalid
-                # list.
+                # S4: before the first evidence, since the ids of existing claims must stay on the invalid list.
                 self._free_void_claims()
                 self._coverage = conclude.Coverage(self._deps, self._run, event.parts, self._stoppable)
         elif self._coverage is not None:
             self._coverage.consume(event)
 
     def _stoppable(self, records: Iterable[OpenIdRecord]) -> Iterator[OpenIdRecord]:
-        """Yield records of invalid ids; a stop request is checked between batches, and the first batch is always saved.
+        """Yield the records of invalid ids, and check for a stop request between batches.
 
-        To save a million takes ten seconds and more. A stop undoes the state's transaction, and the next run saves
-        them.
+        Saving a million records takes ten seconds or more. A stop rolls back the state's transaction, and the next run
+        saves the records.
         """
-        for number, one in enumerate(records, 1):
+        for number, id_record in enumerate(records, 1):
             if not number % BATCH_IDS:
                 self._permission.raise_if_stopping()
-            yield one
+            yield id_record
 
     def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
         """Sync the store, save the conclusions, compact, and report proven ids to the transaction manager."""
         deps, outcome = self._deps, self._outcome
         self._costs.start("sync")
-        # S4: before anything is concluded. A crash of the machine may undo unsynced deletions and inversions. A run
-        # that deleted nothing and proves nothing needs no sync: the next run finds lost inversions again.
+        # S4: sync before all conclusions. A crash of the machine may undo unsynced deletions and inversions. A run that
+        # deleted nothing and proves nothing needs no sync: the next run finds lost inversions again.
         if executor.deleted.slices or self._coverage is not None:
             deps.writable_store().sync()
         self._costs.start("")
-        # L6: only after the sync. A row that comes back without its expiry would live as long as its topic's TTL.
+        # L6: after the sync. A row that reappears after a crash without its expiry would stay for its topic's TTL.
         if self._run.expiries is not None:
             self._run.expiries.forget(outcome.expired)
         if self._coverage is None:
             self._free_void_claims()
         if state_failed is not None:
-            # Only the state failed, so the changes of the store were made durable first.
+            # Raise the state's error only now, after the changes of the store are durable.
             with deps.as_holder():
                 raise state_failed
         if outcome.archive_error is not None:
             outcome.failures["message", "archive"] += 1
             outcome.errors.append(
-                f"nothing more was deleted, because rows could not be archived: {outcome.archive_error}"
+                f"the run stopped deleting, because rows could not be archived: {outcome.archive_error}"
             )
         if outcome.interruption is not None or not self._conclude():
             return
-        # After the conclusions: a compaction that fails may close the store, and costs only space.
+        # Compact after the conclusions: a failed compaction may close the store, but costs only disk space.
         self._costs.start("compact")
         outcome.compact(executor.deleted, partial(self._alive, "compact", 0))
         self._costs.start("")
@@ -287,10 +284,10 @@ class SweepRun:
                 outcome.ended = error
 
     def _free_void_claims(self) -> None:
-        """Free the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
-        invalid list (invariant S4). Also forget idle producers.
+        """Release the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
+        invalid list (invariant S4). Also delete idle producers.
 
-        A pass that proves something does this before it saves its first evidence, so the evidence covers claims too.
+        A pass that proves a boundary does this before it saves its first evidence, so the evidence covers claims too.
         """
         deps, run = self._deps, self._run
         usable, topics = run.ready.tx.usable, run.topics
@@ -301,18 +298,18 @@ class SweepRun:
             work = topics.get(topic.prefix)
             return work is not None and work.topic.is_old(generation)
 
-        # S12: these writes have no batch whose permission is checked.
+        # S12: no executor checks the permission for these writes.
         with deps.as_holder():
             deps.check_lease()
         freed = release_void_claims(
             deps.side, usable.is_invalid, lambda group: is_deleted(group.topic, group.generation)
         )
         if freed:
-            logger.info("%d claims of failed transactions were released to their groups", freed)
+            logger.info("released %d claims of failed transactions to their groups", freed)
         idle_before_ms = run.ready.now.wall_ms - IDLE_MS
         forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_deleted, idle_before_ms)[1]
         if forgotten:
-            logger.info("%d producers that were idle for a week were forgotten", forgotten)
+            logger.info("deleted the records of %d producers that were idle for a week", forgotten)
 
     def _conclude(self) -> bool:
         """Save the results of the pass, if this process still has the lease (invariants S4, S12)."""
@@ -325,7 +322,7 @@ class SweepRun:
             if lineage is None:
                 return False
             with deps.as_holder(), state.transaction():
-                # S12: inside the transaction, so the next holder's conclusions are not overwritten.
+                # S12: check inside the transaction, so that it does not overwrite conclusions of the next holder.
                 deps.check_lease()
                 if self._moves_frontiers:
                     conclude.conclude_run(run, self._outcome, progress, state, clocks, barred, self._stoppable)
@@ -339,12 +336,12 @@ class SweepRun:
         return True
 
     def _lineage(self) -> dict[str, Any] | None:
-        """Return the facts that identify the store from now on; None: a backup has replaced it, or it has failed."""
+        """Return the facts that identify the store in later runs; None if a backup replaced it, or if it failed."""
         deps, run, outcome = self._deps, self._run, self._outcome
         with deps.as_holder():
             deps.check_lease()
         try:
-            # S13: once more at the end. A backup that was put back during the run undoes what the run has proven.
+            # S13: check again at the end. A backup that was restored during the run invalidates the run's evidence.
             with deps.as_holder():
                 _, put_back = guards.check_lineage(deps.state, deps.store, run.ready.record)
             if put_back is None:
@@ -353,7 +350,7 @@ class SweepRun:
         except StoreError as error:
             if passes.is_finished(run, outcome):
                 raise
-            # The pass has failed already, so there is little to conclude.
+            # The pass has failed already, so only its evidence is lost.
             outcome.errors.append(f"the evidence of this run is not saved, because the store failed: {error}")
         return None
 
@@ -375,7 +372,7 @@ class SweepRun:
         return report
 
     def _result(self, report: Report) -> str:
-        """Return the result of the run as a word (``RunRecord.result``)."""
+        """Return the result of the run (``RunRecord.result``)."""
         if self._run.ready.is_blocked:
             return "blocked"
         if self._outcome.interruption is not None:

@@ -1,16 +1,16 @@
-"""Removes proven ids from the transaction manager's invalid list (invariant S4).
+"""Removal of proven ids from the transaction manager's invalid list (invariant S4).
 
 The invalid list is part of every transaction, and only the janitor can prove that an id may leave it. Afterwards, every
-row that still has the id is readable for good. Therefore a boundary alone is not enough:
+remaining row with that id is readable for good. Therefore a boundary alone is not enough:
 
-* All users of the transaction system share the list, and this janitor knows the bound of one participant only. If the
-  settings name others, no id is removed.
+* All users of the transaction system share the list, and this janitor knows the boundary of one participant only. If
+  the settings name other participants, no id is removed.
 * Only single ids are removed, never all ids of a time range: ids on the manager's present list that a full pass has
-  closed and that lie within the boundary.
-* Before the first removal, every transactional row is read again (the audit). If a row refutes the boundary, it is
+  closed and that are within the boundary.
+* Before the first removal, an audit reads every transactional row again. If a row refutes the boundary, the boundary is
   withdrawn and no id is removed.
 
-If this fails, the sweep before it is still done; the next run tries again.
+A failure here does not affect the deletions of the run; the next run tries again.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tms_core.errors import Interrupted, TmsError
 
 #: The participant of the transaction system whose rows this janitor reads.
 MESSAGING = "messaging"
-#: Ids handed over at once: so few that no transaction waits long for the manager's lock, held while it takes them.
+#: The number of ids in a request, small enough that transactions do not wait long for the manager's lock.
 BATCH_IDS = 10_000
 
 logger = logging.getLogger(__name__)
 
 
 def withheld(participants: Collection[str]) -> str:
-    """Return the reason why no id is removed with these participants; empty if it does not exist."""
+    """Return the reason why no id is removed with these participants; empty if ids may be removed."""
     others = sorted(set(participants) - {MESSAGING})
     if not others:
         return ""
     return (
-        f"janitor.boundary.participants names {', '.join(others)}, whose boundary this janitor does not know, so no "
-        "transaction leaves the invalid list"
+        f"no transaction is removed from the invalid list, because janitor.boundary.participants names "
+        f"{', '.join(others)}, whose boundary this janitor does not know"
     )
 
 
 def proven_ids(listed: array[int], closed: array[int], bound: int) -> array[int]:
-    """Return the ids of an invalid list that no row can have any more.
+    """Return the ids of an invalid list that no row has or can get.
 
     Args:
         listed: the list, ascending.
@@ -73,7 +73,7 @@ def hand_over(
 
     Args:
         receiver: the transaction manager and its participants.
-        run: after its conclusion; nothing is removed after a run that did not cover every topic.
+        run: the run, after its conclusion; if it did not cover every topic, no id is removed.
         permission: checked before each step.
         heartbeat: called with the number of rows that the audit has read.
 
@@ -95,7 +95,7 @@ def hand_over(
     except Interrupted:
         raise
     except TmsError as error:
-        message = f"some proven transactions stay on the invalid list: {error.message}"
+        message = f"proven transactions could not be removed from the invalid list: {error.message}"
         outcome.notes.append(GuardNote("feedback", False, message))
 
 
@@ -109,22 +109,23 @@ def _hand_over(
     permission: Permission,
     heartbeat: Heartbeat,
 ) -> None:
-    # S4: the manager's list of this moment, not the run's: a client may have rolled back and left the list since.
+    # S4: use the manager's present list, not the run's: a client may have rolled back and left the list since.
     present, ready = manager.latest().snapshot, run.ready
     note = guards.check_transaction_system(with_last_snapshot(ready.record, ready.tx), present)
     if note is not None:
-        outcome.notes.append(GuardNote("feedback", False, f"no transaction leaves the invalid list: {note.message}"))
+        reason = f"no transaction is removed from the invalid list: {note.message}"
+        outcome.notes.append(GuardNote("feedback", False, reason))
         return
     ids = proven_ids(present.invalid, closed, proven.bound)
     if not ids or obstacles(deps, ready):
         return
-    # S4: before the first id leaves the list. Afterwards no reader and no audit can tell that a row is void.
+    # S4: audit before the first id leaves the list. Afterwards no reader and no audit can recognize a row of that id.
     found = audit(deps, ready, heartbeat)
-    # Another boundary was proven since: the audit says nothing about this one.
+    # Another boundary was proven since, so the audit does not apply to this one.
     if found.bound != proven.bound:
         return
     if found.refuted:
-        # S12: the next holder may have proven a boundary of its own by now.
+        # S12: the next holder of the lease may have proven another boundary.
         if _is_permitted(permission):
             boundary.refute(deps.state, found.refutation, ready.now.wall_ms)
             outcome.errors.append(found.refutation)
@@ -141,7 +142,7 @@ def _hand_over(
 def _is_permitted(permission: Permission) -> bool:
     if not permission.pauses():
         return True
-    logger.info("a topic was paused, so no more transactions leave the invalid list")
+    logger.info("the removal of transactions from the invalid list stopped, because a topic was paused")
     return False
 
 
@@ -154,7 +155,7 @@ def audit(deps: Deps, ready: Preparation, heartbeat: Heartbeat) -> Audit:
     usable, proven = ready.tx.usable, boundary_in_force(deps, ready)
     known = deps.state.known_ids(ready.now.wall_ms, deps.terms.lifetime.window_end_ms(0))
     return read_all(
-        # Each part by itself: a key may be there under a second salt, which the whole shows once.
+        # Read each part separately: a key may exist under two salts, and the whole table shows it once.
         [part.message for part in deps.store.parts()],
         proven.bound if proven else None,
         lambda pointer: pointer in known or (usable is not None and usable.is_invalid(pointer)),

@@ -1,16 +1,16 @@
 """Guards that block runs: a clock that jumped, an unknown store, a topic that fails repeatedly.
 
-A janitor judges by the clock and by its state. If either is wrong, everything looks old. The wall clock is compared
-with clocks that do not step: this machine's monotonic clock, saved between runs; and, if the state is on a cluster, the
+A janitor relies on the clock and on its state. If either is wrong, all rows look old. The wall clock is compared with
+clocks that do not step: this machine's monotonic clock, saved between runs; and, if the state is on a cluster, the
 clock of the cluster, since the last run may have been on another machine (invariant S7). Times in rows and snapshots
-are not clocks, since their writers choose them. A snapshot's time can only show that our clock is behind, and then less
-is deleted.
+are not clocks, since their writers choose them. A snapshot's time can only show that the local clock is behind, and
+then fewer rows are deleted.
 
-Topics that fail repeatedly are quarantined, so that the other topics are done and the log stays readable (invariant
-S9). Every run retries a failure. After three failures in a row, nothing of the topic is read or written for an hour.
-Then it is probed, again after two hours, and so on up to a day. Failures do not count in a run in which no topic was
-done. They also do not count if several topics could not be written and nothing was written elsewhere, as with a full
-disk: the cause is then the store.
+Topics that fail repeatedly are quarantined, so that the other topics are processed and the log stays readable
+(invariant S9). Every run retries a failure. After three failures in a row, runs skip the topic for an hour. Then one
+run probes the topic, again after two hours, and so on up to a day. Failures do not count in a run in which no topic
+succeeded. They also do not count if writes to several topics failed and no other topic was written, as with a full
+disk: then the store is the cause.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tms_core.tables.record import SystemRecord
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
-#: Across a reboot only wall time is left.
+#: The allowance for wall time across a reboot, where no monotonic clock is comparable.
 REBOOT_ALLOWANCE_MS = OFF_MS
-#: The consequence of a clock that is behind, and the next step.
+#: The effect of a clock that is behind, and the next step.
 _LAG_EFFECT = (
-    "less is deleted than is due; set the clock right; if the clock is right now, and was ahead before: "
+    "fewer rows are deleted than are due; set the clock right; if the clock is right now, and was ahead before: "
     "janitor approve --clock"
 )
 #: The number of failures in a row after which a topic is quarantined.
 STRIKES = 3
 #: The time until the first probe, in milliseconds; doubled after each failed probe.
 FIRST_PROBE_MS = 3_600_000
-#: The longest time between two probes.
+#: The maximum time between two probes.
 LAST_PROBE_MS = 24 * 3_600_000
 
 
@@ -51,7 +51,7 @@ class InProgressThen:
     """The ids in progress in the last used snapshot.
 
     Attributes:
-        write_pointer: the highest pointer issued by then.
+        write_pointer: the highest pointer issued at the time of the snapshot.
         pointers: the pointers of transactions in progress and of their checkpoints.
     """
 
@@ -63,17 +63,17 @@ class InProgressThen:
 
 
 def read_clocks(clock: Clock) -> ClockAnchor:
-    """Return the present time by all clocks of the machine."""
+    """Return the readings of all clocks of the machine."""
     return ClockAnchor(clock.now_ms(), clock.monotonic_ms(), clock.boot_id())
 
 
 def measure_lead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
-    """Return how far wall time is ahead of the machine's monotonic clock since the last run; None: not known."""
+    """Return how far wall time is ahead of the machine's monotonic clock since the last run; None if unknown."""
     return now.wall_ms - _expected_ms(anchor, now) if anchor is not None and _same_boot(anchor, now) else None
 
 
 def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return a note if wall time is ahead of, or behind, the time that the saved clocks predict (invariant S7)."""
+    """Return a note if wall time differs from the time that the saved clock readings predict (invariant S7)."""
     if anchor is None:
         return None
     if not _same_boot(anchor, now):
@@ -91,10 +91,10 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
 
 
 def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return a note if wall time differs from any clock that it can be compared with (invariant S7).
+    """Return a note if wall time differs from another available clock (invariant S7).
 
     Args:
-        now: read just before.
+        now: the clock readings, taken just before the call.
 
     Raises:
         StateError: the state could not be read.
@@ -104,11 +104,12 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
 
 
 def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return a note if wall time is ahead of the clock of the state's server (invariant S7); behind it, fewer rows are
-    deleted.
+    """Return a note if wall time is ahead of the clock of the state's server (invariant S7).
+
+    Wall time behind that clock is harmless: fewer rows are deleted.
 
     Args:
-        elsewhere_ms: read after ``now``; None if it does not exist.
+        elsewhere_ms: the reading of that clock, taken after ``now``; None if the state has no server.
     """
     if elsewhere_ms is None or now.wall_ms - elsewhere_ms <= allowance_ms:
         return None
@@ -118,7 +119,7 @@ def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: in
 
 def _check_across_boots(passed_ms: int) -> GuardNote | None:
     if passed_ms > REBOOT_ALLOWANCE_MS:
-        message = f"by this machine's clock the last run was {duration(passed_ms)} ago, before a reboot"
+        message = f"according to this machine's clock, the last run was {duration(passed_ms)} ago, before a reboot"
         return GuardNote("clock", True, f"{message}; if the clock is right: janitor approve --clock")
     if passed_ms < -REBOOT_ALLOWANCE_MS:
         message = f"the last run, before a reboot, was {duration(-passed_ms)} later than this machine's clock shows now"
@@ -129,22 +130,22 @@ def _check_across_boots(passed_ms: int) -> GuardNote | None:
 def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
     """Return the clock reading to save after a run.
 
-    Within a boot, the saved wall time moves with monotonic time only, so that many small steps of the wall clock add up
-    to a detected jump.
+    Within a boot, the saved wall time advances with the monotonic clock only, so that many small steps of the wall
+    clock add up to a detected jump.
     """
     if anchor is None:
         return now
     if not _same_boot(anchor, now):
-        # A machine that boots with its clock in the past must not look like one that jumps when the clock is set.
+        # If a machine boots with its clock in the past, a later correction of the clock must not look like a jump.
         return now if now.wall_ms >= anchor.wall_ms else anchor
     return replace(now, wall_ms=_expected_ms(anchor, now))
 
 
 def elapsed_clock(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
-    """Return the present time for the measurement of elapsed time: wall time moved by the monotonic clock.
+    """Return the clock reading for elapsed time: the saved wall time, advanced by the monotonic clock.
 
-    In a boot whose clock is before the last saved time, the time is unknown. Such a reading can be compared with others
-    of that boot; to any later one it looks as if no time had passed.
+    In a boot whose clock is before the last saved time, the time is unknown. Such a reading is comparable within that
+    boot only; compared with later readings, no time has passed.
     """
     if anchor is not None and _same_boot(anchor, now):
         return replace(now, wall_ms=_expected_ms(anchor, now))
@@ -157,18 +158,18 @@ def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
     """Return a note if the store is not the store of this state (invariant S13)."""
     if record.identity == identity:
         return None
-    message = f"the state is about {record.identity}, this store is {identity}: a copy, a restored or another store"
+    message = f"the state belongs to {record.identity}, but this store is {identity}: a copy, a backup or another store"
     return GuardNote("identity", True, f"{message}; look at janitor plan, then: janitor adopt")
 
 
 def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[StoreRecord, GuardNote | None]:
-    """Withdraw the adoption if the store was put back since its last saved facts (invariant S13).
+    """Withdraw the adoption if the store was restored from a backup since its lineage was saved (invariant S13).
 
-    The evidence may be gone by the next run, because the store is being written to. Therefore the adoption, all
-    knowledge and the boundary are withdrawn at once.
+    The next run may no longer detect the restore, because writers change the store. Therefore the adoption, and with it
+    all records and the boundary, is withdrawn at once.
 
     Returns:
-        The record from now on, and a note if the store was put back.
+        The new record, and a note if the store was restored.
 
     Raises:
         StoreError, StateError: the store or the state could not be read or written.
@@ -183,19 +184,17 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
                 state.save_note(RESTORED, reason)
     if reason is None:
         return record, None
-    message = f"this is a backup that was put back, or another store in its place: {reason}"
+    message = f"the store was restored from a backup, or replaced by another store: {reason}"
     return record, GuardNote("identity", True, f"{message}; look at janitor plan, then: janitor adopt")
 
 
 def successor_mark(mark: str, identity: str) -> str:
-    """Return the mark of a store found in place of another; the same each time, until it is adopted."""
+    """Return the mark of a store that replaced another store; it is the same each time, until the store is adopted."""
     return hashlib.sha256(f"{mark} {identity}".encode()).hexdigest()[: len(mark)]
 
 
 def check_transaction_system(record: StoreRecord, snapshot: VisibilityState) -> GuardNote | None:
-    """Return a note if the snapshot is of another transaction system: pointers of one system only grow (invariant
-    S13).
-    """
+    """Return a note if the snapshot is of another transaction system, since its pointers only grow (invariant S13)."""
     known = record.snapshot_write_pointer
     if known is None or snapshot.write_pointer >= known:
         return None
@@ -208,10 +207,10 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState) -> 
 
 
 def check_recorded(recorded: SystemRecord | None, tx: TxState) -> GuardNote | None:
-    """Return a note if the snapshot is not of the transaction system that the store itself records (invariant S13).
+    """Return a note if the snapshot is not of the transaction system that the store records (invariant S13).
 
     Args:
-        recorded: read before the snapshot was; None: the store records none.
+        recorded: the store's record, read before the snapshot; None if the store has no record.
     """
     usable = tx.usable
     if recorded is None or usable is None or usable.timestamp_ms < recorded.taken_ms:
@@ -224,10 +223,10 @@ def check_recorded(recorded: SystemRecord | None, tx: TxState) -> GuardNote | No
 
 
 def check_state(recorded: SystemRecord | None, record: StoreRecord) -> GuardNote | None:
-    """Return a note if another state has adopted the store, as the store itself records it (invariant S13)."""
+    """Return a note if another state has adopted the store, according to the store's record (invariant S13)."""
     if recorded is None or recorded.id == record.mark:
         return None
-    message = f"another state has adopted this store, {recorded.place}, and this one has none of its holds and pauses"
+    message = f"another state has adopted this store: {recorded.place}; the configured state lacks its holds and pauses"
     return GuardNote("identity", True, f"{message}; set janitor.state to it; if it is lost: janitor adopt")
 
 
@@ -236,22 +235,22 @@ def check_history(
 ) -> GuardNote | None:
     """Return a note if the snapshot cannot follow the previous snapshot (invariant S13).
 
-    A pointer issued by then was in progress, invalid, or finally decided. So it can be invalid now only if it was
-    invalid or in progress. It can be in progress now only if it was either of these: a manager that recovers from its
-    log may find a transaction in progress that had just timed out. Checkpoints have pointers and follow the same rule.
+    A pointer issued before the previous snapshot was in progress, invalid or ended in it. It can be invalid now only if
+    it was invalid or in progress. It can be in progress now only under the same condition: a manager that recovers from
+    its log may find a transaction in progress that had just timed out. The same holds for pointers of checkpoints.
 
     Args:
-        before: ids in progress in the previous snapshot; None: not known.
-        known: ids that were invalid, then or earlier.
+        before: ids in progress in the previous snapshot; None if unknown.
+        known: ids that were invalid in the previous snapshot or earlier.
         new: new invalid ids, ascending.
     """
     if before is None:
         return None
     in_progress = (pointer for pointer in sorted(snapshot.open_pointers) if pointer not in known)
-    for what, pointers in (("invalid", new), ("in progress", in_progress)):
+    for status, pointers in (("invalid", new), ("in progress", in_progress)):
         for pointer in takewhile(before.had_issued, pointers):
             if pointer not in before.pointers:
-                message = f"transaction {pointer} is {what} in the snapshot, but had already ended before"
+                message = f"transaction {pointer} is {status} in the snapshot, but had ended in an earlier snapshot"
                 advice = (
                     "does the snapshot belong to another transaction system, or is its file damaged? if it is the "
                     "right snapshot: janitor adopt"
@@ -272,10 +271,10 @@ def _expected_ms(anchor: ClockAnchor, now: ClockAnchor) -> int:
 
 
 def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:
-    """Return a topic's record after one more failure.
+    """Return a topic's failure record after another failure.
 
     Args:
-        known: its saved record; None before its first failure.
+        known: the saved record; None before the first failure.
     """
     count = 1 if known is None else known.count + 1
     if count < STRIKES:
@@ -288,7 +287,7 @@ def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:
 def find_quarantined(strikes: Mapping[TopicId, Strikes], now_ms: int) -> frozenset[TopicId]:
     """Return the quarantined topics whose probe is not due yet.
 
-    A probe dated by a clock that was set back since is not delayed longer than the longest wait.
+    A probe time more than the maximum wait in the future comes from a wrong clock; then the probe is due.
     """
     return frozenset(
         topic
@@ -310,14 +309,14 @@ def judge_failures(
 
     Args:
         written: topics in which rows were deleted or inverted.
-        write_failed: whether the store refused a write; then several topics may have the same cause.
+        write_failed: whether a write failed; then several failures may have the same cause.
 
     Returns:
-        New records; None for a topic whose failures are forgotten.
+        The new records; None for a topic whose record is to be deleted.
     """
     changed: dict[TopicId, Strikes | None] = dict.fromkeys(set(done) & set(strikes))
-    fine = set(done) - set(failed)
-    shared = write_failed and len(failed) > 1 and set(written) <= set(failed)
-    if fine and not shared:
+    succeeded = set(done) - set(failed)
+    has_common_cause = write_failed and len(failed) > 1 and set(written) <= set(failed)
+    if succeeded and not has_common_cause:
         changed.update((topic, strike(strikes.get(topic), error, now_ms)) for topic, error in failed.items())
     return changed

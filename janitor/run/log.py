@@ -1,4 +1,4 @@
-"""The log of runs: work, obstacles and failures of each run."""
+"""The log of runs: changes, notes of guards and errors of each run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tms_core.logs.printable import complete
 
 logger = logging.getLogger(__name__)
 
-#: The words for rows, by the rule that deletes them.
+#: The adjective for deleted rows, by rule.
 _DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old-generation", Rule.PROCESSED: "processed"}
 
 
 class RunLog:
-    """Writes about the runs of one process.
+    """A log of the runs of one process, which repeats no note and no error of the previous run.
 
     Args:
-        arguments: the options that lead to the store, for the commands that guards name.
+        arguments: the options that select the store, for the commands in messages of guards.
     """
 
     def __init__(self, arguments: str = "") -> None:
@@ -29,7 +29,7 @@ class RunLog:
         self._errors: set[str] = set()
 
     def write(self, report: Report) -> None:
-        """Log the work, obstacles and failures of a run."""
+        """Log the changes, notes and errors of a run."""
         figures = {str(rule): report.total(rule) for rule in Rule}
         held_rows = report.held_rows()
         snapshot = report.snapshot.source if report.snapshot else ""
@@ -49,7 +49,7 @@ class RunLog:
             "%s %s: %s%s (%s)",
             _kind(report),
             report.id,
-            _in_words(report),
+            _describe(report),
             holds,
             judged,
             extra={"fields": fields},
@@ -77,8 +77,8 @@ def _level(note: GuardNote) -> int:
     return logging.ERROR if note.tripped else logging.WARNING
 
 
-def _in_words(report: Report) -> str:
-    """Return the work of a run or plan, in words."""
+def _describe(report: Report) -> str:
+    """Return a description of the changes of a run or plan."""
     counts = [(report.total(rule), words) for rule, words in _DELETED.items()]
     deleted = " and ".join(f"{count:,} {words}" for count, words in counts if count)
     inverted = report.total(Rule.INVALID_TRANSACTION)

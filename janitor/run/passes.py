@@ -21,13 +21,13 @@ from tms_core.tables.base import UNREADABLE
 from tms_core.topic import TopicId
 
 NOT_ADOPTED = GuardNote(
-    "adoption", True, "this store is not adopted yet, nothing is deleted; look at janitor plan, then: janitor adopt"
+    "adoption", True, "nothing is deleted, because this store is not adopted; look at janitor plan, then: janitor adopt"
 )
-#: The number of topics that wait for a consumer and are named.
+#: The maximum number of topics with rows held for consumers that a report names.
 NAMED_TOPICS = 20
-#: The greatest age of a count that a report uses, in milliseconds.
+#: The maximum age of a count that a report uses, in milliseconds.
 MESSAGES_MS = 86_400_000
-#: How many of the last entries of the ledger are searched for deletions after the count.
+#: The number of last ledger entries that are searched for deletions after the count.
 LEDGER_ENTRIES = 500
 
 
@@ -42,10 +42,10 @@ def is_complete(run: Run, outcome: Outcome) -> bool:
 
 
 def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
-    """Read the topics, and report the expected number of due messages to the observer, if they were counted.
+    """Read the topics, and report the expected number of due messages of counted topics to the observer.
 
     Returns:
-        The numbers of the background count.
+        The results of the background count.
     """
     counts = deps.state.counts()
     run.load_topics()
@@ -55,9 +55,7 @@ def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
 
 
 def _expected_rows(count: TopicCount, work: TopicWork) -> int:
-    """Return about how many of a topic's messages are due, as if they were evenly spread between the oldest and the
-    newest.
-    """
+    """Estimate the due messages of a topic, as if publish times were evenly distributed from oldest to newest."""
     frontier = work.frontier
     cutoff = frontier.due if work.counts_held else frontier.cutoff
     if count.oldest_ms is None or count.newest_ms is None or cutoff.ms <= count.oldest_ms:
@@ -70,17 +68,17 @@ def _expected_rows(count: TopicCount, work: TopicWork) -> int:
 class Costs:
     """The costs of a pass: the time of its phases, its calls and the size of the store.
 
-    It consumes the events of the pass, and shows its progress.
+    It consumes the events of the pass, and reports their progress to the observer.
 
     Attributes:
-        bytes_before: the size of the store on its disk before the pass; None: unknown.
+        bytes_before: the size of the store on disk before the pass; None if unknown.
     """
 
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
         self._calls_before = Counter(deps.store.calls)
         self._started_ms = deps.clock.monotonic_ms()
-        # To open LevelDB compacts its logs, so a plan and the run after it would show different sizes.
+        # Opening LevelDB compacts its logs, so a plan and a run after it would show different sizes.
         self.bytes_before = deps.store.disk_bytes() if deps.opened_bytes is None else deps.opened_bytes
         self.phase_seconds: dict[str, float] = {}
         self._name = ""
@@ -88,7 +86,7 @@ class Costs:
 
     @property
     def seconds(self) -> float:
-        """Return how long the pass has taken so far."""
+        """Return the duration of the pass so far."""
         return (self._deps.clock.monotonic_ms() - self._started_ms) / 1000
 
     def calls(self) -> Counter[str]:
@@ -98,14 +96,14 @@ class Costs:
         return made
 
     def see(self, event: Event) -> None:
-        """Consume an event: show progress, or start a phase."""
+        """Consume an event: report progress, or start a phase."""
         if isinstance(event, Read):
             self._deps.observer(event.phase, event.topic, event.rows)
         elif isinstance(event, StepStarted):
             self.start(event.step)
 
     def start(self, name: str) -> None:
-        """Start a phase, which ends the previous phase; an empty name starts no phase."""
+        """Finish the current phase and start another; an empty name starts none."""
         now_ms = self._deps.clock.monotonic_ms()
         if self._name:
             self.phase_seconds[self._name] = (now_ms - self._since_ms) / 1000
@@ -126,9 +124,9 @@ def report(
     """Return the report of a pass, and log unrecognized rows and topics.
 
     Args:
-        outcome: gets the store calls of the pass.
+        outcome: receives the store calls of the pass.
         boundary: the boundary in force.
-        counts: the numbers of the background count when the pass started.
+        counts: the results of the background count when the pass started.
     """
     ready = run.ready
     deps.unknown_row_log.name(outcome, deps.store.metadata)
@@ -158,16 +156,14 @@ def report(
 
 
 def _messages(deps: Deps, run: Run, outcome: Outcome, known: Mapping[TopicId, TopicCount]) -> MessagesLeft:
-    """Return about how many messages there were and are left; unknown if no message is deleted, or without recent
-    counts.
-    """
+    """Estimate the number of messages before and after the pass; unknown without deletions or recent counts."""
     rows: Counter[tuple[bool, bool]] = Counter()
     for entry in outcome.entries.values():
         if entry.table == "message" and entry.rule is not Rule.INVALID_TRANSACTION:
             work = run.topics.get(entry.topic.prefix)
             old = work is None or work.topic.is_old(entry.generation)
             if old and entry.rows and (work is None or not work.topic.deleted):
-                return NOT_COUNTED  # the count may be of that generation or of the living one
+                return NOT_COUNTED  # the count may be of the old or of the current generation
             rows[entry.counts_as_done(run.mode), old] += entry.rows
     deletions = rows[True, False] + rows[True, True]
     counts = _counts(deps, run, known) if deletions and not outcome.unsure else None
@@ -182,7 +178,7 @@ def _messages(deps: Deps, run: Run, outcome: Outcome, known: Mapping[TopicId, To
 
 
 def _counts(deps: Deps, run: Run, known: Mapping[TopicId, TopicCount]) -> list[TopicCount] | None:
-    """Return the counts of a pass's topics; None where one is missing, is older than a day, or was swept since."""
+    """Return the counts of a pass's topics; None if a count is missing or too old, or a topic was swept since."""
     found: list[TopicCount] = []
     swept: dict[TopicId, int] = {}
     entries = deps.state.ledger(LEDGER_ENTRIES)
@@ -214,18 +210,18 @@ def _notes(run: Run, outcome: Outcome, state: State) -> list[GuardNote]:
     notes += _notes_on_consumers(run)
     if ready.tx.problem is not None and ready.tx.message:
         notes.append(GuardNote("snapshot", False, ready.tx.message))
-    notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]
+    notes += [GuardNote("snapshot", False, f"skipped {item}") for item in ready.tx.rejected]
     notes += [GuardNote("metadata", False, message) for message in run.unparsed.values()]
     return notes + outcome.notes
 
 
 def _notes_on_skipped(run: Run, state: State) -> list[GuardNote]:
-    """Return the notes on topics in which nothing was changed."""
+    """Return the notes on topics that the run skipped."""
     notes = []
     if run.paused:
         patterns = ", ".join(sorted(run.paused))
         notes.append(
-            GuardNote("paused", False, f"nothing is changed in {patterns}, because it is paused: janitor resume")
+            GuardNote("paused", False, f"nothing changes in {patterns}, because it is paused; to undo: janitor resume")
         )
     strikes = state.strikes() if run.quarantined else {}
     for topic in sorted(set(run.quarantined) & set(strikes)):
@@ -243,13 +239,12 @@ def _notes_on_consumers(run: Run) -> list[GuardNote]:
         GuardNote(
             "consumer",
             False,
-            f"{topic} keeps messages that consumer {position.name} has not read, for at most {seconds} s after their "
-            "ttl",
+            f"{topic} keeps messages that consumer {position.name} has not read, for up to {seconds} s after their ttl",
         )
         for topic, position in waiting[:NAMED_TOPICS]
     ]
     if len(waiting) > NAMED_TOPICS:
-        notes.append(GuardNote("consumer", False, f"and {len(waiting) - NAMED_TOPICS} topics more wait for consumers"))
+        notes.append(GuardNote("consumer", False, f"{len(waiting) - NAMED_TOPICS} more topics keep unread messages"))
     unknown = run.processed.unknown if run.processed is not None else {}
     notes += [
         GuardNote(

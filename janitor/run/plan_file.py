@@ -1,8 +1,8 @@
-"""Plan files: a preview that can be inspected, kept, and carried out in full or not at all.
+"""Plan files: dry runs that operators can inspect, keep and apply.
 
-``apply`` must delete at most the rows of the file. Therefore the file has the ranges and pointers themselves, their
-basis (store, generation, TTL, settings) and a checksum. If a part of the basis has changed, ``apply`` refuses and names
-it. A what-if plan, for another time or for other TTLs, cannot be applied.
+``apply`` must delete only rows of the file. Therefore the file has the ranges and pointers, their basis (store,
+generation, TTL, settings) and a checksum. If a part of the basis has changed, ``apply`` rejects the plan and names the
+change. A what-if plan, for another time or for other TTLs, cannot be applied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tms_core.topic import INT_MAX, TopicId, TopicMetadata, encode_properties
 
 FORMAT = 1
 
-#: The holds that ``apply`` may carry out; the file shows rows with other holds for information.
+#: The holds of entries that ``apply`` deletes; entries with other holds are for information.
 APPLICABLE = (None, str(Hold.FIRST_CONTACT))
 
 
@@ -41,8 +41,8 @@ class PlanFile:
     """A plan from a file with a correct checksum.
 
     Attributes:
-        effective_now_ms: the time it was made for.
-        limits: the only ranges ``apply`` may delete in, and the only write pointers it may invert.
+        effective_now_ms: the time at which the plan evaluates the rules.
+        limits: the only ranges in which ``apply`` may delete, and the only write pointers that it may invert.
     """
 
     id: str
@@ -53,7 +53,7 @@ class PlanFile:
     limits: PlanLimits
 
     def check(self, store_id: str, terms: Terms, run: Run) -> None:
-        """Compare the plan with the present.
+        """Compare the basis of the plan with the present store and settings.
 
         Raises:
             PlanRefused: the store, a setting, or a topic's generation, TTL or protection has changed.
@@ -61,9 +61,9 @@ class PlanFile:
         if store_id != self.store_id:
             raise _refusal("it was made for another store, or for this store before the store was copied or restored")
         present = describe_terms(terms)
-        moved = sorted(name for name in present if self.terms.get(name) != present[name])
-        if moved:
-            raise _refusal(f"these settings have changed since the plan was made: {', '.join(moved)}")
+        changed = sorted(name for name in present if self.terms.get(name) != present[name])
+        if changed:
+            raise _refusal(f"these settings have changed since the plan was made: {', '.join(changed)}")
         for topic, (generation, ttl_seconds) in self.topics.items():
             self._check_topic(topic, generation, ttl_seconds, run)
 
@@ -72,15 +72,15 @@ class PlanFile:
         if work is None:
             raise _refusal(f"topic {topic} no longer has readable metadata")
         if work.topic.generation != generation:
-            raise _refusal(f"topic {topic} is at generation {work.topic.generation}, the plan at {generation}")
+            raise _refusal(f"topic {topic} has generation {work.topic.generation}, the plan has {generation}")
         if work.topic.ttl_seconds != ttl_seconds:
-            raise _refusal(f"topic {topic} has a ttl of {work.topic.ttl_seconds} s, the plan says {ttl_seconds} s")
+            raise _refusal(f"topic {topic} has a ttl of {work.topic.ttl_seconds} s, the plan has {ttl_seconds} s")
 
 
 def document(
     report: Report, outcome: Outcome, run: Run, *, store_id: str, digest: str, what_if: bool
 ) -> dict[str, Any]:
-    """Return a plan file's contents."""
+    """Return the contents of a plan file."""
     found: dict[str, Any] = pack(report)
     for item, entry in zip(found["topics"], report.topics, strict=True):
         work = run.topics.get(entry.topic.prefix)
@@ -103,7 +103,7 @@ def save(path: Path, contents: Mapping[str, Any]) -> None:
     """Write a plan file that only its owner may read and change, because ``apply`` executes it.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the file could not be written.
     """
     try:
         with open(path, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
@@ -113,7 +113,7 @@ def save(path: Path, contents: Mapping[str, Any]) -> None:
     except OSError as error:
         raise StoreError(
             f"the plan could not be written to {path}: {error.strerror}.",
-            "Free space there, or name another --out FILE.",
+            "Free space there, or choose another --out FILE.",
         ) from error
 
 
@@ -121,7 +121,7 @@ def load(path: Path) -> Any:
     """Return the unchecked contents of a plan file.
 
     Raises:
-        ConfigurationError: it cannot be read, or is not JSON.
+        ConfigurationError: the file cannot be read, or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -130,41 +130,41 @@ def load(path: Path) -> Any:
             f"cannot read {path}: {error.strerror}.", "Name a plan file, or make one: janitor plan --out FILE"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise _no_plan(str(path)) from error
+        raise _not_a_plan(str(path)) from error
 
 
 def parse(contents: Any, name: str) -> PlanFile:
-    """Return the checked plan: what ``apply`` may carry out.
+    """Check the contents of a plan file; return the plan for ``apply``.
 
     Args:
-        name: the file, for messages.
+        name: the name of the file, for messages.
 
     Raises:
-        ConfigurationError: not a plan, damaged, or a what-if plan.
+        ConfigurationError: the contents are not a plan, are damaged, or are a what-if plan.
     """
     try:
         if contents["sha256"] != checksum(contents):
-            raise ConfigurationError(f"{name} was changed after it was made.", "Make a new one: janitor plan --out")
+            raise ConfigurationError(f"{name} was changed after it was made.", "Make a new plan: janitor plan --out")
         if contents["what_if"]:
             raise ConfigurationError(
-                f"{name} is a what-if plan, made for another moment than the present or for other ttls.",
-                "Make one without --at and --what-if: janitor plan --out FILE",
+                f"{name} is a what-if plan, made for another time or for other ttls.",
+                "Make a plan without --at and --what-if: janitor plan --out FILE",
             )
         return _parse(contents)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise _no_plan(name) from error
+        raise _not_a_plan(name) from error
 
 
 def read(path: Path) -> PlanFile:
-    """Read a plan file that ``apply`` may carry out; raises as :func:`load` and :func:`parse`."""
+    """Read a plan file for ``apply``; raise the errors of :func:`load` and :func:`parse`."""
     return parse(load(path), str(path))
 
 
-def _no_plan(name: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} is not a plan file.", "Make one with: janitor plan --out FILE")
+def _not_a_plan(name: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} is not a plan file.", "Make a plan: janitor plan --out FILE")
 
 
-#: The settings that decide about rows, except settings that need another form in JSON.
+#: The settings that affect deletions, except settings with another form in JSON.
 _DECISIVE = ("hold_seconds", "lifetime_known", "snapshot_interval_seconds", "consumer_hold_seconds")
 
 
@@ -230,7 +230,7 @@ def _text(value: Any) -> str:
 
 
 def _frontier_values(frontier: Frontier) -> dict[str, Any]:
-    """Return the extent of a frontier as JSON values; numbers above 53 bits are strings."""
+    """Return a frontier as JSON values; numbers of more than 53 bits are strings."""
     return {
         "generation": frontier.generation,
         "cutoff_ms": frontier.cutoff.ms,
@@ -259,7 +259,7 @@ def _ranges(entry: Entry, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
         spans = message_spans(work.topic, work.frontier)
     else:
         spans = payload_spans(work.topic, work.frontier, None)
-        # Processed rows lie among expired rows; each row is judged by its time.
+        # The span of expired rows includes processed rows; the time of each row decides.
         rule = Rule.EXPIRED if rule is Rule.PROCESSED else rule
     is_held = entry.held not in (None, Hold.FIRST_CONTACT)
     matches = [span for span in spans if span.rule is rule and (span.held == is_held or span.by_row)]
@@ -267,7 +267,7 @@ def _ranges(entry: Entry, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
 
 
 def _early(entry: Entry, outcome: Outcome) -> list[tuple[bytes, bytes]]:
-    """Return the range of the entry's messages with TTLs of their own; rows in it that are not due are not deleted."""
+    """Return the range of the entry's messages with their own TTLs; ``apply`` keeps rows in it that are not due."""
     ends = outcome.early.get((entry.topic, entry.generation))
     if ends is None or entry.table != "message" or entry.rule is not Rule.EXPIRED:
         return []
@@ -275,7 +275,7 @@ def _early(entry: Entry, outcome: Outcome) -> list[tuple[bytes, bytes]]:
 
 
 def _refusal(reason: str) -> PlanRefused:
-    return PlanRefused(f"the plan was not applied: {reason}.", "Make a new one: janitor plan --out FILE")
+    return PlanRefused(f"the plan was not applied: {reason}.", "Make a new plan: janitor plan --out FILE")
 
 
 # -- other ttls --------------------------------------------------------------------------------------------------------
@@ -289,10 +289,10 @@ _EXAMPLE = "Write ttl=3d,topic=default:* (units s, m, h and d); several policies
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """One supposed change of a TTL.
+    """A hypothetical TTL of topics.
 
     Attributes:
-        ttl_seconds: the supposed TTL.
+        ttl_seconds: the hypothetical TTL.
         patterns: shell patterns of the topics with that TTL.
     """
 
@@ -301,7 +301,7 @@ class WhatIf:
 
     @classmethod
     def parse(cls, text: str) -> tuple[WhatIf, ...]:
-        """Return the changes in a text; if several apply to a topic, the last one counts.
+        """Parse hypothetical TTLs; if several apply to a topic, the last one counts.
 
         Raises:
             ConfigurationError: the text cannot be parsed; the hint has an example.
@@ -320,13 +320,13 @@ class WhatIf:
         seconds = sum(int(number) * _UNIT_SECONDS[unit] for number, unit in _AMOUNT.findall(ttls[0]))
         if not 1 <= seconds <= INT_MAX:
             raise ConfigurationError(
-                f"A ttl of {seconds} s is not possible.", f"It lies between 1 and {INT_MAX} seconds."
+                f"A ttl of {seconds} s is out of range.", f"Choose a ttl between 1 and {INT_MAX} seconds."
             )
         return cls(seconds, patterns or ("*:*",))
 
 
 def with_supposed_ttl(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
-    """Return the topic with the supposed TTL."""
+    """Return the topic with its hypothetical TTL."""
     for change in changes:
         if topic.topic.matches(change.patterns):
             topic = replace(topic, ttl_seconds=change.ttl_seconds)
@@ -334,14 +334,14 @@ def with_supposed_ttl(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> Topi
 
 
 def suppose_ttls(store: Reads, changes: tuple[WhatIf, ...]) -> Reads:
-    """Return a read-only store with the supposed TTLs in its metadata."""
+    """Return a read-only store with the hypothetical TTLs in its metadata."""
     found = copy(store)
     found.metadata = SupposedMetadata(store.metadata, changes)
     return found
 
 
 class SupposedMetadata(MetadataReads):
-    """A metadata table with supposed TTLs; rows that do not parse are unchanged."""
+    """A metadata table with hypothetical TTLs; rows that do not parse are unchanged."""
 
     def __init__(self, table: MetadataReads, changes: tuple[WhatIf, ...]) -> None:
         self._table = table
@@ -358,5 +358,5 @@ class SupposedMetadata(MetadataReads):
         topic = parse_or_none(key, value)
         if topic is None:
             return value
-        then = with_supposed_ttl(topic, self._changes)
-        return value if then == topic else encode_properties({**json.loads(value), "ttl": str(then.ttl_seconds)})
+        changed = with_supposed_ttl(topic, self._changes)
+        return value if changed == topic else encode_properties({**json.loads(value), "ttl": str(changed.ttl_seconds)})

@@ -1,11 +1,11 @@
-"""The dependencies of a janitor, and the common start of its runs and questions.
+"""The dependencies of a janitor, and the preparation of its runs and queries.
 
-``Deps`` is created once, where a process is put together (``janitor/app``), and given to questions, decisions and runs,
-which keep nothing else. ``prepare`` then reads the clocks, the store's record and the snapshot, and asks the guards.
+``janitor/app`` creates ``Deps`` once in a process; queries, decisions and runs keep nothing else. ``prepare`` reads the
+clocks, the store's record and the snapshot, and runs the guards.
 
-A preparation changes neither the store nor the state, with two exceptions. A store that is met for the first time gets
-a mark, so that a plan made now is recognized when it is applied. If a store was put back from a backup, all knowledge
-about it is withdrawn.
+A preparation changes neither the store nor the state, with two exceptions. An unknown store gets a mark, so that a plan
+made now is recognized when it is applied. If the store was restored from a backup, its adoption and evidence are
+withdrawn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import NO_RUN, PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
 from janitor.sweep.sweep import Division, Threads
-from janitor.sweep.transactions import DECIDED, InvalidListChange, TransactionView, decided
+from janitor.sweep.transactions import DECIDED, InvalidListChange, TransactionView, update_decided
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import StateBusy
@@ -59,39 +59,39 @@ class GuardedObserver:
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
         try:
             self._observer(phase, topic, rows)
-        # Whatever it raises: showing progress must never stop a deletion half-way.
+        # Catch everything: an error of the progress display must not stop a deletion halfway.
         except Exception:
-            logger.exception("showing progress failed; the run continues without it")
+            logger.exception("the progress display failed; the run continues without it")
             self._observer = ignore_progress
 
 
-#: How many logged rows and topics a process remembers.
+#: The number of logged rows and topics that a process remembers.
 REMEMBERED_KEYS = 10_000
 
 
 class UnknownRowLog:
-    """Logs unrecognized rows (rules L0 and L1), each once in the life of a process, as long as it remembers the row."""
+    """A log of unrecognized rows (rules L0 and L1) that names a row again only after it has forgotten the row."""
 
     def __init__(self) -> None:
         self._named: RecentlySet[UnrecognizedKey | TopicId, None] = RecentlySet(REMEMBERED_KEYS)
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
-        """Log findings of a pass that were not logged before, except topics that were created after the pass started.
+        """Log new unrecognized rows and unknown topics of a pass; skip topics created after the pass started.
 
         Args:
-            metadata: the present metadata table.
+            metadata: the current metadata table.
         """
         unknown = outcome.unknown - self._named.keys()
         if unknown:
-            # One call for all topics: a run sends its heartbeat between calls (invariant S10).
+            # One call for all topics, since a run saves its heartbeat only between calls (invariant S10).
             prefixes = {topic.prefix for topic in unknown}
             unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
         for found in outcome.unrecognized:
             if found not in self._named:
-                logger.warning("left alone: a row of the %s table with an unrecognized key: %s", *found)
+                logger.warning("skipped a row of the %s table with an unrecognized key: %s", *found)
             self._named[found] = None
         for topic in sorted(unknown):
-            logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
+            logger.warning("skipped rows of topic %s, which has no readable metadata", topic)
             self._named[topic] = None
 
 
@@ -99,16 +99,16 @@ class Truncator(SnapshotSource, Protocol):
     """A transaction manager: in this process, or the client of another process."""
 
     def truncate_invalid(self, transaction_ids: Collection[int], /) -> bool:
-        """Remove ids from the invalid list (Tephra's ``truncateInvalidTx``); return whether any was on it.
+        """Remove ids from the invalid list (Tephra's ``truncateInvalidTx``); return whether the list had any of them.
 
         Raises:
-            TmsError: it was not done, or the outcome is unknown.
+            TmsError: the ids were not removed, or the outcome is unknown.
         """
         ...
 
 
 class Feedback(NamedTuple):
-    """The receiver of ids that are proven clean (:mod:`janitor.run.feedback`).
+    """The receiver of proven ids (:mod:`janitor.run.feedback`).
 
     Attributes:
         manager: the transaction manager with the invalid list.
@@ -128,23 +128,23 @@ class Deps:
     """The dependencies of a janitor of one store.
 
     Attributes:
-        store: the store; for questions a clone of it, or a read-only store.
+        store: the store; for queries a clone of it, or a read-only store.
         state: its state.
-        source: the source of transaction snapshots; None if it does not exist.
+        source: the source of transaction snapshots; None if the settings have none.
         clock: the clock.
         terms: the settings.
         token_hex: returns random bytes as hex (``secrets.token_hex``).
         division: the parts of the store in a pass, and the threads or tasks that run its steps.
-        observer: receives progress; after an error it is not called again, and nothing stops (invariant S15).
-        is_stopping: whether to stop before the next page or batch.
-        unknown_row_log: the subjects already logged; shared within a process.
-        side: has messages with TTLs of their own (L6), consumers and their claims; None: there are none.
-        newborn: returns whether a topic is known to be created without rows, so that it is not held.
-        lease: the lease of runs; None: no other process can write.
-        archive: keeps rows before their deletion; None: no archive.
-        feedback: the transaction manager that receives proven ids; None if it does not exist.
-        restored: called with each topic that archived rows were written to.
-        opened_bytes: the size of the store on its disk before it was opened for writing; None: its size is read.
+        observer: receives progress; after an error it is not called again, and the run continues (invariant S15).
+        is_stopping: returns whether to stop before the next page or batch.
+        unknown_row_log: the log of unrecognized rows; shared within a process.
+        side: the side table with own TTLs of messages (L6), consumers and claims; None if it does not exist.
+        newborn: returns whether a topic was created without rows, so that it is not held.
+        lease: the lease of runs; None if no other process can write.
+        archive: archives rows before their deletion; None: no archive.
+        feedback: the transaction manager that receives proven ids; None: no ids are removed.
+        restored: called with each topic into which archived rows were restored.
+        opened_bytes: the size of the store on disk before it was opened for writing; None: read its present size.
     """
 
     store: Reads
@@ -178,10 +178,10 @@ class Deps:
         return Floor(Positions(self.side), read_only(self.store), seconds)
 
     def writable_store(self) -> Store:
-        """Return the store for writing; questions never call this (invariant S5).
+        """Return the store for writing; queries never call this (invariant S5).
 
         Raises:
-            StoreError: it was opened for reading only.
+            StoreError: the store was opened read-only.
         """
         if not isinstance(self.store, Store):
             raise read_only_error()
@@ -198,10 +198,10 @@ class Deps:
 
     @contextmanager
     def as_holder(self) -> Iterator[None]:
-        """Convert the state's refusal in the block into a loss of the lease, if the lease is lost.
+        """Convert ``StateBusy`` in the block into ``LeaseLost``, if the lease is lost.
 
         Raises:
-            LeaseLost: instead of the state's ``StateBusy``.
+            LeaseLost: another process has the lease and the state.
         """
         try:
             yield
@@ -218,10 +218,10 @@ IN_PROGRESS: KeptFigures[InProgressThen | None] = KeptFigures(Note.IN_PROGRESS, 
 
 
 def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
-    """Read the basis of decisions on rows, besides the tables.
+    """Read the basis of all decisions, besides the tables.
 
     Args:
-        at_ms: judge by another time than the present; then the clock is not checked.
+        at_ms: evaluate the rules at this time instead of now; then the clock is not checked.
 
     Raises:
         StoreError, StateError: the store or the state could not be read.
@@ -232,14 +232,14 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     measured = guards.elapsed_clock(state.anchor(), now)
     clock_note = guards.check_clocks(state, now, allowance_ms) if at_ms is None else None
     if at_ms is not None:
-        # Suppose that both clocks run until then; otherwise the future time itself would look like a jump.
+        # Advance both clocks to that time; otherwise the future time itself would look like a jump.
         later_ms = at_ms - now.wall_ms
         now = replace(now, wall_ms=at_ms, monotonic_ms=now.monotonic_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, monotonic_ms=measured.monotonic_ms + later_ms)
-    # S13: before the state's records are used: those of another store must not judge this one.
+    # S13: check the store before any use of the state's records, which must not be applied to another store.
     record, store_note = _known_store(state, deps.store, deps.token_hex)
-    # S13: before the snapshot is read. A server records later values at any moment, and a record that is ahead of
-    # the snapshot would look like another transaction system.
+    # S13: read the record before the snapshot. A server updates the record at any time, and a record newer than the
+    # snapshot would look like another transaction system.
     recorded = recorded_transactions(deps.side) if deps.side is not None else None
     state_note = guards.check_state(recorded_state(deps.side), record) if deps.side is not None else None
     read = partial(
@@ -251,7 +251,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     )
     tx = read(now.wall_ms)
     if at_ms is not None and tx.usable is None:
-        # No snapshot is fresh at a future time: use the one that is fresh today.
+        # No snapshot is fresh at a future time: use the snapshot that is fresh now.
         tx = read(clock.now_ms())
     ids, system_note = InvalidListChange(now.wall_ms), None
     if (usable := tx.usable) is not None:
@@ -261,12 +261,12 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         system_note = system_note or guards.check_history(in_progress_then(state, record), usable, known, ids.new)
         system_note = system_note or guards.check_recorded(recorded, tx)
         if system_note is not None and usable.timestamp_ms < (record.snapshot_timestamp_ms or 0):
-            # Probably an older snapshot of the same system: the snapshot that was used last has been removed.
-            tx, ids, system_note = txstate.older(tx), InvalidListChange(now.wall_ms), None
+            # Probably an older snapshot of the same system, because the last used snapshot was removed.
+            tx, ids, system_note = txstate.reject_older(tx), InvalidListChange(now.wall_ms), None
     unknown = _knows_none(state) and state_note is None and system_note is None
     notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]
-    ended = decided(now.wall_ms, DECIDED.read(state), tx.usable, terms.lifetime)
-    return Preparation(now, measured, record, unknown, tx, ids, notes, ended, boundary.refutation(state))
+    decided = update_decided(now.wall_ms, DECIDED.read(state), tx.usable, terms.lifetime)
+    return Preparation(now, measured, record, unknown, tx, ids, notes, decided, boundary.refutation(state))
 
 
 def make_run(
@@ -279,11 +279,11 @@ def make_run(
     limits: PlanLimits | None = None,
     mode: Mode | None = None,
 ) -> Run:
-    """Return the data that a pass judges by; the topics are not read yet.
+    """Return the data of a pass, before its topics are read.
 
     Args:
         kind, patterns, label, limits: as for :class:`~janitor.sweep.run.Run`.
-        mode: the mode of a run, which starts now; None: a question, which is not a run.
+        mode: the mode of a run, which starts now; None for a query, which is not a run.
 
     Raises:
         StateError: the state, or the positions of consumers, could not be read.
@@ -321,16 +321,15 @@ def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
 
 
 def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:
-    """Return the ids in progress in the recorded snapshot; None: not known."""
+    """Return the ids in progress in the last used snapshot; None if unknown."""
     known = IN_PROGRESS.read(state)
     return known if known is not None and known.write_pointer == record.snapshot_write_pointer else None
 
 
 def remember_snapshot(state: State, ready: Preparation) -> None:
-    """Save the facts for the check of the next snapshot (invariant S13), and withdraw a boundary that this snapshot
-    refutes.
+    """Save the facts to check the next snapshot (invariant S13), and withdraw a boundary that this snapshot refutes.
 
-    The invalid list is saved with the ids; call it inside the state's transaction, with them.
+    Call this inside the state's transaction that also saves the invalid ids.
     """
     usable, proven = ready.tx.usable, state.boundary()
     if usable is None:
@@ -342,7 +341,7 @@ def remember_snapshot(state: State, ready: Preparation) -> None:
 
 
 def boundary_in_force(deps: Deps, ready: Preparation) -> ProvenBoundary | None:
-    """Return the boundary in force: of this store, not dated by a clock set back since, nor with a shorter lifetime.
+    """Return the boundary, if it is of this store and still valid (:func:`janitor.boundary.in_force`).
 
     Raises:
         StateError: the state could not be read.
@@ -361,8 +360,8 @@ def obstacles(deps: Deps, ready: Preparation) -> list[str]:
         found.append("this store, with these transactions, has not been adopted")
     if not deps.terms.lifetime_known:
         found.append(
-            "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write; "
-            "set it to what the servers enforce (data.tx.max.lifetime)"
+            "transactions.max_lifetime_seconds is not set, so the janitor does not know how long a transaction may "
+            "write; set it to the limit of the servers (data.tx.max.lifetime)"
         )
     if ready.tx.usable is None:
         found.append(ready.tx.message)
@@ -370,7 +369,7 @@ def obstacles(deps: Deps, ready: Preparation) -> list[str]:
 
 
 def _known_store(state: State, store: Reads, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
-    """Return the saved record of the store. Another store than the saved one is a first contact."""
+    """Return the saved record of the store, or a new record and a note if it is another store than the saved one."""
     record, identity = state.store(), store.identity()
     if record is None:
         record = StoreRecord.first_contact(identity, token_hex)

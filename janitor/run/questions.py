@@ -1,8 +1,8 @@
-"""Questions about a store that change nothing in it: what a run would do and why, and what is proven.
+"""Queries about a store: plans, explanations of single messages, contents of tables, and the prune boundary.
 
-Every question starts the same way (``prepare``): it reads the clocks, the state and the snapshot, and runs the guards.
-A plan then goes over the store as a run does, with an executor that changes nothing. Questions get a clone of the store
-or a read-only store, so no object at hand can write (invariant S5).
+A query starts like a run (``prepare``): it reads the clocks, the state and the snapshot, and runs the guards. A plan
+then makes the pass of a run with an executor that changes nothing. Queries get a clone of the store or a read-only
+store, so they have no object that can write to it (invariant S5).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tms_core.topic import TopicId
 
 
 class PlanResult(NamedTuple):
-    """A plan, and the contents of its file (:func:`janitor.run.plan_file.save`)."""
+    """The report of a plan, and the contents of its file (:func:`janitor.run.plan_file.save`)."""
 
     report: Report
     document: dict[str, Any]
 
 
 class Questions:
-    """Answers questions about one store."""
+    """The queries about one store."""
 
     def __init__(self, deps: Deps) -> None:
         self.deps = deps
@@ -54,13 +54,13 @@ class Questions:
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> PlanResult:
-        """Make a plan of a run without doing it; the next run then reads everything too.
+        """Make a plan of a full run; the next run is then also full.
 
         Args:
-            at_ms: judge by another time than the present; such a plan cannot be applied.
+            at_ms: evaluate the rules at this time instead of now; such a plan cannot be applied.
             patterns: shell patterns of the topics in scope; empty: all.
-            digest: names the settings in force, for the plan file.
-            what_if: judge by other TTLs (:class:`~janitor.run.plan_file.WhatIf`); such a plan cannot be applied.
+            digest: the digest of the settings, for the plan file.
+            what_if: use other TTLs (:class:`~janitor.run.plan_file.WhatIf`); such a plan cannot be applied.
 
         Raises:
             ConfigurationError: ``what_if`` cannot be parsed.
@@ -71,15 +71,15 @@ class Questions:
         deps = replace(self.deps, store=suppose_ttls(self.deps.store, changes)) if changes else self.deps
         run, outcome = begin_plan(deps, prepare(deps, at_ms), "full", patterns), Outcome()
         report = make_plan(deps, run, outcome)
-        store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)
-        if report.topics and not only_to_look:
+        store_id, is_what_if = run.ready.record.mark, at_ms is not None or bool(changes)
+        if report.topics and not is_what_if:
             # A frequent run searches less, and would leave some planned rows until the next full pass.
             self.deps.state.save_note(boundary.FULL_REQUEST, run.ready.now.wall_ms)
-        document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
+        document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=is_what_if)
         return PlanResult(report, document)
 
     def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows:
-        """Return the rows of one table, the first ones decoded, all of them counted.
+        """Return the number of rows of one table, and the first rows decoded.
 
         Raises:
             StoreError: the store could not be read.
@@ -91,7 +91,7 @@ class Questions:
         return read(store, self.transactions().usable, patterns, limit, partial(heartbeat, self.deps))
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
-        """Return the rule that will delete a message, the time, and its hold; or the run that has deleted it.
+        """Return the rule and time of a message's deletion with its hold, or the run that deleted the message.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
@@ -104,7 +104,7 @@ class Questions:
         return why(store, state, run, topic, message_id, now_ms, self.deps.terms.history_days)
 
     def boundary(self) -> tuple[ProvenBoundary | None, Boundary]:
-        """Return the last boundary, and the limits of a present one.
+        """Return the boundary in force, and the boundary that the present evidence proves, with its limits.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
@@ -121,13 +121,13 @@ class Questions:
         return proven, replace(found, limits=tuple(map(self._with_region, found.limits)))
 
     def verify(self) -> Audit:
-        """Read every transactional row, and confirm or refute the boundary; a refuted boundary is withdrawn.
+        """Read every transactional row, and confirm the boundary, or refute and withdraw it.
 
-        A pointer counts as invalid if it is in the invalid list now, or was when it was last seen: an operator may have
-        removed it because of the boundary.
+        A pointer counts as invalid if the invalid list has it now or had it when the list was last seen, since an
+        operator may have removed it because of the boundary.
 
         Raises:
-            StoreError: the store could not be read, or the state not read or written.
+            StoreError, StateError: the store or the state could not be read, or the state could not be written.
         """
         found = feedback.audit(self.deps, prepare(self.deps), partial(heartbeat, self.deps))
         if found.refuted:
@@ -137,14 +137,14 @@ class Questions:
         return found
 
     def transactions(self) -> TxState:
-        """Return the snapshot that a run would use now, or the reason why it would use none."""
+        """Return the snapshot that a run would use now, or the reason why it would not use a snapshot."""
         return prepare(self.deps).tx
 
     def snapshot_figures(self, limit: int) -> dict[str, Any]:
-        """Return that snapshot as JSON values, its longest lists cut to ``limit``; ``problem``: why it is not used.
+        """Return that snapshot as JSON values, with lists cut to ``limit``; ``problem``: the reason not to use it.
 
         Raises:
-            NoSnapshot: there is none; the message has the reason.
+            NoSnapshot: there is no snapshot; the message has the reason.
         """
         tx = self.transactions()
         if tx.snapshot is None:
@@ -152,7 +152,7 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> RestoreResult:
-        """Return the result of :meth:`~janitor.run.engine.Engine.restore` without a restore; same errors."""
+        """Return the result of a dry run of :meth:`~janitor.run.engine.Engine.restore`; it raises the same errors."""
         return self._restore(folder, replace(request, dry_run=True))
 
     def _restore(self, folder: Path, request: Request) -> RestoreResult:
@@ -167,7 +167,7 @@ class Questions:
 
 
 def begin_plan(deps: Deps, ready: Preparation, kind: PassKind, patterns: tuple[str, ...]) -> Run:
-    """Return the run of a plan that has read nothing yet."""
+    """Return the run of a plan, before its topics are read."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
     return make_run(deps, ready, kind=kind, patterns=patterns, label=label, mode="plan")
 
@@ -176,7 +176,7 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     """Make the pass of a plan, which changes nothing; return its report.
 
     Args:
-        outcome: gets the findings.
+        outcome: receives the findings.
 
     Raises:
         StopRequested: the process is stopping.

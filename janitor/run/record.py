@@ -1,8 +1,8 @@
-"""A run as the state records it: started, closed, or recovered after its process died, with its counters and notes.
+"""The record of a run in the state: started, closed, or recovered after its process died, with its counters and notes.
 
-Counters and notes are made from the run's report and from nothing else (invariant S15). Counters live in the state and
-not in a process, so that they mean the same in a daemon, in a CronJob's runs and after a restart. Notes are small facts
-that the status page and the metrics show between runs.
+Counters and notes derive from the run's report alone (invariant S15). The state stores the counters, so that they mean
+the same in a daemon, in the runs of a CronJob and after a restart. Notes are small facts that the status page and the
+metrics show between runs.
 """
 
 from __future__ import annotations
@@ -33,21 +33,18 @@ logger = logging.getLogger(__name__)
 #: The table that a phase of a pass reads.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
 
-#: The note with the time of the last full plan of a daemon that only plans.
+#: The note with the time of the last full plan of a daemon that only makes plans.
 REHEARSED = Note.REHEARSED
 
-#: How often the counters of a running run are saved, in milliseconds of monotonic time.
+#: The interval at which the counters of a running run are saved, in milliseconds of monotonic time.
 BOOK_MS = 1_000
 
-#: The number of topics whose overdue rows are remembered, topics with the most rows first; totals are of these.
+#: The maximum number of saved entries with overdue rows, largest first; totals are sums of these entries.
 NAMED_OVERDUE = 20_000
 
 
 def begin(deps: Deps, run: Run) -> None:
-    """Record the start of a run; first close an unfinished run of this process.
-
-    The order matters: closing that run clears all announcements.
-    """
+    """Record the start of a run; first close unfinished runs of this process, which deletes all announcements."""
     if (deps.lease is None or deps.lease.held) and deps.state.unfinished_runs():
         recover(deps)
     deps.state.begin_run(run.record)
@@ -69,20 +66,20 @@ def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode
 
 @contextmanager
 def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
-    """Record a run whose preparation fails in the block."""
+    """Record a failed run if its preparation in the block fails."""
     try:
         yield
     except (Interrupted, Refused):
         raise
     except Exception as error:
-        # If the state fails too, the caller still gets the first error.
+        # If the state fails too, raise the first error.
         with suppress(StateError):
             fail(deps.state, deps.clock, deps.token_hex, mode, error)
         raise
 
 
 def close(deps: Deps, run: Run, outcome: Outcome, result: str, report: Report | None = None, error: str = "") -> None:
-    """Record the result of a run, unless its lease was lost and the next holder has closed it already."""
+    """Record the result of a run, unless the next holder of its lease has already closed it."""
     state = deps.state
     ended = replace(run.record, finished_ms=deps.clock.now_ms(), result=result, error=error)
     with state.transaction():
@@ -98,38 +95,38 @@ def close(deps: Deps, run: Run, outcome: Outcome, result: str, report: Report | 
             state.finish_run(*report.to_history(ended, earlier_entries))
         state.add_ledger(_ledger_entries(state, run, outcome))
         if not run.ready.is_blocked:
-            # A guard may doubt the clock; then the history may not be as old as it looks.
+            # If a guard blocks the run, the clock may be wrong, and the history may not be as old as it looks.
             state.prune_runs(run.record.started_ms - deps.terms.history_ms)
-    # After the commit: the ledger has the ranges now. If the process dies before, the next run closes this one.
+    # Delete announcements after the commit, when the ledger has their ranges.
     if run.mode == "apply":
         state.clear_intents()
 
 
 def recover(deps: Deps) -> list[str]:
-    """Close the runs of a dead janitor; results and errors as :meth:`janitor.run.engine.Engine.recover`."""
+    """Close the runs of a janitor that died; result as :meth:`janitor.run.engine.Engine.recover`."""
     state, clock = deps.state, deps.clock
     with state.transaction():
         state.save_created_ms(clock.now_ms())
         lost = {item.id: item for item in state.unfinished_runs()}
-        # Only of these runs: announcements of a closed run may remain if its process died before it cleared them.
+        # Skip other runs: announcements of a closed run may remain if its process died before it deleted them.
         state.add_ledger(entry for entry in (state.intents() if lost else ()) if entry.run_id in lost)
         for run_id, run in lost.items():
             state.add_counters(state.booked(run_id))
-            error = "the process ended before the run did"
+            error = "the process died during the run"
             state.finish_run(replace(run, finished_ms=clock.now_ms(), result="lost", error=error))
         state.add_counters(_results("lost", len(lost)))
-    # Last: until the commit these are the only record of what the lost runs were deleting.
+    # Delete announcements last: until the commit they are the only record of the deletions of lost runs.
     state.clear_intents()
     return sorted(lost)
 
 
 def _results(result: str, runs: int) -> dict[CounterKey, float]:
-    """Return the counter of runs with this result."""
+    """Return the increment of the counter of runs with this result."""
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
 def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, result: str) -> Sequence[Entry]:
-    """Add a finished run to counters and notes; call it inside the state's transaction.
+    """Add a finished run to counters and notes; call this inside the state's transaction.
 
     Returns:
         Held rows that an earlier run counted and this run did not count again.
@@ -146,7 +143,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
         finished_ms = report.effective_now_ms
         state.save_note(Note.SUCCESS, {"message": finished_ms, "payload": finished_ms})
     if run.limits is not None:
-        return ()  # a plan file does not cover other due rows
+        return ()  # a plan file does not cover all due rows
     if report.full and not run.patterns:
         state.save_note(Note.KEPT, report.totals.kept)
     counted = [entry for entry in report.topics if entry.held not in (None, Hold.PROTECTED)]
@@ -156,7 +153,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
 
 
 def _save_plan(state: State, run: Run, report: Report) -> None:
-    """Save the plan of a daemon that only plans; all its due rows are overdue."""
+    """Save the plan of a daemon that only makes plans; all due rows are overdue."""
     if report.full:
         state.save_note(Note.KEPT, report.totals.kept)
         state.save_note(REHEARSED, run.ready.now.wall_ms)
@@ -187,7 +184,7 @@ def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, fl
 
 
 def count_changes(entries: Iterable[Entry]) -> Counter[CounterKey]:
-    """Return counts of deleted and inverted rows; held rows are not counters."""
+    """Return counts of deleted and inverted rows; held rows are not counted."""
     amounts: Counter[CounterKey] = Counter()
     for entry in entries:
         if entry.held is None:
@@ -196,10 +193,10 @@ def count_changes(entries: Iterable[Entry]) -> Counter[CounterKey]:
 
 
 class RunningCounters:
-    """The counters of a running run, saved about once a second; its threads share them.
+    """The counters of a running run, saved about once a second. Threads may share them.
 
-    So counters change while a run works, and the deletions of a killed run are counted when it is recovered. A failure
-    to save them stops no sweep (invariant S15).
+    Therefore metrics change during a run, and a recovery counts the deletions of a killed run. A failure to save the
+    counters does not stop the run (invariant S15).
     """
 
     def __init__(self, state: State, clock: Clock, run_id: str) -> None:
@@ -212,7 +209,7 @@ class RunningCounters:
         self._lock = Lock()
 
     def add(self, deletions: DeletionCount) -> None:
-        """Add deletions, and save the counters if that is due."""
+        """Add deletions, and save the counters if a save is due."""
         with self._lock:
             self._amounts.update(_change_amounts(*deletions))
             now_ms = self._clock.monotonic_ms()
@@ -224,7 +221,7 @@ class RunningCounters:
             except StateError as error:
                 if not self._failed:
                     logger.warning(
-                        "the counters of this run do not change in the metrics until it ends, because they cannot be "
+                        "the metrics show the counters of this run only after the run, because they could not be "
                         "saved: %s",
                         error,
                     )
@@ -232,7 +229,7 @@ class RunningCounters:
 
 
 def _save_unreported(state: State, outcome: Outcome, result: str) -> None:
-    """Add a failed run and its deletions to the counters; call it inside the state's transaction."""
+    """Add a failed run and its deletions to the counters; call this inside the state's transaction."""
     known = {key: float(amount) for key, amount in count_changes(outcome.entries.values()).items()}
     state.add_counters({**_results(result, 1), **known})
 
@@ -258,23 +255,23 @@ def _snapshot(run: Run) -> SnapshotRead:
 
 
 def _still_held(known: Sequence[Entry], run: Run, outcome: Outcome, counted: Collection[TopicId]) -> list[Entry]:
-    """Return overdue rows that an earlier run counted, if this one did not."""
-    unseen = {
+    """Return entries with overdue rows that an earlier run counted and this run did not."""
+    uncounted = {
         work.topic.topic
         for key, work in run.topics.items()
         if not (work.counts_held and _is_processed(run, outcome, key))
     }
-    return [item for item in known if item.topic in unseen.difference(counted)]
+    return [item for item in known if item.topic in uncounted.difference(counted)]
 
 
 def _is_processed(run: Run, outcome: Outcome, key: bytes) -> bool:
-    """Return whether the run processed the whole topic, or had no reason to; only full passes read paused topics."""
+    """Return whether the run processed the whole topic; paused topics count only in full passes, which read them."""
     is_unprocessed = key in outcome.failed or key in outcome.withheld or run.is_quarantined(key)
     return run.in_scope(key) and not is_unprocessed and (run.full or not run.is_paused(key))
 
 
 def _ledger_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:
-    """Return the deletions of a run; announcements without a result have no number of rows."""
+    """Return the ledger entries of a run; announcements without a result have no number of rows."""
     if run.mode == "plan":
         return []
     entries = [*outcome.deletions.values(), *outcome.unsure]

@@ -324,7 +324,8 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     obstacles = list(present.obstacles)
     if not terms.lifetime_known:
         obstacles.append(
-            "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write"
+            "transactions.max_lifetime_seconds is not set, so the janitor does not know how long a transaction may "
+            "write"
         )
     refuted = boundary.refutation(state)
     if refuted is not None:
