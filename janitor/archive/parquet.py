@@ -192,7 +192,8 @@ def _check(pa: ModuleType, path: Path, file: Any) -> None:
     layout = metadata.get(_LAYOUT, b"").decode("utf-8", "replace")
     if layout and layout != str(LAYOUT):
         raise ArchiveError(
-            f"{path} was written by a newer janitor (layout {layout}; this one knows {LAYOUT}).", "Use that version."
+            f"{path} was written by a newer janitor (layout {layout}; this version knows {LAYOUT}).",
+            "Use the newer version.",
         )
     complete = {_LAYOUT, _TOPIC, _REFERENCES} <= set(metadata)
     if not complete or not file.schema_arrow.equals(_schema(pa), check_metadata=False):

@@ -1,9 +1,9 @@
-"""The janitor's state from one run to the next.
+"""The janitor's state between runs.
 
 Nearly all of it makes a deletion *less* likely. Without state, the janitor could not distinguish a cutoff jump from the
-passing of time (invariant S8), a copy of a store from the store (invariant S13), or an invalid transaction whose client
-may still write from a finished one. Lost state is never dangerous: the store is a first contact again. Wrong state
-would be dangerous. Therefore related values are written together (:meth:`State.transaction`).
+passage of time (invariant S8), a copy of a store from the store (invariant S13), or an invalid transaction whose client
+may still write from a finished transaction. Lost state is safe: the store is a first contact again. Wrong state would
+be dangerous. Therefore related values are written atomically (:meth:`State.transaction`).
 
 Times are milliseconds since the epoch; write pointers, bounds and times are signed 64-bit numbers.
 """
@@ -67,8 +67,8 @@ T = TypeVar("T")
 
 #: The history of topics; no deletion rule depends on it.
 _HISTORY = frozenset({Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES})
-#: The knowledge about a store: the first parts of the names of its values.
-_OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "full_pass", "strikes", "counts", "note"})
+#: The first parts of the names of values that describe one store.
+_STORE_VALUES = frozenset({"frontiers", "ids", "evidence", "claim", "full_pass", "strikes", "counts", "note"})
 
 
 class State(InvalidIds, RecordedLedger, RecordedRuns):
@@ -79,17 +79,17 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     """
 
     def store(self) -> StoreRecord | None:
-        """Return the store this state is about; None before the first contact."""
+        """Return the record of the store; None before the first contact."""
         return self._value(StoreRecord, "store")
 
     def save_store(self, record: StoreRecord) -> None:
         """Save the record of the store.
 
-        A state is about one store at most. If ``mark`` differs from the saved one, the knowledge about the previous
-        store is deleted: frontiers, open ids, evidence, boundary, the last full passes, strikes, counts and notes.
-        Topics and pointers of the same name mean something else in another store. The history (runs, ledger, counters),
-        pauses and the lease stay. For the same folder or tables, restored or with another transaction system, the
-        history of topics stays, too, because operators ask why rows are held.
+        A state describes at most one store. If ``mark`` differs from the saved mark, this deletes all data about the
+        previous store: frontiers, open ids, evidence, boundary, the last full pass, strikes, counts and notes. Equal
+        names of topics and equal pointers mean something else in another store. The history (runs, ledger, counters),
+        pauses and the lease stay. If the identity is the same, as after a restore, the history of topics stays too,
+        because operators ask why rows are held.
         """
 
         def save() -> None:
@@ -98,7 +98,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
                 history = _HISTORY if known.identity == record.identity else ()
                 names_to_keep = {f"note.{note}" for note in (Note.DECISIONS, *history)}
                 for name in self._read(lambda view: view.names()):
-                    if name.partition(".")[0] in _OF_STORE and name not in names_to_keep:
+                    if name.partition(".")[0] in _STORE_VALUES and name not in names_to_keep:
                         self._save_packed(name, None)
             self._save("store", record)
 
@@ -112,9 +112,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save("anchor", anchor)
 
     def clock_ms(self) -> int | None:
-        """Return the time of a clock that runs where the state is stored (invariant S7); None: there is no such
-        clock.
-        """
+        """Return the time of the server that stores the state (invariant S7); None if the state is a file."""
         return self.driver.clock_ms()
 
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
@@ -126,17 +124,17 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save_by_topic("frontiers", records)
 
     def evidence(self) -> list[Evidence]:
-        """Return the clean intervals, in key order."""
+        """Return the evidence, in key order."""
         return self._value(list[Evidence], "evidence") or []
 
     def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
         """Replace all evidence by these intervals."""
         if len({interval.start for interval in evidence}) < len(evidence):
-            raise StateError(f"{self.driver.name} cannot hold this: two intervals of evidence have the same start.")
-        self._save("evidence", sorted(evidence, key=lambda each: each.start) or None)
+            raise StateError(f"{self.driver.name}: two intervals of evidence have the same start.")
+        self._save("evidence", sorted(evidence, key=lambda interval: interval.start) or None)
 
     def boundary(self) -> ProvenBoundary | None:
-        """Return the last boundary."""
+        """Return the last published boundary."""
         return self._value(ProvenBoundary, "claim")
 
     def save_boundary(self, proven: ProvenBoundary | None) -> None:
@@ -153,7 +151,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     # -- pauses and failures of topics --------------------------------------------------------------------------------
 
     def pauses(self) -> list[Pause]:
-        """Return the pauses, by pattern. Cheap, because it is called before each batch."""
+        """Return the pauses. This is cheap, because runs call it before each batch."""
         return [Pause(pattern, since_ms) for pattern, since_ms in self._pauses().items()]
 
     def pause(self, pattern: str, since_ms: int) -> None:
@@ -182,28 +180,26 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """Save failures of topics (None deletes them); other topics are unchanged."""
         self._save_by_topic("strikes", changed)
 
-    # -- the lease (invariant S12): not part of a transaction, which may commit after the lease expires ---------------
+    # -- the lease (invariant S12), outside transactions, which may commit after the lease expires --------------------
 
     def lease(self) -> bytes | None:
-        """Return the lease as its holder wrote it; None: there was no lease. Cheap, because it is called before each
-        batch.
-        """
+        """Return the lease as its holder wrote it; None without a lease. This is cheap: runs call it for each batch."""
         return self.driver.lease()
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        """Write the lease if it is still ``expected``; returns whether it was."""
+        """Write the lease if it is still ``expected``; return whether it was written."""
         return self.driver.swap_lease(expected, value)
 
     # -- the state itself, counts and notes ---------------------------------------------------------------------------
 
     def created_ms(self) -> int | None:
-        """Return the time of the first run of this state; None: not recorded. Nothing older is known."""
+        """Return the time of the first run with this state; None if not recorded. Nothing older is known."""
         return self._value(int, "created")
 
     def retire_times(self, now_ms: int) -> None:
-        """Stop believing recorded times that lie ahead: the clock that showed them was wrong.
+        """Discard recorded times in the future, which a wrong clock left.
 
-        Call it in the transaction that accepts the clock. History stays; only the basis of verdicts changes.
+        Call this in the transaction that accepts the clock. The history keeps its times.
 
         Args:
             now_ms: the accepted time.
@@ -219,7 +215,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
             self.save_note(Note.RETIRED, last.id)
 
     def save_created_ms(self, created_ms: int) -> None:
-        """Record the start of this state, unless it is recorded already."""
+        """Record the creation of this state, unless it is recorded."""
         self._write(lambda: self._save("created", created_ms if (known := self.created_ms()) is None else known))
 
     def counts(self) -> dict[TopicId, TopicCount]:
@@ -231,26 +227,26 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save_by_topic("counts", changed)
 
     def note(self, name: str, kind: Any = Any) -> Any:
-        """Return the small value under a name; None: there is none.
+        """Return a small value by name; None if it does not exist.
 
         Args:
-            kind: its type; any JSON value by default.
+            kind: the type of the value; any JSON value by default.
         """
         return self._value(kind, f"note.{name}")
 
     def save_note(self, name: str, value: Any) -> None:
-        """Save a small JSON value under a name; None deletes it."""
+        """Save a small JSON value by name; None deletes the value."""
         self._save(f"note.{name}", value)
 
     def _by_topic(self, kind: type[T], name: str) -> dict[TopicId, T]:
-        """Return the records of a value that has one for each topic, in the order of topics."""
+        """Return the records of a value with one record per topic, in the order of topics."""
         rows = self._value(list[Any], name) or []
         with damage_as_error(name):
             records = unpack(list[kind], [row[2:] for row in rows])  # type: ignore[valid-type]
             return {TopicId(row[0], row[1]): record for row, record in zip(rows, records, strict=True)}
 
     def _save_by_topic(self, name: str, changed: Mapping[TopicId, object]) -> None:
-        """Change records of a value that has one for each topic; None deletes a record."""
+        """Change records of a value with one record per topic; None deletes a record."""
 
         def save() -> None:
             known = self._value(list[Any], name) or []

@@ -1,8 +1,7 @@
-"""Decisions that are carried out once for each text.
+"""Decisions of operators that are carried out once for each text.
 
-In a cluster, decisions are in files, and every upgrade would carry them out again. A second adoption would accept a
-store that was swapped in between. Therefore the state keeps the texts, in the transaction that carries the decision
-out: a process that dies leaves both, or neither.
+In a cluster, decisions are in files, and every upgrade would repeat them. A second adoption would accept a store that
+was replaced in between. Therefore the state saves the text in the transaction that carries out the decision.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from __future__ import annotations
 from janitor.state.base import State
 from janitor.state.records import Note
 
-#: The note with the texts, by verb; it also stays when the knowledge about a store is deleted.
+#: The note with the texts, by verb; it stays when the data about a store is deleted.
 NOTE = Note.DECISIONS
-#: The most texts kept for a verb; files do not contain more.
+#: The maximum number of texts for a verb; files do not contain more.
 REMEMBERED = 1_000
 
 
 def approval(patterns: tuple[str, ...], *, clock: bool) -> str:
-    """Return the verb under which an approval is remembered: its releases are part of it."""
+    """Return the verb of an approval, which includes its arguments."""
     return " ".join(("approve", *patterns, *(["--clock"] if clock else [])))
 
 
 def was_done(state: State, verb: str, text: str) -> bool:
-    """Return whether this was carried out before.
+    """Return whether a decision was carried out before.
 
     Raises:
         StateError: the state could not be read.
@@ -31,7 +30,7 @@ def was_done(state: State, verb: str, text: str) -> bool:
 
 
 def note_done(state: State, verb: str, text: str) -> None:
-    """Save that a decision was carried out; call it in the transaction that carries it out.
+    """Save that a decision was carried out; call this in the transaction that carries it out.
 
     Raises:
         StateError: the state could not be written.

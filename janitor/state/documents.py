@@ -1,8 +1,8 @@
-"""The state as documents: values by name, and rows in order of key, written together or not at all.
+"""The state as documents: values by name, and rows in key order, with atomic transactions.
 
-The modules next to this one define the records. A driver stores the documents in a file of SQLite or a table of HBase.
-This module collects the changes of a transaction, and the driver writes them at its commit. Inside a transaction, its
-thread reads its own changes; other threads read the present values.
+The other modules of this package define the records. A driver stores the documents in a SQLite file or an HBase table.
+This module collects the changes of a transaction, and the driver writes them at the commit. The thread of a transaction
+reads its own changes; other threads read the committed values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tms_core.errors import StateBusy, StateError
 
 T = TypeVar("T")
 
-#: The number of attempts of a change that loses races against other processes.
+#: The number of attempts for a change that conflicts with other processes.
 ATTEMPTS = 5
-#: The hint for a process that lost the race.
-_RETRY = "Nothing was changed; do it again."
+#: The hint after a conflict.
+_RETRY = "Nothing was changed; try again."
 _JSON = json.JSONEncoder(separators=(",", ":"), default=in_json)
 
 
@@ -41,10 +41,10 @@ class View(Protocol):
     """A consistent view of the values, as bytes: JSON, or columns of ids."""
 
     def value(self, name: str) -> bytes | None:
-        """Return a value; None: there is no value.
+        """Return a value; None if it does not exist.
 
         Raises:
-            ValueGone: it was replaced during the read.
+            ValueGone: the value was replaced during the read.
         """
         ...
 
@@ -68,8 +68,8 @@ class KeyedRows(Protocol):
 class LooseRows(KeyedRows, Protocol):
     """Rows that are changed outside transactions.
 
-    A change is cheap. It survives a crash of the process, but perhaps not a crash of the machine: neither these rows
-    nor the deletes in the store are synced at once.
+    A change is cheap and survives a crash of the process, but possibly not a crash of the machine. That is sufficient,
+    since the store does not sync its deletions at once either.
     """
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -77,23 +77,23 @@ class LooseRows(KeyedRows, Protocol):
         ...
 
     def delete(self, keys: Iterable[bytes]) -> None:
-        """Delete rows; none of their keys may be put again."""
+        """Delete rows; their keys must not be written again."""
         ...
 
     def removal(self, key: bytes) -> str:
-        """Return the command with which an operator deletes a row."""
+        """Return the command that deletes a row, for operators."""
         ...
 
 
 @dataclass
 class Changes:
-    """The values as a transaction sees them.
+    """The changes of a transaction, and its view of the values.
 
     Attributes:
-        base: the values at its start.
-        values: changed values; None: deleted.
-        rows: changed rows of history; None: deleted.
-        loose: keys of loose rows that are deleted after the commit.
+        base: the values at the start of the transaction.
+        values: changed values; None for deleted values.
+        rows: changed rows of history; None for deleted rows.
+        loose: keys of loose rows to delete after the commit.
         touched: names that were read or changed.
     """
 
@@ -120,10 +120,10 @@ class Driver(Protocol):
 
     Attributes:
         name: the file or table, for messages.
-        place: the folder or table, as settings name it.
+        place: the folder or table, as in the settings.
         history: rows that are written once, in transactions.
         loose: rows that are written outside transactions.
-        leaf_ids: how many invalid transactions a value holds at most; every commit writes the list of these values.
+        leaf_ids: the maximum number of invalid transactions in a value; each commit writes the list of these values.
     """
 
     @property
@@ -146,7 +146,7 @@ class Driver(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Changes]:
-        """Yield changes that are written when the block is left, durably and atomically; an error discards them.
+        """Yield changes, which are written durably and atomically at the end of the block; an error discards them.
 
         Raises:
             LostRace: another process has changed data that was read or changed; nothing is written.
@@ -164,7 +164,7 @@ class Driver(Protocol):
 
 
 class Documents:
-    """Documents of a driver. Threads may share them."""
+    """The documents of a driver. Threads may share them."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -186,8 +186,8 @@ class Documents:
     def transaction(self) -> Iterator[None]:
         """Write all changes of the block, or none of them if it raises or the process dies.
 
-        The changes are durable after the block. Blocks nest; an inner block that raises discards its own
-        changes. One thread at a time is inside.
+        The changes are durable after the block. Blocks nest; an inner block that raises discards its own changes. Only
+        one thread at a time executes a block.
         """
         with self._lock:
             outer = self._changes
@@ -207,7 +207,7 @@ class Documents:
                 raise
 
     def _read(self, read: Callable[[View], T]) -> T:
-        """Read a consistent view: of the transaction, or the present."""
+        """Read from a consistent view: the view of the transaction, or the committed values."""
         if self._changes is not None and self._inside == get_ident():
             try:
                 return read(self._changes)
@@ -219,16 +219,16 @@ class Documents:
         raise too_many_races(self.driver.name)
 
     def _value(self, kind: type[T], name: str) -> T | None:
-        """Return one value as its type, a new object each time; None: there is no value.
+        """Return a value as its type, a new object each time; None if it does not exist.
 
         Raises:
-            StateError: it is damaged.
+            StateError: the value is damaged.
         """
         value = self._read(lambda view: view.value(name))
         return None if value is None else parse_value(kind, name, value)
 
     def _write(self, work: Callable[[], T]) -> T:
-        """Make a change in the current transaction, or in its own, which is repeated after a lost race."""
+        """Make a change in the current transaction, or in a new transaction, which is repeated after a conflict."""
         if self._inside == get_ident():
             return work()
         for _ in range(ATTEMPTS - 1):
@@ -238,7 +238,7 @@ class Documents:
             return work()
 
     def _save(self, name: str, value: Any) -> None:
-        """Change a value (None removes it); an unchanged value costs no write."""
+        """Save a value (None deletes it); an unchanged value is not written."""
         new = None if value is None else pack_value(value)
 
         def save() -> None:
@@ -248,23 +248,23 @@ class Documents:
         self._write(save)
 
     def _save_packed(self, name: str, value: bytes | None) -> None:
-        """Change an already packed value, inside a transaction."""
-        changes = self._changing()
+        """Save a packed value, inside a transaction."""
+        changes = self._require_changes()
         changes.touched.add(name)
         changes.values[name] = value
 
     def _put_row(self, key: bytes, value: bytes) -> None:
         """Write a row of history, inside a transaction."""
-        self._changing().rows[key] = value
+        self._require_changes().rows[key] = value
 
     def _delete_row(self, key: bytes) -> None:
-        self._changing().rows[key] = None
+        self._require_changes().rows[key] = None
 
     def _row(self, key: bytes) -> bytes | None:
         return self._rows_of([key]).get(key)
 
     def _rows_of(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the existing rows of history among these keys, in their order."""
+        """Return the existing rows of history with these keys, in their order."""
         changed = self._changed_rows()
         found = self.driver.history.get_many([key for key in keys if key not in changed]) if keys else {}
         found |= {key: value for key in keys if (value := changed.get(key)) is not None}
@@ -280,7 +280,7 @@ class Documents:
     def _keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
         return (key for key, _ in self._scan(prefix, start, keys_only=True))
 
-    def _changing(self) -> Changes:
+    def _require_changes(self) -> Changes:
         if self._changes is None:
             raise StateError(f"{self.driver.name}: changes need a transaction.")
         return self._changes
@@ -292,20 +292,20 @@ class Documents:
 
 
 def parse_value(kind: Any, part: str | bytes, value: bytes) -> Any:
-    """Return a part of the state as its type; arguments and errors as of :func:`damage_as_error`."""
+    """Parse a part of the state; arguments and errors as of :func:`damage_as_error`."""
     with damage_as_error(part):
         return unpack(kind, json.loads(value))
 
 
 @contextmanager
 def damage_as_error(part: str | bytes) -> Iterator[None]:
-    """Parse a part of the state in the block.
+    """Convert parse errors of the block into a ``StateError``.
 
     Args:
         part: the name of a value, or the key of a row.
 
     Raises:
-        StateError: it is damaged.
+        StateError: the part is damaged.
     """
     try:
         yield
@@ -313,7 +313,7 @@ def damage_as_error(part: str | bytes) -> Iterator[None]:
         name = f"value {part}" if isinstance(part, str) else f"row {part.hex()}"
         raise StateError(
             f"the state's {name} is damaged: {error}.",
-            "Move the state folder away (HBase: drop its table); nothing is deleted until you adopt the store again.",
+            "Move the state folder away (HBase: drop the table); nothing is deleted until you adopt the store again.",
         ) from error
 
 
@@ -333,15 +333,15 @@ def newest_first(number: int) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the first key after all that start with a prefix; its last byte must not be 0xff."""
+    """Return the first key after all keys with a prefix, whose last byte must not be 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def lost_race(where: str) -> LostRace:
-    """Return the error for a transaction whose read values have changed."""
-    return LostRace(f"{where} was changed by another process at this moment.", _RETRY)
+    """Return the error for a transaction that conflicts with another process."""
+    return LostRace(f"{where} was changed by another process at the same time.", _RETRY)
 
 
 def too_many_races(where: str) -> StateBusy:
-    """Return the error for a transaction that other processes overtook too often."""
-    return StateBusy(f"{where} is being written by other processes all the time.", _RETRY)
+    """Return the error for a transaction that conflicts with other processes in all attempts."""
+    return StateBusy(f"{where} could not be written, because other processes kept changing it.", _RETRY)

@@ -1,7 +1,7 @@
-"""The figures of consumers, guards, snapshots and readers: one typed model each, from the state to the status page.
+"""Typed models of consumers, guards, snapshots and blocked readers, from the state to the status page.
 
-The state stores a model as JSON and reads it back through the same type (:mod:`janitor.state.values`). Status, API,
-``--format json``, the control socket, metrics and page use the value itself.
+The state stores a model as JSON and reads it as the same type (:mod:`janitor.state.values`). Status, API,
+``--format json``, the control socket, metrics and page use the model itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class GuardNote:
     """A guard's finding.
 
     Attributes:
-        tripped: whether it blocked the run; False: a warning.
-        code: as in ``docs/reference/errors.md``.
+        tripped: whether the guard blocked the run; False for a warning.
+        code: the error code (``docs/reference/errors.md``).
     """
 
     guard: str
@@ -41,10 +41,10 @@ class ConsumerFigures:
     """The position and lag of one consumer in the last background count.
 
     Attributes:
-        position_ms: publish time of the last message that it has read; 0: it has read none.
+        position_ms: publish time of the last message that it has read; 0 if it has not read any.
         updated_ms: the time of its last update.
-        lag_messages: the number of messages that it has not read.
-        oldest_unread_ms: publish time of the oldest of them; None: it has read all.
+        lag_messages: the number of unread messages.
+        oldest_unread_ms: publish time of the oldest unread message; None if it has read all.
         expired: whether messages may have expired unread.
         open_claims: for a group, the number of ranges that transactions in progress have claimed.
         redelivered: for a group, the number of unprocessed ranges that were delivered more than once.
@@ -66,15 +66,14 @@ class ConsumerFigures:
 
 @dataclass(frozen=True, slots=True)
 class BlockedReaders:
-    """Readers in transactions that wait at the messages of a transaction in progress.
+    """A transaction in progress whose messages block readers that read in transactions.
 
     Attributes:
-        client: the client of the transaction; empty: unknown.
+        client: the client of the transaction; empty if unknown.
         since_ms: publish time of its first message.
         topics: the first topics that it has published to.
         more_topics: the number of its other topics.
-        command: the command that ends it; its messages then stay invisible. Not stored, because it has options of the
-            reader.
+        command: the command that aborts the transaction. It is not stored, because it has options of the caller.
     """
 
     transaction: str
@@ -86,7 +85,7 @@ class BlockedReaders:
 
     @property
     def readers(self) -> str:
-        """Return the topics whose readers wait, in words."""
+        """Return the topics with blocked readers as text."""
         named = ", ".join(self.topics[:3])
         more = len(self.topics[3:]) + self.more_topics
         return f"{named} and {more} more" if more else named
@@ -97,8 +96,8 @@ class SnapshotRead:
     """The transaction snapshot of a run.
 
     Attributes:
-        timestamp_ms: its time; None: there is no snapshot.
-        problem: a ``txstate.Problem``; empty: it is used.
+        timestamp_ms: its time; None if there is no snapshot.
+        problem: a ``Problem`` of :mod:`janitor.sweep.transactions`; empty if the snapshot is used.
     """
 
     timestamp_ms: int | None = None
@@ -117,10 +116,10 @@ class StatisticsFigures:
         rows, payload_rows, size_bytes: totals of all topics and generations.
         overdue: rows of both tables that the rules delete, by rule.
         orphans: payload rows that no message refers to.
-        missing: references to payloads without a row.
-        blocking: the undecided write pointer that has blocked readers longest; None: there is none.
-        blocking_topic: a topic that it has written to, with its generation.
-        blocking_since_ms: its start.
+        missing: references to payloads that do not exist.
+        blocking: the undecided write pointer that has blocked readers longest; None if readers are not blocked.
+        blocking_topic: a topic with rows of that pointer, with its generation.
+        blocking_since_ms: the start of that transaction.
     """
 
     counted_ms: int
@@ -137,12 +136,12 @@ class StatisticsFigures:
 
 @dataclass(frozen=True)
 class KeptFigures(Generic[T]):
-    """A note of the state that is read and written as a type.
+    """A note of the state with a type.
 
     Attributes:
-        note: its name.
-        kind: its type.
-        absent: its value while the state has none.
+        note: the name of the note.
+        kind: the type of its value.
+        absent: the value if the state does not have the note.
     """
 
     note: Note
@@ -159,7 +158,7 @@ class KeptFigures(Generic[T]):
         return self.absent if found is None else found
 
     def save(self, state: State, value: T) -> None:
-        """Write the value, unless the state has it already.
+        """Write the value, unless it is unchanged.
 
         Raises:
             StateError: the state cannot be read or written, or the value is damaged.

@@ -1,9 +1,10 @@
 """Invalid transactions in the state.
 
-There may be a million of them, nearly all closed, and a daemon reads them every minute. Therefore they are columns of
-64-bit numbers, without an object per id except in one batch. Open and closed ids have separate leaves of some thousand
-ids in the order of pointers; a change rewrites the affected leaves. The list of leaves also answers whether all closed
-ids count for a clock and a window. The pointers are cached until that list changes: a rewritten leaf gets a new name.
+There may be a million of them, nearly all closed, and a daemon reads them every minute. Therefore they are stored as
+columns of 64-bit numbers, and only the ids of one batch are objects. Open and closed ids have separate leaves of some
+thousand ids, sorted by pointer; a change rewrites the affected leaves. The list of leaves also shows whether all closed
+ids count for a given clock and window. The pointers are cached until that list changes: a rewritten leaf gets a new
+name.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from janitor.state.records import KnownIds, OpenIdRecord, is_among
 from janitor.state.values import unpack
 from tms_core.transaction.model import transaction_ms
 
-#: The most ids in one change: half a megabyte as numbers.
+#: The maximum number of ids in one change; half a megabyte as numbers.
 BATCH_IDS = 16_384
 #: The names of the lists of leaves, and the prefixes of the names of leaves.
 _OPEN, _CLOSED_IDS = "ids.open", "ids.closed"
-#: Bits of a leaf's random number.
+#: The size of a leaf's random number, in bits.
 _NUMBER_BITS = 53
-#: Bits for the known times of an id.
+#: Flags for the known times of an id.
 _SCANNED, _CLOSED = 1, 2
 
 
 class Leaf(NamedTuple):
-    """One leaf, as the list of them describes it.
+    """An entry in the list of leaves.
 
     Attributes:
-        number: a random number that makes its name unique.
-        first: its first pointer; it has the ids up to the first pointer of the next leaf. The first leaf also has lower
-            ids.
-        latest_scan_ms: the start of the last pass that searched for some of its ids.
+        number: a random number that makes the leaf's name unique.
+        first: its first pointer; the leaf has the ids up to the first pointer of the next leaf. The first leaf also has
+            lower ids.
+        latest_scan_ms: the start of the last pass that searched for any of its ids.
         window_ms: the longest window for which all its ids count as closed.
     """
 
@@ -61,7 +62,7 @@ def _numbers() -> array[int]:
 
 @dataclass(slots=True)
 class IdColumns:
-    """Ids in order of pointer: four columns of numbers, and a column of bits for the known times."""
+    """Ids sorted by pointer: four columns of numbers, and a column of flags for the known times."""
 
     pointers: array[int] = field(default_factory=_numbers)
     seen: array[int] = field(default_factory=_numbers)
@@ -99,8 +100,8 @@ class IdColumns:
         numbers = (self.pointers, self.seen, self.scanned, self.closed)
         return zlib.compress(b"".join([*(_to_little_endian(column) for column in numbers), self.known]), 1)
 
-    def take(self, other: IdColumns, at: int) -> None:
-        """Append one of the other ids."""
+    def append(self, other: IdColumns, at: int) -> None:
+        """Append the id at a position of other columns."""
         self.pointers.append(other.pointers[at])
         self.seen.append(other.seen[at])
         self.scanned.append(other.scanned[at])
@@ -117,7 +118,7 @@ class IdColumns:
         )
 
     def extend(self, other: IdColumns) -> None:
-        """Append ids."""
+        """Append all ids of other columns."""
         self.pointers += other.pointers
         self.seen += other.seen
         self.scanned += other.scanned
@@ -125,9 +126,7 @@ class IdColumns:
         self.known += other.known
 
     def without(self, pointers: array[int], before_ms: int | None = None) -> IdColumns:
-        """Return the ids that are not among the pointers, or (unless ``before_ms`` is None) were closed at or after
-        that time.
-        """
+        """Return the ids without these pointers; with ``before_ms``, keep pointers closed at or after that time."""
         rest, begin = IdColumns(), 0
         if before_ms is None and self.pointers == pointers:
             return rest
@@ -145,7 +144,7 @@ class IdColumns:
         return rest
 
     def merged(self, other: IdColumns) -> IdColumns:
-        """Return these and the other ids in order; no id is in both."""
+        """Merge two disjoint columns, sorted by pointer."""
         if not self.pointers or not other.pointers:
             return self if self.pointers else other
         new, own_at, other_at = IdColumns(), 0, 0
@@ -171,14 +170,11 @@ class IdColumns:
 class InvalidIds(Documents):
     """The invalid transactions in the state."""
 
-    #: The leaves last read, and all pointers in them.
+    #: The last read list of leaves of closed ids, and their pointers.
     _known_closed: tuple[tuple[Leaf, ...], array[int]] | None = None
 
     def open_ids(self) -> dict[int, OpenIdRecord]:
-        """Return all invalid transactions by write pointer, one object each; there may be a million.
-
-        A pass uses :meth:`known_ids` instead.
-        """
+        """Return all invalid transactions by write pointer, up to a million objects; a pass uses :meth:`known_ids`."""
 
         def read(view: View) -> dict[int, OpenIdRecord]:
             return _by_pointer(record for kind in (_OPEN, _CLOSED_IDS) for ids in _all(kind, view) for record in ids)
@@ -186,10 +182,10 @@ class InvalidIds(Documents):
         return self._read(read)
 
     def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
-        """Return the invalid transactions, closed ones as bare pointers. It is cheap while no further ids are closed.
+        """Return the invalid transactions, with closed transactions as bare pointers; cheap until more ids are closed.
 
-        An id counts as closed if a full pass closed it that started at least ``window_ms`` after the transaction, and
-        not after ``now_ms``. Therefore a longer lifetime, or a clock that was set back, opens it again.
+        An id counts as closed if the pass that closed it started at least ``window_ms`` after the transaction, and not
+        after ``now_ms``. Therefore a longer lifetime, or a clock that was set back, opens the id again.
 
         Args:
             now_ms: the current time.
@@ -227,7 +223,7 @@ class InvalidIds(Documents):
         """Save these ids; unchanged records cost no write, and other pointers are unchanged."""
         batches: Iterable[tuple[IdColumns, IdColumns]] = map(_separate, _batches(records))
         if self._inside != get_ident():
-            # ``_write`` may repeat the change after a lost race.
+            # ``_write`` may repeat the change after a conflict.
             batches = list(batches)
 
         def save() -> None:
@@ -237,17 +233,17 @@ class InvalidIds(Documents):
         self._write(save)
 
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
-        """Drop pointers that left the invalid list; unknown ones are not an error."""
+        """Delete pointers that left the invalid list; ignore unknown pointers."""
         removals = _sort_pointers(pointers)
         self._write(lambda: self._change_ids(IdColumns(), IdColumns(), removals))
 
     def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
-        """Delete the given pointers that were closed before a time; ignore all others."""
+        """Delete pointers that were closed before a time; ignore other pointers."""
         removals = _sort_pointers(pointers)
         self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), removals, before_ms))
 
     def _change_ids(self, opened: IdColumns, closed: IdColumns, removals: array[int]) -> None:
-        """Replace the ids with these pointers by open and closed ids, and delete the ids that are gone."""
+        """Save open and closed ids in place of ids with the same pointers, and delete the removed ids."""
         pointers = array("q", merge(opened.pointers, closed.pointers, removals))
         self._change(_OPEN, opened, pointers)
         if not closed.pointers:
@@ -256,7 +252,7 @@ class InvalidIds(Documents):
         self._change(_CLOSED_IDS, closed, pointers)
 
     def _change(self, kind: str, added: IdColumns, removals: array[int], before_ms: int | None = None) -> None:
-        """Delete ids (or only those closed before a time), and add others."""
+        """Delete ids, with ``before_ms`` only ids closed before that time, and add others."""
         if not added.pointers and not removals:
             return
         leaves = self._read(partial(_leaves, kind))
@@ -265,10 +261,10 @@ class InvalidIds(Documents):
             pairwise([0, *(bisect_left(pointers, first) for first in firsts), len(pointers)])
             for pointers in (added.pointers, removals)
         ]
-        concerned: list[Leaf | None] = [*leaves] or [None]
+        old_leaves: list[Leaf | None] = [*leaves] or [None]
         new_leaves: list[Leaf] = []
-        most = self.driver.leaf_ids
-        for leaf, (begin, end), (first_removal, end_removal) in zip(concerned, *edges, strict=True):
+        size = self.driver.leaf_ids
+        for leaf, (begin, end), (first_removal, end_removal) in zip(old_leaves, *edges, strict=True):
             if begin == end and first_removal == end_removal:
                 new_leaves += [leaf] if leaf else []
                 continue
@@ -278,14 +274,14 @@ class InvalidIds(Documents):
                 new_leaves.append(leaf)
                 continue
             if leaf is not None:
-                # Never rewrite a leaf in place: caches and other processes know a leaf by its name.
+                # Never rewrite a leaf in place: caches and other processes identify a leaf by its name.
                 self._save_packed(_name(kind, leaf), None)
-            new_leaves += [self._save_leaf(kind, new.part(at, at + most)) for at in range(0, len(new.pointers), most)]
+            new_leaves += [self._save_leaf(kind, new.part(at, at + size)) for at in range(0, len(new.pointers), size)]
         self._save(kind, new_leaves or None)
 
     def _save_leaf(self, kind: str, ids: IdColumns) -> Leaf:
         searched = ids.known.count(_SCANNED) + ids.known.count(_SCANNED | _CLOSED)
-        # If no pass has searched for one of the ids, no window has passed for all.
+        # An id without a search counts as open for each window.
         window_ms = -1
         if searched == len(ids.known):
             window_ms = min(map(sub, ids.scanned, map(transaction_ms, ids.pointers)))
@@ -299,13 +295,13 @@ class InvalidIds(Documents):
             pointers = array("q")
             for ids in _all(_CLOSED_IDS, view):
                 pointers += ids.pointers
-            # Another thread may replace the cache by another version, so return the value read here.
+            # Another thread may replace the cache by another version, so return the local value.
             self._known_closed = known = leaves, pointers
         return known[1]
 
 
 def _separate(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
-    """Return open and closed ids separately; of several records of a pointer, the last one."""
+    """Return open and closed ids separately; the last record of a pointer counts."""
     columns, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
     closings = columns.known.count(_CLOSED) + columns.known.count(_CLOSED | _SCANNED)
     if closings in (0, len(columns.pointers)) and all(map(lt, columns.pointers, islice(columns.pointers, 1, None))):
@@ -314,7 +310,7 @@ def _separate(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     order = sorted(range(len(columns.pointers)), key=columns.pointers.__getitem__)
     for at, following in zip_longest(order, islice(order, 1, None)):
         if following is None or columns.pointers[at] != columns.pointers[following]:
-            (closed if columns.known[at] & _CLOSED else opened).take(columns, at)
+            (closed if columns.known[at] & _CLOSED else opened).append(columns, at)
     return opened, closed
 
 
@@ -325,7 +321,7 @@ def _batches(records: Iterable[OpenIdRecord]) -> Iterator[list[OpenIdRecord]]:
 
 
 def _sort_pointers(pointers: Iterable[int]) -> array[int]:
-    """Return pointers in order; a sorted array is returned unchanged, because a million objects would be slow."""
+    """Return sorted pointers; skip the sort of a sorted array, which would create a million objects."""
     values = array("q", pointers)
     return values if all(map(le, values, islice(values, 1, None))) else array("q", sorted(values))
 
@@ -338,9 +334,7 @@ def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
 
 @lru_cache(maxsize=4)
 def _parse_leaves(value: bytes) -> tuple[Leaf, ...]:
-    """Return a list of leaves, which may have a thousand entries; it is the same for hours, and read several times
-    a minute.
-    """
+    """Parse a list of leaves; cached, because up to a thousand entries are the same for hours and are read often."""
     return tuple(unpack(list[Leaf], json.loads(value)))
 
 
@@ -356,7 +350,7 @@ def _leaf(kind: str, leaf: Leaf, view: View) -> IdColumns:
 
 
 def _all(kind: str, view: View) -> Iterator[IdColumns]:
-    """Return the leaves, in order of pointer."""
+    """Return the columns of all leaves, sorted by pointer."""
     return (_leaf(kind, leaf, view) for leaf in _leaves(kind, view))
 
 
@@ -365,13 +359,13 @@ def _by_pointer(records: Iterable[OpenIdRecord]) -> dict[int, OpenIdRecord]:
 
 
 def _counts(record: OpenIdRecord, now_ms: int, window_ms: int) -> bool:
-    """Return whether the pass that closed it started after its window, and not after now."""
+    """Return whether the last pass that searched for an id started after its window, and not after now."""
     scanned_ms = record.scanned_ms
     return scanned_ms is not None and transaction_ms(record.pointer) + window_ms <= scanned_ms <= now_ms
 
 
 def _to_little_endian(column: array[int]) -> array[int]:
-    """Return a column of this machine as one of little-endian numbers, or the other way round."""
+    """Convert a column between the byte order of this machine and little-endian."""
     if sys.byteorder == "little":
         return column
     swapped = column[:]

@@ -1,9 +1,9 @@
 """The ledger: deletions of runs, newest first, by topic and by run.
 
-Entries are stored in pages in the order of their numbers, so that listing the last ones and deleting the oldest reads
-few rows. An entry also has a row under its topic, because thousands of runs may lie between two entries of a topic; and
-each run has rows that lead to its pages. A page's key has the number of its entries and the age of the oldest, so pages
-can be skipped unread when old entries are deleted.
+Entries are stored in pages, sorted by number, so that listing the last entries and deleting the oldest reads few rows.
+An entry also has a row under its topic, because there may be thousands of runs between two entries of a topic; and each
+run has rows that refer to its pages. The key of a page has the number of its entries and the time of the oldest, so the
+deletion of old entries skips young pages without reading them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from janitor.state.documents import Documents, damage_as_error, newest_first, ol
 from janitor.state.records import LedgerEntry, row_of
 from tms_core.topic import TopicId
 
-#: Rows: a page; an entry by topic; a page by run.
+#: Key prefixes: a page; an entry by topic; a page by run.
 PAGE, BY_TOPIC, BY_RUN = b"l", b"t", b"i"
-#: The most entries of a page: some tens of stored kilobytes.
+#: The maximum number of entries in a page; some tens of stored kilobytes.
 PAGE_ENTRIES = 500
 _TOKEN_BYTES = 6
-#: The positions of these fields in the row of a numbered entry.
+#: The positions of run id and time in the row of a numbered entry.
 _RUN_ID, _AT_MS = 4, 5
-#: The prefix of a key in hex that omits its topic.
-_OF_TOPIC = "+"
-#: The fields of an entry after the topic and the generation, which its key under the topic has.
+#: The mark of a key in hex without the prefix of its topic.
+_TOPIC_MARK = "+"
+#: The fields of an entry that are not in its key under the topic.
 _Rest = tuple[str, int, str, str, str, str, int | None, int | None, int | None, int, int, int, int | None]
-#: A page: of each entry its number, namespace, topic and generation, and of each the rest.
+#: A page: number, namespace, topic and generation of each entry, and the rest of each entry.
 _Page = tuple[list[tuple[int, str, str, int]], list[_Rest]]
 
 
@@ -37,10 +37,10 @@ class LedgerPage(NamedTuple):
     """The key of a page.
 
     Attributes:
-        first: the lowest number.
-        earliest_ms: the lowest ``at_ms``.
+        first: the lowest number of its entries.
+        earliest_ms: the lowest ``at_ms`` of its entries.
         entries: the number of its entries.
-        token: random; part of the keys of its entries' rows.
+        token: random bytes, which are part of the keys of its entries' rows.
     """
 
     first: int
@@ -72,7 +72,7 @@ class RecordedLedger(Documents):
         def add() -> None:
             first, since_ms = self._numbers()
             rows = [[number, *_entry_row(entry)] for number, entry in enumerate(added, first)]
-            # Number and pages change in one transaction, so that no number is given twice.
+            # Save the number and the pages in one transaction, so that numbers are unique.
             for begin in range(0, len(rows), PAGE_ENTRIES):
                 self._put_page(rows[begin : begin + PAGE_ENTRIES])
             self._save("ledger", (first + len(added), since_ms))
@@ -103,16 +103,16 @@ class RecordedLedger(Documents):
             found = (entry for entry in self._of_topic(topic) if key is None or entry.start <= key < entry.stop)
         else:
             found = (_entry_of(key, row[1:]) for key, value in self._scan(PAGE) for row in reversed(_rows(key, value)))
-        fitting = (entry for entry in found if not patterns or _fits(str(entry.topic), patterns))
-        return list(islice(fitting, limit))
+        matches = (entry for entry in found if not patterns or _matches(str(entry.topic), patterns))
+        return list(islice(matches, limit))
 
     def ledger_generations(self, topic: TopicId) -> list[int]:
-        """Return the generations of a topic with entries, in order."""
+        """Return the generations of a topic with ledger entries, sorted."""
         prefix = BY_TOPIC + topic.prefix
         return sorted({_generation(key, prefix) for key in self._keys(prefix)})
 
     def ledger_since_ms(self) -> int | None:
-        """Return the time since which no entry was deleted, by the remaining entries; None: unknown."""
+        """Return the time since which the ledger is complete; None if no entries were deleted, or if all were."""
         return self._numbers()[1]
 
     def prune_ledger(self, before_ms: int, keep: int) -> int:
@@ -120,7 +120,7 @@ class RecordedLedger(Documents):
         return self._write(lambda: self._prune(before_ms, keep))
 
     def _prune(self, before_ms: int, keep: int) -> int:
-        forgotten, oldest = 0, None
+        deleted, oldest = 0, None
         for page in [LedgerPage.parse(key[1:]) for key in self._keys(PAGE)]:
             if page.earliest_ms >= before_ms and page.entries <= keep:
                 keep -= page.entries
@@ -130,22 +130,22 @@ class RecordedLedger(Documents):
             young = [row for row in present if row[_AT_MS] >= before_ms]
             remaining = young[max(0, len(young) - keep) :]
             keep -= len(remaining)
-            forgotten += len(present) - len(remaining)
+            deleted += len(present) - len(remaining)
             for key in self._keys_of(page, present):
                 self._delete_row(key)
             if remaining:
                 oldest = self._put_page(remaining)
-        if forgotten:
+        if deleted:
             rest = self._entries(oldest) if oldest else []
             self._save("ledger", (self._numbers()[0], rest[0][_AT_MS] if rest else None))
-        return forgotten
+        return deleted
 
     def _put_page(self, rows: list[list[Any]]) -> LedgerPage:
-        """Write a page of numbered entries, each also under its topic."""
+        """Write a page of numbered entries, and their rows under topics and runs."""
         earliest_ms = min(row[_AT_MS] for row in rows)
         page = LedgerPage(rows[0][0], earliest_ms, len(rows), secrets.token_bytes(_TOKEN_BYTES))
         own, *of_topics = self._keys_of(page, rows)
-        # Pack each part once; it has the fields that are not in the key under the topic.
+        # Pack each rest once, for the page and for the row under the topic.
         parts = [pack_value(row[_RUN_ID:]) for row in rows]
         self._put_row(own, b"[%b,[%b]]" % (pack_value([row[:_RUN_ID] for row in rows]), b",".join(parts)))
         for key, part in zip_longest(of_topics, parts, fillvalue=b""):
@@ -185,7 +185,7 @@ class RecordedLedger(Documents):
 
 
 def _entry_row(entry: LedgerEntry) -> list[Any]:
-    """Return an entry as JSON values; the first ones are those in its key under the topic."""
+    """Return an entry as JSON values, starting with the values in its key under the topic."""
     run_id, at_ms, topic, generation, table, rule, start, stop, *rest = row_of(entry)
     prefix = topic.prefix
     keys = _short(start, prefix), _short(stop, prefix)
@@ -207,12 +207,12 @@ def _entry_of(key: bytes, row: Sequence[Any]) -> LedgerEntry:
 
 
 def _short(key: bytes, prefix: bytes) -> str:
-    """Return a key in hex, for a key of the topic only the part after it."""
-    return _OF_TOPIC + key[len(prefix) :].hex() if key.startswith(prefix) else key.hex()
+    """Return a key in hex; the prefix of the topic is replaced by a mark."""
+    return _TOPIC_MARK + key[len(prefix) :].hex() if key.startswith(prefix) else key.hex()
 
 
 def _long(text: str, prefix: bytes) -> bytes:
-    return prefix + bytes.fromhex(text[1:]) if text.startswith(_OF_TOPIC) else bytes.fromhex(text)
+    return prefix + bytes.fromhex(text[1:]) if text.startswith(_TOPIC_MARK) else bytes.fromhex(text)
 
 
 def _rows(key: bytes, value: bytes) -> list[list[Any]]:
@@ -232,5 +232,5 @@ def _run_prefix(run_id: str) -> bytes:
     return BY_RUN + len(name).to_bytes(2, "big") + name
 
 
-def _fits(name: str, patterns: Sequence[str]) -> bool:
+def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)

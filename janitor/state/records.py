@@ -1,4 +1,4 @@
-"""The records of the state, as frozen values, so that code which judges by one does not need the state itself.
+"""The records of the state, as frozen values, so that pure functions can use them without the state.
 
 Times are milliseconds since the epoch; write pointers, bounds and times are signed 64-bit numbers.
 """
@@ -19,10 +19,10 @@ from tms_core.topic import TopicId
 
 @unique
 class Note(StrEnum):
-    """The names of all notes that are kept in the state (:meth:`janitor.state.base.State.note`).
+    """The names of all notes in the state (:meth:`janitor.state.base.State.note`).
 
-    They are in one place so that no two have the same name. The modules that write a note define its value. Existing
-    states have these names, so they must not change.
+    They are in one place to keep them unique. The modules that write a note define its value. Existing states have
+    these names, so they must not change.
     """
 
     CONSUMERS = "consumers"
@@ -48,7 +48,7 @@ class Note(StrEnum):
     TRANSACTION_ENDS = "transactions_decided"
 
 
-#: The start of the wall times of a boot whose clock is known to be wrong; later than any clock.
+#: The first wall time of a boot whose clock is known to be wrong; later than any clock.
 UNKNOWN_MS = 2**62
 
 #: The note with the last saved lineage of the store (invariant S13): ``Store.lineage``.
@@ -56,20 +56,21 @@ LINEAGE = Note.LINEAGE
 #: The note with the evidence that the store was restored, until it is adopted again.
 RESTORED = Note.RESTORED
 
-#: Bytes of randomness in a store's mark: enough that no two stores ever get the same.
+#: The number of random bytes in a store's mark, which makes marks unique.
 MARK_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """The one store this state is about (invariant S13).
+    """The store that the state describes (invariant S13).
 
     Attributes:
-        mark: a random name given at first contact; another mark is another store.
+        mark: a random name from the first contact; another mark means another store.
         identity: the last accepted ``Store.identity()``.
-        adopted_ms: the time of its adoption; None: it is not adopted.
-        snapshot_timestamp_ms: the time of the newest used transaction snapshot; None: no snapshot was used.
-        snapshot_write_pointer: the write pointer of that snapshot; a lower one belongs to another transaction system.
+        adopted_ms: the time of the adoption; None if the store is not adopted.
+        snapshot_timestamp_ms: the time of the newest used transaction snapshot; None if no snapshot was used.
+        snapshot_write_pointer: the write pointer of that snapshot; a lower pointer belongs to another transaction
+            system.
     """
 
     mark: str
@@ -80,7 +81,7 @@ class StoreRecord:
 
     @classmethod
     def first_contact(cls, identity: str, token_hex: Callable[[int], str]) -> StoreRecord:
-        """Return a record of a store met just now, not adopted.
+        """Return the record of a new store that is not adopted.
 
         Args:
             identity: ``Store.identity()``.
@@ -91,10 +92,10 @@ class StoreRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClockAnchor:
-    """A reading of a machine's clocks (``tms_core.clock.Clock``) to measure elapsed time from (invariant S7).
+    """A reading of a machine's clocks (``tms_core.clock.Clock``), from which elapsed time is measured (invariant S7).
 
     Attributes:
-        wall_ms: wall time; from ``UNKNOWN_MS`` on it can only be compared with other readings of the same boot.
+        wall_ms: wall time; a time from ``UNKNOWN_MS`` on is comparable only within the same boot.
     """
 
     wall_ms: int
@@ -111,7 +112,7 @@ class ClockAnchor:
 
 @dataclass(frozen=True, slots=True)
 class PendingJump:
-    """A held change of a topic beyond the passage of time, and its start."""
+    """A held jump of a topic's cutoff, and its start."""
 
     generation: int
     ttl_seconds: int
@@ -120,7 +121,7 @@ class PendingJump:
 
     @property
     def target(self) -> tuple[int, int, bool]:
-        """Return the target of a change: generation, TTL in seconds, and whether processed rows are deleted (L7)."""
+        """Return the target of the jump: generation, TTL in seconds, and whether processed rows are deleted (L7)."""
         return self.generation, self.ttl_seconds, self.consumed
 
 
@@ -129,12 +130,12 @@ class FrontierRecord:
     """The last applied limit of the deletions in one topic (invariant S8).
 
     Attributes:
-        generation: the last applied metadata generation, signed; 0: none.
+        generation: the last applied metadata generation, signed; 0 before the first.
         cutoff_ms: the last applied cutoff.
-        at: the clocks at that time.
+        at: the clock readings at that time.
         first_seen_ms: the time of the first contact with the topic.
-        pending: a held jump.
-        approved: :attr:`PendingJump.target` of the jump that was approved.
+        pending: the held jump; None without a jump.
+        approved: :attr:`PendingJump.target` of the approved jump; None without an approval.
         consumed: whether rule L7 was applied.
     """
 
@@ -152,8 +153,8 @@ class OpenIdRecord:
     """The write pointer of an invalid transaction, and the passes that have searched for its rows.
 
     Attributes:
-        scanned_ms: the start of the last complete pass that covered it; None: no pass has.
-        closed_ms: the time at which a full pass closed it; None: its client may still write, or no full pass followed.
+        scanned_ms: the start of the last complete pass that covered it; None before the first such pass.
+        closed_ms: the time at which a full pass closed it; None while its client may write and until a full pass.
     """
 
     pointer: int
@@ -168,7 +169,7 @@ class KnownIds:
 
     Attributes:
         open_ids: transactions whose client may still write, or that no full pass has covered since, by pointer.
-        closed: the pointers of all others, ascending. There may be a million; the array must not be changed.
+        closed: the pointers of all other transactions, ascending, up to a million; do not modify the array.
     """
 
     open_ids: Mapping[int, OpenIdRecord]
@@ -185,7 +186,7 @@ _BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
 
 @dataclass(frozen=True, slots=True)
 class StoreBytes:
-    """Size of the store on its disk at the start of a pass, and after a run's compaction; None: unknown."""
+    """The size of the store on disk at the start of a pass and after a run's compaction; None if unknown."""
 
     before: int | None = None
     after: int | None = None
@@ -193,10 +194,9 @@ class StoreBytes:
 
 @dataclass(frozen=True, slots=True)
 class MessagesLeft:
-    """The approximate number of messages in the topics of a pass, before and after it, or after the planned run; None:
-    unknown.
+    """The approximate number of messages in the topics of a pass, before and after it; None if unknown.
 
-    A pass does not read live rows, so this is the background count, less the rows deleted since.
+    A pass does not read all live rows, so this is the background count minus the rows that were deleted since.
 
     Attributes:
         counted_ms: the time of the oldest count.
@@ -213,16 +213,16 @@ NOT_COUNTED = MessagesLeft()
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run and its numbers, which are made from its report.
+    """One run and its numbers, which derive from its report.
 
     Attributes:
         result: ``done``, ``partial``, ``blocked`` (by a guard), ``interrupted`` (by a signal or a pause), ``failed`` or
-            ``lost``; empty: not finished.
-        error: the error of a failed run; empty otherwise.
-        expired, old_generation, processed, invalid_transaction: rows that were deleted or inverted, by rule.
-        held: due rows that a hold keeps; also those that only an earlier run counted.
-        deleted_bytes: the approximate size of the deleted rows, since values are estimated.
-        blocked_by: the guards that blocked it.
+            ``lost``; empty while the run is not finished.
+        error: the error of a failed run; otherwise empty.
+        expired, old_generation, processed, invalid_transaction: the number of deleted or inverted rows, by rule.
+        held: the number of due rows that a hold keeps, including rows that only an earlier run counted.
+        deleted_bytes: the approximate size of the deleted rows, since the size of values is estimated.
+        blocked_by: the guards that blocked the run.
         heartbeat_ms: the time of its last heartbeat (invariant S10).
     """
 
@@ -251,14 +251,14 @@ class RunRecord:
     def is_bad(self) -> bool:
         """Return whether the run failed in any way.
 
-        A store that is not adopted is no failure; the status reports it separately.
+        A store that is not adopted is not a failure; the status reports it separately.
         """
         return self.result in _BAD_RESULTS and self.blocked_by != ("adoption",)
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Topics in which nothing is done until they are resumed; ``pattern`` is a shell pattern on ``NS:TOPIC``."""
+    """A pause of topics until they are resumed; ``pattern`` is a shell pattern for ``NS:TOPIC``."""
 
     pattern: str
     since_ms: int
@@ -270,13 +270,13 @@ EVERYTHING = "*:*"
 
 @dataclass(frozen=True, slots=True)
 class Strikes:
-    """Failures of one topic in a row (invariant S9).
+    """Consecutive failures of one topic (invariant S9).
 
     Attributes:
-        count: the number of runs in a row that failed in it.
-        error: the last message.
-        quarantined_ms: the start of its quarantine; None: every run retries it.
-        probe_ms: the time of its next probe; None: it is not in quarantine.
+        count: the number of consecutive runs in which the topic failed.
+        error: the last error message.
+        quarantined_ms: the start of its quarantine; None while every run retries the topic.
+        probe_ms: the time of its next probe; None without a quarantine.
     """
 
     count: int
@@ -293,11 +293,11 @@ class LedgerEntry:
     Attributes:
         rule: ``expired``, ``old_generation``, ``processed`` or ``invalid_transaction``.
         start: the first deleted key.
-        stop: right after the last deleted key. Rows in between to which the rule does not apply have stayed.
-        rows: their number; None: unknown, because the run died. Then ``stop`` is the furthest key that it may have
-            reached.
+        stop: the key after the last deleted key. Rows in between to which the rule does not apply were kept.
+        rows: the number of rows; None if unknown, because the run died. Then ``stop`` is the first key that the run
+            cannot have reached.
         metadata_generation, ttl_seconds, cutoff_ms: the policy of the deletion.
-        snapshot_timestamp_ms: the time of the transaction snapshot in use; None: no snapshot.
+        snapshot_timestamp_ms: the time of the transaction snapshot in use; None without a snapshot.
     """
 
     run_id: str
@@ -318,7 +318,7 @@ class LedgerEntry:
 
 
 class CounterKey(NamedTuple):
-    """One series of a counter: its name without the prefix, and its labels in order."""
+    """A series of a counter: its name without the prefix, and its labels in order."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -330,8 +330,8 @@ class TopicCount:
 
     Attributes:
         size_bytes: the size of keys and payloads, in both tables.
-        oldest_ms, newest_ms: publish times; None: the topic is empty.
-        counted_ms: the end of the count of this topic.
+        oldest_ms, newest_ms: the publish times of the oldest and newest message; None if the topic is empty.
+        counted_ms: the time at which the count of this topic finished.
     """
 
     messages: int
@@ -343,12 +343,12 @@ class TopicCount:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One key interval ``[start, stop)`` of the message table that a pass left clean (invariant S4).
+    """A key interval ``[start, stop)`` of the message table that a pass left clean (invariant S4).
 
     Attributes:
-        stop: None: the end of the table.
+        stop: the key after the interval; None for the end of the table.
         snapshot_timestamp_ms: the time of the snapshot that the pass used.
-        bound: the prune upper bound of that snapshot, or less if rows had to stay.
+        bound: the prune upper bound of that snapshot, or less if pointers could not be negated.
         started_ms: the start of the pass.
     """
 
@@ -362,7 +362,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ProvenBoundary:
-    """No row carries a positive write pointer of an invalid transaction up to and including ``bound``."""
+    """A proof that no row has a positive write pointer of an invalid transaction up to and including ``bound``."""
 
     bound: int
     made_ms: int
@@ -370,23 +370,23 @@ class ProvenBoundary:
 
 
 def is_among(ascending: array[int], pointer: int) -> bool:
-    """Return whether an ascending array holds the pointer."""
+    """Return whether an ascending array contains a pointer."""
     at = bisect_left(ascending, pointer)
     return at < len(ascending) and ascending[at] == pointer
 
 
 def row_of(record: Any) -> tuple[Any, ...]:
-    """Return a record as it is stored: its fields in their order.
+    """Return the stored form of a record: its fields in their order.
 
     Args:
-        record: of one of the classes above, or a topic's name.
+        record: an object of a class above, or the name of a topic.
     """
     kind: Any = type(record)
     return _fields_of(kind)(record)
 
 
 def in_json(value: Any) -> Any:
-    """Return a value that JSON cannot represent as one that it can: bytes in hex, a record as its row."""
+    """Return the JSON form of bytes (hex) or of a record (its row)."""
     return value.hex() if isinstance(value, bytes) else row_of(value)
 
 

@@ -1,9 +1,9 @@
 """Runs, announcements and counters in the state.
 
-A finished run is a row under its id. Two empty rows lead to it: one in the order of recording, and one by time, for
-pruning. The order of recording determines the last run, because a clock that was wrong once would hide all later runs.
-Running runs are few, and form one value. A heartbeat, an announcement before a topic's first batch, and intermediate
-results of a run are loose rows: they must be cheap, and survive the death of the process.
+A finished run is a row under its id. Two empty rows refer to it: one in the order of recording, and one by time, for
+pruning. The order of recording determines the last run: after a wrong clock, an order by time would hide all later
+runs. The few running runs are one value. Heartbeats, announcements and intermediate counters of a run are loose rows,
+which are cheap and survive the death of the process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tms_core.errors import StateError
 
 T = TypeVar("T")
 
-#: Rows: a finished run by its id; by number; by time; its report; a heartbeat by run; an announcement; the progress of
-#: a run.
+#: Key prefixes: a finished run by its id; by number; by time; its report; a heartbeat by run; an announcement; the
+#: counters of a running run.
 RUN, RUN_BY_NUMBER, RUN_BY_TIME, REPORT, BEAT, INTENT, BOOKED = b"r", b"o", b"q", b"p", b"h", b"n", b"k"
-#: Bytes of a key that leads to a run, before the run's id.
+#: The offset of the run's id in a key by number or by time.
 _ID_AT = 17
 _TOKEN_BYTES = 6
 
@@ -42,7 +42,7 @@ class _UnfinishedRun(NamedTuple):
 
 
 #: The number of the next run, and the unfinished runs; a finished run and its number; counters.
-_Going: Any = tuple[int, list[_UnfinishedRun]]
+_Unfinished: Any = tuple[int, list[_UnfinishedRun]]
 _Finished = tuple[RunRecord, int]
 _Sums = dict[CounterKey, float]
 
@@ -69,7 +69,7 @@ class RecordedRuns(Documents):
         def begin() -> None:
             number, going = self._unfinished()
             if run.id in going or self._row(_run_key(run.id)) is not None:
-                raise StateError(f"{self.driver.name}: there is a run {run.id} already.")
+                raise StateError(f"{self.driver.name}: run {run.id} already exists.")
             if run.finished_ms is not None:
                 self._put_finished(run, number)
             else:
@@ -79,25 +79,25 @@ class RecordedRuns(Documents):
         self._write(begin)
 
     def finish_run(self, run: RunRecord, report: object = None) -> None:
-        """Save the result of a run with its numbers, and its report; None: it has no report.
+        """Save the result of a run with its numbers, and its report, if it has one.
 
-        Mode, start and last heartbeat stay as they are recorded.
+        The recorded mode, start and last heartbeat stay.
 
         Raises:
-            StateError: no such run started.
+            StateError: the run was not started.
         """
 
         def finish() -> None:
             number, going = self._unfinished()
             known, order = self._find_run(run.id, going)
             if known is None:
-                raise StateError(f"{self.driver.name}: no run {run.id} began here.")
+                raise StateError(f"{self.driver.name}: no run {run.id} was started.")
             ended = replace(run, mode=known.mode, started_ms=known.started_ms, heartbeat_ms=known.heartbeat_ms)
             self._put_finished(ended, order)
             if report is not None:
                 self._put_row(REPORT + run.id.encode(), pack_value(pack(report)))
             if going.pop(run.id, None) is not None:
-                self._changing().loose |= {_beat_key(run.id), _booked_key(run.id)}
+                self._require_changes().loose |= {_beat_key(run.id), _booked_key(run.id)}
                 self._save_unfinished(number, going)
 
         self._write(finish)
@@ -106,8 +106,8 @@ class RecordedRuns(Documents):
         """Return the last ``limit`` runs, the last recorded first, independent of the clock at their start.
 
         Args:
-            before_ms: only runs that started before; None: all.
-            before_run: only runs recorded before this one; None: all.
+            before_ms: only runs that started before this time; None: all.
+            before_run: only runs recorded before this run; None: all.
         """
         _, going = self._unfinished()
         stop = None if before_run is None else self._find_run(before_run, going)[1]
@@ -124,12 +124,12 @@ class RecordedRuns(Documents):
         return [run for run, _ in found[:limit]]
 
     def run(self, run_id: str) -> RunRecord | None:
-        """Return one run; None: it is unknown or deleted."""
+        """Return a run; None if it is unknown or deleted."""
         _, going = self._unfinished()
         return self._find_run(run_id, going)[0]
 
     def report(self, run_id: str, kind: type[T]) -> T | None:
-        """Return the report of a run; None: the run has none.
+        """Return the report of a run; None if it has no report.
 
         Args:
             kind: the type of reports.
@@ -150,14 +150,14 @@ class RecordedRuns(Documents):
             self.driver.loose.put([(_beat_key(run_id), pack_value(heartbeat_ms))])
 
     def prune_runs(self, before_ms: int) -> int:
-        """Delete runs that started before; return their number."""
+        """Delete runs that started before a time; return their number."""
 
         def prune() -> int:
             number, going = self._unfinished()
             lost = [run_id for run_id, run in going.items() if run.started_ms < before_ms]
             for run_id in lost:
                 del going[run_id]
-                self._changing().loose |= {_beat_key(run_id), _booked_key(run_id)}
+                self._require_changes().loose |= {_beat_key(run_id), _booked_key(run_id)}
             old = list(self._keys(RUN_BY_TIME, _first_older_key(before_ms)))
             for key in old:
                 started, recorded, name = key[1:9], key[9:_ID_AT], key[_ID_AT:]
@@ -171,23 +171,23 @@ class RecordedRuns(Documents):
     def intend(self, entry: LedgerEntry) -> None:
         """Save the announcement of a run.
 
-        Cheap, because it comes before the first batch of every topic: see :class:`~janitor.state.documents.LooseRows`.
+        This is cheap, because each topic has an announcement: see :class:`~janitor.state.documents.LooseRows`.
         """
-        # A key is never used twice, by this process or another.
+        # Keys are unique in all processes.
         unique = next(self._announced).to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES)
         key = INTENT + oldest_first(self._clock.now_ms()) + unique
         self.driver.loose.put([(key, pack_value(entry))])
 
     def intents(self) -> list[LedgerEntry]:
-        """Return uncleared announcements, oldest first, without a truncated last one."""
+        """Return the announcements, oldest first, without a truncated last announcement."""
         return [self._announcement(*row) for row in self.driver.loose.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
         """Delete announcements of finished runs, which are in the ledger."""
         announced = list(self.driver.loose.scan(INTENT, after(INTENT)))
-        # After the announcements: if the lease was lost, another process may have started a run and announced since.
+        # Read the runs after the announcements: if the lease was lost, another process may announce for a new run.
         _, going = self._unfinished()
-        # Without a run, a damaged announcement is of a finished one, too, and must not block the next start.
+        # Without an unfinished run, skip the parsing: a damaged announcement must not block the next start.
         is_over = [not going or self._announcement(*row).run_id not in going for row in announced]
         self.driver.loose.delete(key for key, _ in compress(announced, is_over))
 
@@ -196,25 +196,25 @@ class RecordedRuns(Documents):
             entry: LedgerEntry = parse_value(LedgerEntry, key, value)
         except StateError as error:
             raise StateError(
-                f"{error.message} It announces rows that a run may have deleted, for the ledger.",
-                f"Stop the janitor and delete the row: {self.driver.loose.removal(key)}. The ledger then lacks it.",
+                f"{error.message} It announces rows that a run may have deleted.",
+                f"Stop the janitor and delete the row, which the ledger then lacks: {self.driver.loose.removal(key)}",
             ) from error
         return entry
 
     def counters(self) -> dict[CounterKey, float]:
-        """Return every counter since this state started, including running runs."""
+        """Return all counters since the creation of this state, including running runs."""
         booked = self._booked_of(self._unfinished()[1])
-        # One view of both, read after the progress: a run that finishes in between is then counted once.
+        # Read counters and runs in one view, after the progress, so that a run that finishes in between counts once.
         saved, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
         sums = parse_value(_Sums, "counters", saved) if saved else {}
-        going = {run.id for run in parse_value(_Going, "runs", runs)[1]} if runs else set()
+        going = {run.id for run in parse_value(_Unfinished, "runs", runs)[1]} if runs else set()
         for run_id in booked.keys() & going:
             for key, amount in booked[run_id].items():
                 sums[key] = sums.get(key, 0.0) + amount
         return dict(sorted(sums.items()))
 
     def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
-        """Add to counters; unknown ones start at 0."""
+        """Add amounts to counters; a new counter starts at 0."""
 
         def add() -> None:
             sums = self._value(_Sums, "counters") or {}
@@ -225,17 +225,17 @@ class RecordedRuns(Documents):
         self._write(add)
 
     def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
-        """Save the progress of a run, replacing the previous one.
+        """Replace the intermediate counters of a run; ignore an unknown or finished run.
 
-        Cheap, and in no transaction. It survives the death of the process. Without effect on a run that is unknown or
-        finished: the record of its result makes it obsolete in the same transaction, which adds the final amounts.
+        This is cheap, because it is not part of a transaction, and it survives the death of the process. The
+        transaction that saves the result of the run adds the final amounts and deletes the intermediate counters.
         """
         _, going = self._unfinished()
         if run_id in going:
             self.driver.loose.put([(_booked_key(run_id), pack_value(pack(amounts)))])
 
     def booked(self, run_id: str) -> dict[CounterKey, float]:
-        """Return the progress of a running run; empty for other runs."""
+        """Return the intermediate counters of a running run; empty for other runs."""
         _, going = self._unfinished()
         return self._booked_of([run_id]).get(run_id, {}) if run_id in going else {}
 
@@ -246,7 +246,7 @@ class RecordedRuns(Documents):
 
     def _unfinished(self) -> tuple[int, dict[str, _UnfinishedRun]]:
         """Return the number of the next run, and the unfinished runs."""
-        number, going = self._value(_Going, "runs") or (1, [])
+        number, going = self._value(_Unfinished, "runs") or (1, [])
         return number, {run.id: run for run in going}
 
     def _save_unfinished(self, number: int, going: dict[str, _UnfinishedRun]) -> None:
@@ -278,12 +278,12 @@ class RecordedRuns(Documents):
 
 
 def _first_older_key(before_ms: int) -> bytes:
-    """Return the first key of runs that started before."""
+    """Return the first key of runs that started before a time."""
     return RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
 
 
 def _start_ms(key: bytes) -> int:
-    """Return when a run started, out of its key by number."""
+    """Return the start of a run from its key by number."""
     return 2**63 - 1 - int.from_bytes(key[9:_ID_AT], "big")
 
 

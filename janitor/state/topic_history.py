@@ -1,7 +1,7 @@
 """The history of each topic: changes of its TTL and generation, and its size.
 
-Operators need both: the changes before a topic was held, and the space saved by a TTL. They are two notes of the state,
-bounded in length, and no deletion rule depends on them.
+The changes explain why a topic is held, and the sizes show the effect of a TTL. Both are notes of the state with a
+limited length, and no deletion rule depends on them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from janitor.state.figures import KeptFigures
 from janitor.state.records import Note, TopicCount
 from tms_core.topic import TopicId, TopicMetadata
 
-#: The number of changes kept for a topic.
+#: The maximum number of changes for a topic.
 MAX_CHANGES = 20
-#: The number of sizes kept for a topic, and the number of topics, the largest first.
+#: The maximum number of sizes for a topic, and of topics with sizes, largest first.
 MAX_SIZES, SIZED_TOPICS = 60, 200
-#: The number of sizes shown for each topic in a list of topics.
+#: The maximum number of sizes for each topic in a list of topics.
 SKETCHED_SIZES = 24
-#: The greatest age of a kept size, in milliseconds.
+#: The maximum age of a size, in milliseconds.
 SIZES_MS = 30 * 86_400_000
 
 
@@ -28,9 +28,9 @@ class Change(NamedTuple):
     """A change of a topic's metadata.
 
     Attributes:
-        seen_ms: the time at which the janitor first saw it.
-        ttl_before, ttl_seconds: before and after.
-        generation_before, generation: before and after, signed.
+        seen_ms: the time at which the janitor first saw the change.
+        ttl_before, ttl_seconds: the TTL before and after, in seconds.
+        generation_before, generation: the generation before and after, signed.
     """
 
     seen_ms: int
@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 class KnownTopic(NamedTuple):
-    """A topic, as a run or a read of the metadata table found it; ``generation`` is signed."""
+    """A topic of the metadata table when it was last read; ``generation`` is signed."""
 
     tms_namespace: str
     topic: str
@@ -69,7 +69,7 @@ SIZES: KeptFigures[dict[str, list[Size]]] = KeptFigures(Note.TOPIC_SIZES, dict[s
 
 
 def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> None:
-    """Save the topics and their changes; without a change, write nothing.
+    """Save the topics and their changes; write nothing without a change.
 
     Raises:
         StateError: the state could not be read or written.
@@ -110,27 +110,27 @@ def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
 
 
 def thin_out(sizes: Sequence[Size], newest: Size) -> list[Size]:
-    """Return the sizes with a new one, at most ``MAX_SIZES``, spread over their time; the first and the last stay."""
+    """Add a size and limit the list to ``MAX_SIZES``, evenly spread over time; keep the first and the last size."""
     first_ms = newest.counted_ms - SIZES_MS
     found = [size for size in sizes if first_ms <= size.counted_ms < newest.counted_ms] + [newest]
     if len(found) > MAX_SIZES:
-        # Drop the size whose neighbors are closest to each other: it adds the least.
+        # Drop the size whose neighbors are closest to each other: it adds the least information.
         gaps = [after.counted_ms - before.counted_ms for before, after in zip(found, found[2:], strict=False)]
         del found[1 + gaps.index(min(gaps))]
     return found
 
 
 def sketches(state: State) -> dict[str, list[tuple[int, int]]]:
-    """Return the sizes of each of the largest topics as pairs of time and bytes, oldest first, by ``NS:TOPIC``.
+    """Return the sizes of the largest topics as pairs of time and bytes, oldest first, by ``NS:TOPIC``.
 
-    At most ``SKETCHED_SIZES`` of each, spread over the time that they span; the first and the last are among them.
+    A topic has at most ``SKETCHED_SIZES`` sizes, evenly spread over time, with the first and the last size.
     """
     found = {}
     for name, sizes in SIZES.read(state).items():
         step_ms = (sizes[-1].counted_ms - sizes[0].counted_ms) / (SKETCHED_SIZES - 1)
         thinned = sizes[:1]
         for size in sizes[1:-1]:
-            # At least a step from the previous size and from the last size.
+            # Keep a distance of at least one step from the previous and from the last size.
             if min(size.counted_ms - thinned[-1].counted_ms, sizes[-1].counted_ms - size.counted_ms) >= step_ms:
                 thinned.append(size)
         found[name] = [(size.counted_ms, size.size_bytes) for size in [*thinned, *sizes[1:][-1:]]]

@@ -1,8 +1,8 @@
-"""Conversion between this project's values and JSON, by their types alone.
+"""Conversion between this project's values and JSON, based on their types.
 
-The state, the control socket, Spark's tasks and printed JSON use this one pair of functions, so a new field needs no
-further code. A dataclass is an object, and a named tuple an array. The state also has dataclasses as arrays, which are
-shorter. Reading creates only types that the reader names, whatever is in the JSON.
+The state, the control socket, Spark tasks and printed JSON use this pair of functions, so a new field needs no further
+code. A dataclass becomes an object, and a named tuple an array. The state also stores dataclasses as arrays, which are
+shorter. Reading creates only the types that the reader names, independent of the JSON.
 
 Unknown fields are ignored, and missing fields get their defaults, because the two sides may have different versions.
 """
@@ -30,16 +30,16 @@ _COLLECTIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
     set: set,
     frozenset: frozenset,
 }
-#: The names in JSON of a field ``topic`` with a topic id: the namespace, and the name.
+#: The JSON names of a field ``topic`` with a topic id: namespace and name.
 _NAMESPACE, _TOPIC = "tms_namespace", "topic"
-#: Types that JSON has itself.
+#: Types that exist in JSON.
 _PLAIN = (str, int, float, bool)
 
 Convert = Callable[[Any], Any]
 
 
 class Pointer(int):
-    """A write pointer in a model: JSON has it as a decimal string, because many JSON tools would round the number."""
+    """A write pointer in a model; in JSON a decimal string, because many JSON tools would round the number."""
 
 
 def pack(value: Any) -> Any:
@@ -48,7 +48,7 @@ def pack(value: Any) -> Any:
     Bytes become hex; a mapping becomes an object if all its keys are strings, otherwise a list of pairs.
 
     Raises:
-        TypeError: a value of another kind.
+        TypeError: the value has a type without a JSON form.
     """
     kind: Any = type(value)
     return _writer(kind)(value)
@@ -58,11 +58,11 @@ def unpack(kind: Any, value: Any) -> Any:
     """Return the value that :func:`pack` has converted.
 
     Args:
-        kind: its type, as in an annotation.
+        kind: the type of the value, as in an annotation.
         value: the JSON value.
 
     Raises:
-        ValueError, TypeError: it is not a value of this type.
+        ValueError, TypeError: the JSON value does not have this type.
     """
     return _reader(kind)(value)
 
@@ -73,7 +73,7 @@ def _writer(kind: Any) -> Convert:
     if kind is Pointer:
         return str
     if kind is types.NoneType or issubclass(kind, _PLAIN):
-        return _as_it_is
+        return _identity
     if issubclass(kind, bytes):
         return bytes.hex
     if issubclass(kind, Mapping):
@@ -97,7 +97,7 @@ def _pack_fields(names: tuple[str, ...], value: Any) -> dict[str, Any]:
     found = {}
     for name in names:
         item = getattr(value, name)
-        # A status has a hundred thousand fields, nearly all of which are packed already.
+        # Fast path: a status has a hundred thousand fields, and nearly all are plain values.
         if item is None or type(item) in _PLAIN:
             found[name] = item
         elif type(item) is TopicId and name == _TOPIC:
@@ -112,7 +112,7 @@ def _reader(kind: Any) -> Convert:
     """Return the function that reads values of a type."""
     origin = typing.get_origin(kind)
     if kind is Any:
-        return _as_it_is
+        return _identity
     if origin is not None:
         return _generic_reader(kind, origin, typing.get_args(kind))
     if kind is types.NoneType or kind in _PLAIN:
@@ -128,7 +128,7 @@ def _reader(kind: Any) -> Convert:
         return _row_reader(kind, [_reader(hints[name]) for name in kind._fields])
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        # A field that the class itself computes is written and not read.
+        # Skip fields that the class itself computes.
         fields = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind) if field.init}
         return partial(_make, kind, fields, _row_reader(typing.cast(Convert, kind), list(fields.values())))
     return lambda _: _refuse(kind)
@@ -152,7 +152,7 @@ def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Conve
     if origin is Literal:
         return lambda value: value if value in arguments else _refuse_literal(value, arguments)
     if origin in (Union, types.UnionType):
-        # Only ``X | None``: JSON cannot distinguish the types of other unions.
+        # Only ``X | None`` is supported: JSON cannot distinguish the types of other unions.
         members = [argument for argument in arguments if argument is not types.NoneType]
         if len(members) != 1:
             return lambda _: _refuse(kind)
@@ -180,7 +180,7 @@ def _mapping_reader(make: Callable[[dict[Any, Any]], Any], key_kind: Any, item_k
     return read
 
 
-def _as_it_is(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -188,7 +188,7 @@ def _require_type(kind: type, value: Any) -> Any:
     """Return the value if it has exactly this type; an int also counts as a float."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
-    raise ValueError(f"{type(value).__name__} where there should be {kind.__name__}")
+    raise ValueError(f"{kind.__name__} expected, not {type(value).__name__}")
 
 
 def _refuse(kind: Any) -> Any:

@@ -1,1 +1,1 @@
-"""The state in a table of HBase, beside the store."""
+"""The state in an HBase table next to the store's tables."""

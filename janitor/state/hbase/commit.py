@@ -1,11 +1,11 @@
 """Commits of the state in HBase.
 
-A commit writes new blocks and rows of history, then replaces the root, then deletes what the new root does not name. A
-process that dies in between leaves blocks without effect, which the next process removes, or a page of history without
-its effect. It never leaves an effect without its history.
+A commit writes new blocks and rows of history, then replaces the root, then deletes blocks that the new root does not
+name. A process that dies in between leaves unnamed blocks, which the next process deletes, or rows of history without
+their values. It never leaves values without their history.
 
-Processes do not wait for each other. The first process that replaces the root has committed. The other one repeats its
-writes on the new root if nothing it has read or changed differs there; otherwise it has lost the race.
+Processes do not wait for each other. The first process that replaces the root has committed. The other process repeats
+its writes on the new root if all values that it has read or changed are the same there; otherwise it has a conflict.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tms_core.errors import StateBusy, StateError, StateUnavailable
 from tms_core.tables.lease import LeaseRecord
 
 ROOT = b"root"
-#: The prefix of the keys of blocks; the version of the first root that names the block follows.
+#: The prefix of the keys of blocks, followed by the version of the first root that names the block.
 BLOCK = b"b"
-#: Prefixes of the names of binary values, and of closed ids, of which there may be many.
+#: The name prefixes of binary values, and of closed ids, which may be large.
 _BINARY, _CLOSED = "ids.", "ids.closed."
-#: Bytes of one row of a block.
+#: The maximum size of a row of a block, in bytes.
 _PART_BYTES = 1 << 20
 _TOKEN_BYTES = 6
-#: Knowledge about the store: written only by the holder of the lease, or without any lease (invariants S4 and S12).
+#: Values that describe the store: only the holder of the lease writes them, if there is a lease (S4, S12).
 _FENCED = ("store", "anchor", "frontiers", "ids", "evidence", "claim", "full_pass", "strikes")
-#: Prefixes of rows of history that may be rewritten under the same key; all others are written once.
-_RENEWED = (b"r", b"o", b"q")
+#: Key prefixes of rows of history that may be rewritten; all other rows are written once.
+_REWRITABLE = (b"r", b"o", b"q")
 
 
 @dataclass
@@ -65,9 +65,9 @@ class CommittedState:
 
 
 class HBaseDocuments:
-    """The state's documents in a table; changes are committed by replacing the root."""
+    """The state's documents in a table; the replacement of the root commits changes."""
 
-    #: Large leaves, because the root names each leaf.
+    #: Leaves are large, because the root names each leaf.
     leaf_ids = 16_384
 
     def __init__(self, table: JanitorTable) -> None:
@@ -76,11 +76,11 @@ class HBaseDocuments:
         self.place = f"table {table.name}"
         self.close = table.close
         self.clock_ms = table.server_ms
-        #: Held while the root is replaced, so that a renewal of this process's lease does not look like another lease.
-        self._replacing = RLock()
-        self._mine: bytes | None = None
-        self._tidy = False
-        #: The last read blocks, as stored, by name.
+        #: Held during a replacement of the root, so that a renewal of the own lease does not look like another lease.
+        self._root_lock = RLock()
+        self._own_lease: bytes | None = None
+        self._has_removed_blocks = False
+        #: A cache of the last read blocks, as stored, by name.
         self._read: dict[str, tuple[tuple[str, ...], bytes]] = {}
 
     @property
@@ -111,8 +111,8 @@ class HBaseDocuments:
         return self.root().lease
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        """Change the lease if it is still as expected; afterwards this process commits only while it has the lease."""
-        with self._replacing:
+        """Write the lease if it still has the expected value; then this process commits only while it has the lease."""
+        with self._root_lock:
             for _ in range(ATTEMPTS):
                 root = self.root()
                 if root.lease != expected:
@@ -120,7 +120,7 @@ class HBaseDocuments:
                 token = secrets.token_hex(_TOKEN_BYTES)
                 if self._replace(root, root.next(token, lease=value)):
                     record = LeaseRecord.parse(value)
-                    self._mine = value if record is not None and record.holder else None
+                    self._own_lease = value if record is not None and record.holder else None
                     return True
         raise too_many_races(self.name)
 
@@ -132,7 +132,7 @@ class HBaseDocuments:
         root = self.root()
         for name in list(self._read):
             if name not in root.blocks:
-                # Another process has replaced the value, so its blocks are deleted.
+                # Another process has replaced the value and deleted its blocks.
                 self._read.pop(name, None)
         return CommittedState(root, self._load)
 
@@ -164,23 +164,23 @@ class HBaseDocuments:
         history = {key: zlib.compress(value, 1) for key, value in changes.rows.items() if value is not None}
         in_doubt = False
         try:
-            # Rows and blocks first, then the root that names them: a reader of the old root needs none of them, and
-            # a process that dies in between leaves only unnamed blocks, which the next commit removes.
+            # Write rows and blocks before the root that names them: readers of the old root do not need them, and a
+            # process that dies in between leaves only unnamed blocks, which the next commit deletes.
             self.table.put(history.items())
             for _ in range(ATTEMPTS):
-                with self._replacing:
-                    # S12: the root has the lease, so a compare-and-set of the root also checks the lease.
+                with self._root_lock:
+                    # S12: the root contains the lease, so its compare-and-set also checks the lease.
                     if self._is_fenced_off(base, changes):
                         base = self._rebase(base, changes)
                     root, blocks = with_changes(base, changes.values, secrets.token_hex(_TOKEN_BYTES))
                     self.table.put(blocks.items())
-                    # From here on an error leaves open whether the root names the rows, so they must not be removed.
+                    # After an error from here on, the root may name the rows, so they must not be deleted.
                     in_doubt = True
                     done = self._replace(base, root)
                     in_doubt = False
                 if done:
                     break
-                # Other processes have never seen these blocks; the next attempt writes blocks of a newer version.
+                # No root names these blocks; the next attempt writes blocks of a newer version.
                 self.table.delete(blocks)
                 base = self._rebase(base, changes)
             else:
@@ -188,7 +188,7 @@ class HBaseDocuments:
         except StateError:
             if not in_doubt:
                 with suppress(StateError):
-                    self.table.delete(key for key in history if not key.startswith(_RENEWED))
+                    self.table.delete(key for key in history if not key.startswith(_REWRITABLE))
             raise
         for name in changes.values.keys() & root.blocks.keys():
             keys = root.blocks[name]
@@ -197,15 +197,15 @@ class HBaseDocuments:
         self._remove_unnamed(base, root, [*deletions, *changes.loose])
 
     def _is_fenced_off(self, root: Root, changes: Changes) -> bool:
-        """Return whether the changes need the lease, and the root has another holder."""
+        """Return whether the changes need the lease, and another process has it."""
         fenced = any(name.partition(".")[0] in _FENCED for name in changes.values)
-        return fenced and self._mine is not None and root.lease != self._mine
+        return fenced and self._own_lease is not None and root.lease != self._own_lease
 
     def _rebase(self, base: Root, changes: Changes) -> Root:
         """Return the present root, if the changes can be applied to it.
 
         Raises:
-            LostRace: values that they depend on have changed.
+            LostRace: another process has changed values that the changes depend on.
             StateBusy: another process has the lease.
         """
         present = self.root()
@@ -213,8 +213,8 @@ class HBaseDocuments:
             record = LeaseRecord.parse(present.lease)
             raise StateBusy(
                 f"{self.name}: {record.holder if record and record.holder else 'no process'} has the lease "
-                "now, so this process may no longer write its state.",
-                "The next holder continues from there.",
+                "now, so this process may no longer write the state.",
+                "The holder of the lease continues the work.",
             )
         if any(present.entry(name) != base.entry(name) for name in changes.touched):
             raise lost_race(self.name)
@@ -226,32 +226,32 @@ class HBaseDocuments:
         Raises:
             StateUnavailable: the outcome is unknown.
         """
-        # The only step that readers see: everything written so far is visible from here on, or not at all.
+        # Readers see only this step: it makes all writes of the commit visible at once.
         done, sure = self.table.swap(ROOT, base.packed, root.packed)
         if done or sure:
             return done
-        # The answer was lost. The random token of this commit tells whether the root, or one after it, has it.
+        # The response was lost. If the root or a later root has the random token of this commit, it succeeded.
         present = self.root()
         if root.recent[-1] in present.recent:
             return True
         if present.version - base.version > len(present.recent):
             raise StateUnavailable(
-                f"The connection to HBase broke while {self.name} was written, and others have written since.",
-                "See what is there before it is done again.",
+                f"The connection to HBase broke while {self.name} was written, and other processes have written since.",
+                "Check whether the change took effect before you repeat it.",
             )
         return False
 
     def _remove_unnamed(self, base: Root, root: Root, rows: Iterable[bytes]) -> None:
-        """Delete blocks and rows that the root does not name. A failure does no harm; the next commit tries again."""
+        """Delete blocks that the root does not name, and rows. A failure is harmless; the next commit tries again."""
         keys = [*rows, *map(bytes.fromhex, base.named() - root.named())]
-        tidy, self._tidy = self._tidy, False
+        has_removed_blocks, self._has_removed_blocks = self._has_removed_blocks, False
         with suppress(StateError):
-            if not tidy:
-                # Blocks of processes that died before they replaced the root. No commit of this version can follow.
+            if not has_removed_blocks:
+                # Blocks of processes that died before they replaced the root. No later commit has this version.
                 named, end = root.named(), BLOCK + (root.version + 1).to_bytes(8, "big")
                 keys += [key for key, _ in self.table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
             self.table.delete(dict.fromkeys(keys))
-            self._tidy = True
+            self._has_removed_blocks = True
 
 
 def _decompress(key: bytes, value: bytes) -> bytes:

@@ -1,12 +1,12 @@
 """The root of the state in HBase: one cell whose replacement is the commit.
 
-HBase changes one row at a time, and Thrift 1 compares and writes one cell. Therefore all values that must be written
-together depend on one cell. It contains small values. Large values are blocks: separate rows that never change, and
-that count only while the root names them. A transaction writes new blocks, which are invisible, and then replaces the
-root by compare-and-set. That is all or nothing, whenever the process dies.
+HBase changes one row atomically, and Thrift 1 compares and writes one cell. Therefore one cell, the root, decides about
+all values. It contains small values. Large values are blocks: separate rows that never change and count only while the
+root names them. A transaction writes new blocks, which are invisible, and then replaces the root by compare-and-set.
+The change is atomic, whenever the process dies.
 
-The root contains the lease, too. Therefore a suspended holder that wakes after another process has taken the lease
-cannot replace the root, not even right after its last check.
+The root also contains the lease. Therefore a suspended holder that wakes after another process has acquired the lease
+cannot replace the root, even right after its last check of the lease.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from tms_core.errors import StateError
 
 LAYOUT = 5
-#: Packed values up to this many bytes are in the root itself.
+#: The maximum size of a packed value in the root itself, in bytes.
 INLINE_BYTES = 256
-#: The number of last commits that the root remembers.
+#: The number of last commits whose tokens the root contains.
 _RECENT = 16
 
 
@@ -30,12 +30,12 @@ class Root:
     """The contents of the root cell.
 
     Attributes:
-        version: incremented by every change.
-        recent: random names of the last changes, the newest last.
+        version: a number that each change increments.
+        recent: the random tokens of the last changes, newest last.
         lease: the lease record as its holder wrote it.
         values: small values by name.
-        blocks: by name, the keys (in hex) of the rows that together contain a large value.
-        packed: the cell itself; empty: the cell does not exist.
+        blocks: the keys (in hex) of the rows of a large value, by name.
+        packed: the stored cell; empty if it does not exist.
     """
 
     version: int = 0
@@ -47,13 +47,13 @@ class Root:
 
     @classmethod
     def parse(cls, packed: bytes | None, where: str) -> Root:
-        """Read the cell.
+        """Parse the cell.
 
         Args:
             where: the table, for messages.
 
         Raises:
-            StateError: it is not a root of a janitor, or has another layout.
+            StateError: the cell is not a root of a janitor, or has another layout.
         """
         if packed is None:
             return cls()
@@ -61,12 +61,13 @@ class Root:
             found = json.loads(packed)
             if found["layout"] > LAYOUT:
                 raise StateError(
-                    f"{where} was written by a newer janitor (layout {found['layout']}; this one knows {LAYOUT}).",
-                    "Use that version.",
+                    f"{where} was written by a newer janitor (layout {found['layout']}; this version knows {LAYOUT}).",
+                    "Use the newer version.",
                 )
             if found["layout"] != LAYOUT:
                 raise StateError(
-                    f"{where} has layout {found['layout']}, which no released janitor wrote (this one knows {LAYOUT}).",
+                    f"{where} has layout {found['layout']}, which no released janitor wrote (this version knows "
+                    f"{LAYOUT}).",
                     "Drop the table; the janitor then deletes nothing until the store is adopted.",
                 )
             blocks = {name: tuple(keys) for name, keys in found["blocks"].items()}

@@ -1,4 +1,4 @@
-"""The state in a table next to the store's tables, for a janitor without a permanent disk.
+"""The state in an HBase table next to the store's tables, for a janitor without a permanent disk.
 
 :mod:`janitor.state.hbase.root` explains the commit, and ``docs/reference/formats/state.md`` the contents of the table.
 """
@@ -18,7 +18,7 @@ __all__ = ["TABLE", "HBaseState"]
 
 
 class HBaseState(State):
-    """The state of one store, on a cluster. Threads may share one; processes may each have their own on the same table.
+    """The state of one store, on a cluster. Threads may share an object, and processes may share a table.
 
     Args:
         settings: ``storage.hbase``; with Thrift 2 servers a missing table is created.
@@ -28,8 +28,8 @@ class HBaseState(State):
         pool: the connections; its ``calls`` counts Thrift calls.
 
     Raises:
-        StateError: the table does not exist and cannot be created, HBase does not respond, or the table is another
-            program's.
+        StateError: the table does not exist and cannot be created, HBase does not respond, or the table belongs to
+            another program.
     """
 
     driver: HBaseDocuments

@@ -1,9 +1,8 @@
 """The state's table in HBase: rows of one cell each, and one row that is changed by compare-and-set.
 
-All cells have the timestamp 1, and so have the markers that delete them. Exceptions are the root, and the cell that
-shows the server's clock. Therefore nothing depends on the clocks of HBase's servers: of two values of a cell the later
-one counts, and a marker hides exactly the existing cell. The cost: a deleted key must never be used again, because its
-marker would hide it.
+All cells and their delete markers have the timestamp 1, except the root and the cell that shows the server's clock.
+Therefore nothing depends on the clocks of HBase's servers: the later write of a cell counts, and a marker hides exactly
+the existing cell. In return, a deleted key must never be used again, because its marker would hide the new cell.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ TABLE = JANITOR_TABLE
 #: The only column.
 COLUMN = FAMILY + b":v"
 
-#: Rows, and bytes of their values, in one call.
+#: The maximum number of rows, and bytes of their values, in one call.
 _BATCH_ROWS, _BATCH_BYTES = 1000, 4 << 20
-#: Rows of a page.
+#: The number of rows in a page.
 _PAGE_ROWS = 1000
 _TIMESTAMP = 1
-#: The row whose cell is stamped by the server, and bytes of its random value.
+#: The row whose cell gets the server's timestamp, and the size of its random value in bytes.
 _CLOCK, _TOKEN_BYTES = b"clock", 8
 
 
 class JanitorTable:
-    """Rows by key.
+    """The rows of the table by key.
 
     Args:
         pool: connections to Thrift 1 servers.
         namespace: the HBase namespace.
-        prefix: the prefix of all keys in HBase; the caller never sees it.
+        prefix: the prefix of all keys in HBase, which callers do not see.
     """
 
     def __init__(self, pool: HBasePool, namespace: str, prefix: bytes, clock: Clock) -> None:
@@ -55,13 +54,13 @@ class JanitorTable:
         """Create the table if it does not exist.
 
         Args:
-            thrift2: ``HOST:PORT`` of Thrift 2 servers that create it; empty: a Thrift 1 server does.
+            thrift2: ``HOST:PORT`` of Thrift 2 servers that create the table; empty: a Thrift 1 server creates it.
             timeout_seconds: the timeout of a call to a Thrift 2 server.
-            security: the protection of that connection; None: it is not protected.
+            security: the security of that connection; None: plain text without a login.
 
         Raises:
-            StateError: it does not exist and cannot be created (the hint has the command that creates it), or HBase
-                does not respond.
+            StateError: the table does not exist and cannot be created (the hint has the command that creates it), or
+                HBase does not respond.
         """
         with self._border():
             try:
@@ -82,7 +81,7 @@ class JanitorTable:
         self._pool.close()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return one value; None: there is no value."""
+        """Return a value; None if it does not exist."""
         with self._border():
             value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
@@ -93,13 +92,11 @@ class JanitorTable:
         return f"deleteall '{self.name}', \"{row}\""
 
     def server_ms(self) -> int | None:
-        """Return the time of the server of the row ``clock``; None: an old cell with a higher timestamp hides the new
-        one.
-        """
+        """Return the time of the region server of the row ``clock``; None if an old cell with a later time hides it."""
         row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
         with self._border():
             self._rows.put([(row, {COLUMN: token})])
-            # The token shows that this is the cell just written, and not another process's cell.
+            # The token shows that this is the cell just written, and not the cell of another process.
             value, timestamp_ms = self._rows.get(row).get(COLUMN, (None, 0))
         return timestamp_ms if value == token else None
 
@@ -125,7 +122,7 @@ class JanitorTable:
                 at = rows[-1].row + b"\x00"
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write rows; durable when it returns, but not all or nothing."""
+        """Write rows durably, but not atomically."""
         some: list[tuple[bytes, bytes]] = []
         size = 0
         for key, value in rows:
@@ -138,17 +135,17 @@ class JanitorTable:
             self._put(some)
 
     def delete(self, keys: Iterable[bytes]) -> None:
-        """Delete rows; none of their keys may be put again."""
+        """Delete rows; their keys must not be written again."""
         for some in batches(keys, _BATCH_ROWS):
             with self._border():
                 self._rows.mark([self._prefix + key for key in some], _TIMESTAMP)
 
     def swap(self, key: bytes, old: bytes, new: bytes) -> tuple[bool, bool]:
-        """Replace a value if it is still the old one (empty: if there is none).
+        """Replace a value if it is still the old value (empty: if it does not exist).
 
         Returns:
             Whether it was replaced, and whether a "no" is certain: after a broken connection the call is repeated, and
-            then the "no" may be the answer to the repetition.
+            the "no" may be the response to the repeated call.
         """
         calls = 0
 
@@ -186,7 +183,7 @@ class JanitorTable:
             create()
         except StoreError as error:
             try:
-                # Another process may have made it at this moment.
+                # Another process may have created it at the same time.
                 self._rows.get(self._prefix or b"\x00")
             except StoreError:
                 raise self._missing(error.message) from error
@@ -194,5 +191,5 @@ class JanitorTable:
     def _missing(self, reason: str) -> StateError:
         return StateError(
             f"Table {self.name}, where the janitor keeps its state, does not exist and could not be created. {reason}",
-            f"Make it in the HBase shell: {self._spec.shell_line()}",
+            f"Create it in the HBase shell: {self._spec.shell_line()}",
         )

@@ -1,1 +1,1 @@
-"""The state in a file of SQLite, beside the store."""
+"""The state in an SQLite file, in a folder of its own."""

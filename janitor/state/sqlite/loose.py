@@ -1,10 +1,10 @@
 """Unsynced rows in a plain file next to the state: announcements, progress and heartbeats of a run.
 
-A commit of the state costs several syncs. A sweep of a thousand topics would wait for them longer than for its deletes.
-These rows must survive only the process, because the deletes that they announce are not synced before the run finishes,
-when the ledger replaces them. Each row is one line appended to ``running.jsonl``, and the last line of a key counts.
-A line has a checksum, because a damaged line may be valid JSON of another row. Only the running process writes to the
-file.
+A commit of the state costs several syncs. A sweep of a thousand topics would wait longer for them than for its
+deletions. These rows need to survive only the process, because the deletions that they announce are not synced before
+the run finishes and the ledger replaces them. Each row is a line appended to ``running.jsonl``, and the last line of a
+key counts. A line has a checksum, because a damaged line may be valid JSON of another row. Only the running process
+writes to the file.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from tms_core.logs.loggers import get_logger
 logger = get_logger(__name__)
 
 FILE_NAME = "running.jsonl"
-#: A file is rewritten above this size, or above this multiple of its current rows.
-_MOST_BYTES, _MOST_TIMES = 1 << 20, 4
-#: The most line numbers in a warning.
-_MOST_NUMBERS = 10
+#: The file is rewritten if it exceeds this size in bytes and this multiple of the size of its current rows.
+_REWRITE_BYTES, _REWRITE_RATIO = 1 << 20, 4
+#: The maximum number of line numbers in a warning.
+_MAX_NUMBERS = 10
 
 
 class LooseFile:
     """Rows of JSON text by key.
 
     Args:
-        folder: where the file is; None keeps the rows in memory.
+        folder: the folder of the file; None keeps the rows in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder and folder / FILE_NAME
         self._lock = Lock()
         self._lines = b""
-        self._allowed = _MOST_BYTES
+        self._max_bytes = _REWRITE_BYTES
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         names = {key.hex().encode() for key in keys}
@@ -51,7 +51,7 @@ class LooseFile:
         return {key: rows[key] for key in keys if key in rows}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # Keys in hex sort as the keys.
+        # Keys in hex sort like the keys.
         first, end = start.hex().encode(), stop.hex().encode()
         rows = self._rows(lambda key: first <= key < end)
         return ((key, b"" if keys_only else rows[key]) for key in sorted(rows))
@@ -66,7 +66,7 @@ class LooseFile:
             self._append((key, value.decode()) for key, value in rows)
 
     def delete(self, keys: Iterable[bytes]) -> None:
-        """Delete rows, and the file with the last of them.
+        """Delete rows, and the file with its last row.
 
         Raises:
             StateError: they could not be deleted.
@@ -74,10 +74,10 @@ class LooseFile:
         with self._lock:
             (rows, damaged), deletions = self._parsed(), set(keys)
             if damaged:
-                numbers = [*map(str, islice(damaged, _MOST_NUMBERS)), *["…"] * (len(damaged) > _MOST_NUMBERS)]
+                numbers = [*map(str, islice(damaged, _MAX_NUMBERS)), *["…"] * (len(damaged) > _MAX_NUMBERS)]
                 logger.warning(
-                    "%d damaged lines of %s are kept (lines %s): they may announce deletions of a run that died, and "
-                    "the ledger lacks those. Stop the janitor and delete the lines",
+                    "kept %d damaged lines of %s (lines %s): they may announce deletions of a run that died, which the "
+                    "ledger lacks. Stop the janitor and delete the lines",
                     len(damaged),
                     self._path,
                     ", ".join(numbers),
@@ -134,17 +134,17 @@ class LooseFile:
         with self._border("written"):
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                # One call: a reader then sees a truncated last line at most, which it ignores.
+                # Write in one call, so that a reader sees at most a truncated last line, which it ignores.
                 if os.write(handle, lines) < len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 size = os.fstat(handle).st_size
             finally:
                 os.close(handle)
-            if size > self._allowed:
+            if size > self._max_bytes:
                 self._rewrite(self._path)
 
     def _rewrite(self, path: Path) -> None:
-        """Rewrite the file without outdated lines, synced, because the old file may have been on disk."""
+        """Rewrite the file without outdated lines, and sync it, because the old file may have been on disk."""
         rows, damaged = self._parsed()
         kept = [b"%b\n" % line for line in damaged.values()]
         lines = b"".join([*kept, *(_line((key, value.decode())) for key, value in rows.items())])
@@ -152,10 +152,10 @@ class LooseFile:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(lines)
             file.flush()
-            # Before the rename: after a crash of the machine the name could otherwise lead to an empty file.
+            # Sync before the rename: otherwise a crash of the machine could leave an empty file.
             os.fsync(file.fileno())
         new.replace(path)
-        self._allowed = max(_MOST_BYTES, _MOST_TIMES * len(lines))
+        self._max_bytes = max(_REWRITE_BYTES, _REWRITE_RATIO * len(lines))
 
     @contextmanager
     def _border(self, done: str) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """The state as one SQLite file, ``state.sqlite3``, in a separate folder.
 
-It is one file, so that the conclusion of a run is one commit. The journal is SQLite's rollback journal, not the
-write-ahead log: commits are few, the folder may be on a network volume, where a write-ahead log does not work, and
-between runs there is one file to copy. ``synchronous`` is EXTRA, which also syncs the folder after the journal was
-deleted: a published boundary must survive a power failure.
+It is one file, so that the conclusion of a run is one commit. SQLite uses a rollback journal instead of a write-ahead
+log: commits are few, the folder may be on a network volume, where a write-ahead log does not work, and between runs
+there is one file to copy. ``synchronous`` is EXTRA, which also syncs the folder after the deletion of the journal: a
+published boundary must survive a power failure.
 
-The layout has a version number, so that a janitor refuses a file of another layout instead of guessing.
+The layout has a version number, so that a janitor rejects a file of another layout.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ APPLICATION_ID = 0x746D736A
 
 #: The consequences of a lost state file.
 LOSS = (
-    "this loses which store was adopted, which jumps are held, the proven boundary and the history, but no message: "
-    "the store is then a first contact and nothing is deleted until it is adopted."
+    "this loses the adoption, the held jumps, the proven boundary and the history, but no messages: nothing is deleted "
+    "until you adopt the store again."
 )
 
 _TABLES = (
-    # With row ids, because without them SQLite reads large values when it compares keys.
+    # With row ids: without them SQLite reads large values when it compares keys.
     "CREATE TABLE documents (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     "CREATE TABLE history (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
 )
@@ -53,27 +53,27 @@ def is_new(connection: sqlite3.Connection, where: str) -> bool:
     Raises:
         StateError: the file is another program's database, or has another layout.
     """
-    # In this order, tables that another process creates between two of the queries count as a janitor's.
+    # Query in this order, so that tables that another janitor creates in between are recognized.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (number,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and (number or tables):
-        raise StateError(f"{where} is another program's database.", "Name another folder in janitor.state.")
+        raise StateError(f"{where} is a database of another program.", "Set janitor.state to another folder.")
     if number > SCHEMA_VERSION:
         raise StateError(
-            f"{where} was written by a newer janitor (layout {number}; this one knows {SCHEMA_VERSION}).",
-            f"Use that version, or move the folder away: {LOSS}",
+            f"{where} was written by a newer janitor (layout {number}; this version knows {SCHEMA_VERSION}).",
+            f"Use the newer version, or move the folder away: {LOSS}",
         )
     if number not in (0, SCHEMA_VERSION):
         raise StateError(
-            f"{where} has layout {number}, which no released janitor wrote (this one knows {SCHEMA_VERSION}).",
+            f"{where} has layout {number}, which no released janitor wrote (this version knows {SCHEMA_VERSION}).",
             f"Move the folder away: {LOSS}",
         )
     return bool(number == 0)
 
 
 def make_tables(connection: sqlite3.Connection, where: str) -> None:
-    """Create the tables if they do not exist; call it inside a transaction."""
+    """Create the tables if they do not exist; call this inside a transaction."""
     if is_new(connection, where):
         for statement in _TABLES:
             connection.execute(statement)
@@ -82,7 +82,7 @@ def make_tables(connection: sqlite3.Connection, where: str) -> None:
 
 
 FILE_NAME = "state.sqlite3"
-#: How long to wait for another writing process, in seconds; a commit takes milliseconds.
+#: The maximum wait for another writing process, in seconds; a commit takes milliseconds.
 BUSY_SECONDS = 10.0
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -90,11 +90,11 @@ _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY})
 #: Errors of SQLite; Python cannot decode an error that quotes damaged bytes of the file.
 _ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-#: The lease is also a document, and the only one that is written outside transactions.
+#: The name of the lease, the only document that is written outside transactions.
 _LEASE = "lease"
-#: Rows that are read at once: few at first, because many readers need no more.
-_FIRST_PAGE, _LAST_PAGE = 25, 1600
-#: Larger rows are compressed, in bytes; uncompressed rows are JSON, which never starts with this byte.
+#: The number of rows in the first page and in the largest page of a scan; many readers need only the first page.
+_FIRST_PAGE, _MAX_PAGE = 25, 1600
+#: The size in bytes above which rows are compressed, and their first byte; uncompressed rows are JSON.
 _LARGE, _COMPRESSED = 1024, b"x"
 _PUT_DOCUMENT = "INSERT OR REPLACE INTO documents VALUES (?, ?)"
 _PUT_ROW = "INSERT OR REPLACE INTO history VALUES (?, ?)"
@@ -103,7 +103,7 @@ _SCAN_KEYS = "SELECT key, x'' FROM history WHERE key >= ? AND key < ? ORDER BY k
 
 
 def copy_state(source: Path, target: Path) -> None:
-    """Copy the state file of one folder into another one without the lease, even while a janitor writes it.
+    """Copy the state file to another folder without the lease, also while a janitor writes the file.
 
     Raises:
         StateError: the file could not be read or written.
@@ -117,19 +117,19 @@ def copy_state(source: Path, target: Path) -> None:
             copy.execute("DELETE FROM documents WHERE key = ?", (_LEASE,))
             copy.commit()
     except _ERRORS as error:
-        raise StateError(f"{source / FILE_NAME} cannot be copied: {error}.", "Try again; look at the disk.") from error
+        raise StateError(f"{source / FILE_NAME} cannot be copied: {error}.", "Check the disk and try again.") from error
 
 
 class SqliteState(State):
-    """The state of one store, in a file. Threads may share one; processes may each open the same folder.
+    """The state of one store, in a file. Threads may share an object, and processes may share a folder.
 
     Args:
-        folder: the folder of ``state.sqlite3``, created for this user only if it does not exist; None keeps the state
-            in memory, see :meth:`in_memory`.
-        busy_seconds: how long to wait for another writing process.
+        folder: the folder of ``state.sqlite3``, created with access only for this user if it does not exist; None keeps
+            the state in memory, see :meth:`in_memory`.
+        busy_seconds: the maximum wait for another writing process.
 
     Raises:
-        StateError: the file is corrupt, another program's, another version's, or cannot be opened.
+        StateError: the file is corrupt, cannot be opened, or belongs to another program or version.
         StateBusy: another process was writing during the whole wait.
     """
 
@@ -140,12 +140,12 @@ class SqliteState(State):
 
     @classmethod
     def in_memory(cls) -> Self:
-        """Return a state that exists only as long as the object."""
+        """Return a state in memory, which exists only as long as the object."""
         return cls(None)
 
 
 class _ErrorTranslation:
-    """A context that translates SQLite's errors into the state's; a class, because entering a generator costs more."""
+    """A context that converts SQLite errors into state errors; a class, because a generator is slower."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -159,7 +159,7 @@ class _ErrorTranslation:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
             raise StateBusy(
-                f"{self._name} is being written by another process.", "Wait for it to end, then try again."
+                f"{self._name} is being written by another process.", "Wait for that process, then try again."
             ) from error
         if code in _CORRUPT or isinstance(error, UnicodeDecodeError):
             raise StateError(f"{self._name} is corrupt: {error}.", f"Move its folder away: {LOSS}") from error
@@ -190,7 +190,7 @@ class SqliteDocuments:
                 check_same_thread=False,
             )
         if folder is None:
-            # The object closes it, because nothing else refers to it.
+            # Close a state in memory with its object: callers do not close it.
             weakref.finalize(self, self.connection.close)
         try:
             with self._border:
@@ -215,7 +215,7 @@ class SqliteDocuments:
             rows = {key: value and _compress(value) for key, value in changes.rows.items()}
             self._write(_PUT_ROW, "DELETE FROM history WHERE key = ?", rows)
         with suppress(StateError):
-            # Leftover rows are harmless: they belong to a finished run.
+            # Remaining rows are harmless: they belong to a finished run.
             if changes.loose:
                 self.loose.delete(changes.loose)
 
@@ -264,7 +264,7 @@ class SqliteDocuments:
                 yield key, _decompress(key, value)
             if len(rows) < page:
                 return
-            start, page = rows[-1][0] + b"\x00", min(page * 4, _LAST_PAGE)
+            start, page = rows[-1][0] + b"\x00", min(page * 4, _MAX_PAGE)
 
     def _value(self, query: str, key: str | bytes) -> bytes | None:
         with self._lock, self._border:
@@ -273,14 +273,14 @@ class SqliteDocuments:
 
     def _write(self, put: str, delete: str, rows: Mapping[Any, bytes | None]) -> None:
         """Write rows, and delete rows with the value None."""
-        # In key order, so that SQLite visits each of its pages once.
+        # Sort by key, so that SQLite visits each database page once.
         keys = sorted(rows)
         self.connection.executemany(put, ((key, rows[key]) for key in keys if rows[key] is not None))
         self.connection.executemany(delete, ((key,) for key in keys if rows[key] is None))
 
     @contextmanager
     def _begin(self, kind: str) -> Iterator[None]:
-        """Run a transaction of SQLite, or a part of this thread's current one."""
+        """Run the block in a new SQLite transaction, or in the current transaction of this thread."""
         with self._lock, self._border:
             if self.connection.in_transaction:
                 yield
@@ -290,7 +290,7 @@ class SqliteDocuments:
                 yield
                 self.connection.execute("COMMIT")
             except BaseException:
-                # No effect if SQLite itself has rolled back, as it does on a full disk.
+                # This has no effect if SQLite has already rolled back, as on a full disk.
                 self.connection.rollback()
                 raise
 
@@ -309,7 +309,7 @@ def _decompress(key: bytes, value: bytes) -> bytes:
 def _prepare(folder: Path) -> None:
     """Create the folder and an empty file that only this user can read.
 
-    An existing file is not opened here: closing it again would drop the locks that this process holds on it.
+    Do not open an existing file here: closing it would release the locks that this process holds on it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -319,5 +319,5 @@ def _prepare(folder: Path) -> None:
             kind = StateUnavailable if is_full(error) else StateError
             raise kind(
                 f"the state folder {folder} cannot be created: {error}.",
-                "Name a folder you may write in janitor.state.",
+                "Set janitor.state to a folder that you can write.",
             ) from error
