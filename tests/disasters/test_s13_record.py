@@ -40,7 +40,7 @@ def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(
     first, moved = (janitor(store, side=side, state=state) for state in states)
     first.engine.adopt()
     [reason] = reasons(moved, adopt=True)
-    assert f"another state has adopted this store, {tmp_path / 'first'}, " in reason
+    assert f"another state has adopted this store: {tmp_path / 'first'}; " in reason
     assert "set janitor.state to it; if it is lost: janitor adopt" in reason
     assert orders.times() == [NOW_MS - 2 * DAY, NOW_MS]
     moved.engine.adopt()

@@ -209,10 +209,7 @@ def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pyte
     assert store.message.can_compact_concurrently or seen == [proven]
     assert (proven.made_ms, report.boundary) == (NOW_MS, proven.bound)
     assert report.errors == [
-        (
-            "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: No space "
-            "left on device."
-        )
+        "the rows are deleted, but the compaction failed, so their disk space is not free yet: No space left on device."
     ]
     [run] = kit.state.runs(1)
     assert (run.result, [*run.errors]) == ("partial", report.errors)

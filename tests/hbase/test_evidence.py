@@ -118,7 +118,9 @@ def test_claim_stands_while_regions_split_and_merge(
         )
         [lowest, *_] = kit.engine.boundary()[1].limits
         assert (lowest.bound, lowest.start) == (INVALID - 7, b"\x03")
-        reason = f"invalid transaction {INVALID - 6} has a row that had to stay, in keys from 03 to 04 (salt 3)"
+        reason = (
+            f"invalid transaction {INVALID - 6} has a row that could not be inverted, in keys from 03 to 04 (salt 3)"
+        )
         assert lowest.reason == reason
         assert lowest.region.startswith(f"{table},\\x03,")
         clock = ManualClock(NOW_MS + 1, monotonic_ms=DAY)

@@ -301,7 +301,7 @@ def test_broken_connection_among_many_cannot_tell(again: Open, calls: list[Calla
         broken()
 
     calls[1] = once("checkAndPut", broken_among_many)
-    with pytest.raises(StateError, match="others have written since"):
+    with pytest.raises(StateError, match="other processes have written since"):
         state.add_counters({ONE: 1})
     assert other.counters() == {ONE: 1}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from janitor.report import Report
 from janitor.rules.policy import Hold
-from janitor.sweep.run import LEAST_WINDOW_MS
+from janitor.sweep.run import MIN_WINDOW_MS
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -191,7 +191,7 @@ def test_patient_passes_differ_by_the_allowed_lateness(gaps: list[int], ttls: tu
         assert exact <= lazy, "nothing went early"
         for number, time_ms in lazy - exact:
             late_ms = now_ms - time_ms - ttls[number] * 1000
-            assert late_ms <= max(LEAST_WINDOW_MS, ttls[number] * 10)
+            assert late_ms <= max(MIN_WINDOW_MS, ttls[number] * 10)
     last, total = played([*gaps, DAY], ttls, is_patient=False)
     assert (late[-1], deleted) == (last[-1], total)
 
@@ -212,7 +212,7 @@ def test_invalid_row_that_waits_is_inverted_before_a_claim(store: MemoryStore) -
     [(key, _)] = orders.messages()
     store.message.put([(key.pack(), MessageValue(invalid, b"x"))])
     kit.snapshots.invalid = [invalid]
-    report = patient(kit, LEAST_WINDOW_MS - 1)
+    report = patient(kit, MIN_WINDOW_MS - 1)
     assert orders.pointers() == [invalid], "it goes soon"
     assert report.boundary is not None
     assert report.boundary < invalid

@@ -125,7 +125,7 @@ def test_boundary_of_a_bound_below_one_is_none_with_the_reason(bound: int, prove
     assert boundary.bound == proven
     assert bool(boundary.obstacles) is (proven is None)
     if proven is None:
-        assert boundary.obstacles == (f"nothing can be proven: {boundary.limits[0].reason}",)
+        assert boundary.obstacles == (f"no boundary can be proven: {boundary.limits[0].reason}",)
         assert boundary.limits[0].bound == bound
 
 
@@ -134,7 +134,7 @@ def test_given_the_first_id_open_when_asked_then_nothing_is_proven() -> None:
     assert boundary.bound is None
     raised = "a full pass after its lifetime raises the boundary"
     assert boundary.obstacles == (
-        f"nothing can be proven: the client of invalid transaction 1 may still write; {raised}",
+        f"no boundary can be proven: the client of invalid transaction 1 may still write; {raised}",
     )
 
 

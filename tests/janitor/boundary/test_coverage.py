@@ -188,7 +188,7 @@ def test_boundary_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
     assert proven.bound == OLD - 1
     [lowest, *_] = kit.engine.boundary()[1].limits
     assert lowest.reason.startswith(
-        f"invalid transaction {OLD} has a row that had to stay, in keys from {number:02x} to "
+        f"invalid transaction {OLD} has a row that could not be inverted, in keys from {number:02x} to "
     )
 
 

@@ -36,11 +36,11 @@ def protect(kit: CommandKit) -> None:
     [
         (
             lambda kit: change(kit, lambda orders: orders.describe(ttl_seconds=86399)),
-            "topic default:orders has a ttl of 86399 s, the plan says 86400 s",
+            "topic default:orders has a ttl of 86399 s, the plan has 86400 s",
         ),
         (
             lambda kit: change(kit, lambda orders: orders.describe(ttl_seconds=86400, generation=2)),
-            "topic default:orders is at generation 2, the plan at 1",
+            "topic default:orders has generation 2, the plan has 1",
         ),
         (
             lambda kit: change(kit, lambda orders: orders.write_metadata(b"{}")),
@@ -60,7 +60,7 @@ def test_apply_of_a_stale_plan_is_refused(kit: CommandKit, move: Callable[[Comma
     assert (refused.code, refused.out) == (3, "")
     assert (
         f"error: the plan was not applied: {named}. [TMS-PLAN-REFUSED]\n"
-        "hint: Make a new one: janitor plan --out FILE --config janitor.yaml\n" in refused.err
+        "hint: Make a new plan: janitor plan --out FILE --config janitor.yaml\n" in refused.err
     )
     assert kit.janitor("inspect message --format json").json["rows"] == before
 

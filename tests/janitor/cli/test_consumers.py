@@ -50,7 +50,7 @@ def test_plan_and_run_hold_and_show_what_a_consumer_has_not_read(consumer: Comma
     shown = consumer.janitor("run --once --adopt").out
     assert "for a consumer" in shown
     assert (
-        "consumer: default:orders keeps messages that consumer billing has not read, for at most 172800 s after "
+        "consumer: default:orders keeps messages that consumer billing has not read, for up to 172800 s after "
         "their ttl" in shown
     )
     assert messages(consumer) == [NOW_MS - 2 * DAY, NOW_MS - 3 * 60 * MINUTE, NOW_MS - MINUTE]

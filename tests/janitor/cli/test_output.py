@@ -207,7 +207,7 @@ def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logge
     (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
     said = kit.janitor("run --once --log-format text").err
     assert "ERROR adoption: this store is not adopted yet" in said
-    assert "WARNING snapshot: passed over snapshot.1699999999999" in said
+    assert "WARNING snapshot: skipped snapshot.1699999999999" in said
 
 
 def test_clone_without_links_says_that_it_copied(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -479,7 +479,7 @@ def test_audit_that_fails_keeps_the_list(ready: FeedbackKit, monkeypatch: pytest
     with monkeypatch.context() as broken:
         broken.setattr(ready.store.message, "read", fail_for_the_audit)
         report = ready.run()
-    assert said(report) == ["some proven transactions stay on the invalid list: the disk is gone."]
+    assert said(report) == ["proven transactions could not be removed from the invalid list: the disk is gone."]
     assert (report.errors, ready.invalid()) == ([], ready.aborted)
     assert ready.run().truncated == 2
 

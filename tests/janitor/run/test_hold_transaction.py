@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from janitor.rules.policy import Frontier, Hold
-from janitor.sweep.transactions import SEEN_MS, DecidedTransactions, decided, until_decided
+from janitor.sweep.transactions import SEEN_MS, DecidedTransactions, limit_to_decided, update_decided
 from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, pointer, visibility
 from tests.janitor.run.served_store import ServedStore
 from tests.kit.messaging import ORDERS
@@ -75,24 +75,24 @@ def test_late_commit_is_seen_for_five_minutes(stack: ExitStack, own_ttl: int | N
 def test_decided_by_an_old_snapshot_moves_to_its_time() -> None:
     allowance_ms = LIFETIME.allowance_ms
     open_since = pointer(NOW_MS - MINUTE)
-    first = decided(NOW_MS, None, visibility(NOW_MS, in_progress=[open_since]), LIFETIME)
+    first = update_decided(NOW_MS, None, visibility(NOW_MS, in_progress=[open_since]), LIFETIME)
     over_ms = NOW_MS - HOUR - allowance_ms - SEEN_MS
     assert first == DecidedTransactions(over_ms, NOW_MS - MINUTE - allowance_ms, NOW_MS)
-    soon = decided(NOW_MS + SEEN_MS - 1, first, visibility(NOW_MS + SEEN_MS - 1), LIFETIME)
+    soon = update_decided(NOW_MS + SEEN_MS - 1, first, visibility(NOW_MS + SEEN_MS - 1), LIFETIME)
     assert soon == replace(first, before_ms=over_ms + SEEN_MS - 1)
-    later = decided(NOW_MS + SEEN_MS, first, visibility(NOW_MS + SEEN_MS), LIFETIME)
+    later = update_decided(NOW_MS + SEEN_MS, first, visibility(NOW_MS + SEEN_MS), LIFETIME)
     assert later == DecidedTransactions(first.next_ms, NOW_MS + SEEN_MS - allowance_ms, NOW_MS + SEEN_MS)
 
 
 def test_decided_by_an_older_snapshot_starts_again_without_loss() -> None:
     known = DecidedTransactions(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
-    found = decided(NOW_MS, known, visibility(NOW_MS - 1), LIFETIME)
+    found = update_decided(NOW_MS, known, visibility(NOW_MS - 1), LIFETIME)
     assert found == DecidedTransactions(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
 
 
 def test_given_a_frontier_when_lowered_then_only_to_where_transactions_have_ended() -> None:
     frontier = Frontier(NOW_MS, Cutoff(100), Cutoff(100), 1)
-    assert until_decided(frontier, 100).hold is None
-    lowered = until_decided(frontier, 99)
+    assert limit_to_decided(frontier, 100).hold is None
+    lowered = limit_to_decided(frontier, 99)
     assert (lowered.cutoff, lowered.hold, lowered.decided_ms) == (Cutoff(99), Hold.TRANSACTION, 99)
     assert frontier.decided_ms == LONG_MAX

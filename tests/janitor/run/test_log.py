@@ -133,7 +133,7 @@ def left_alone(unknown_row_log: int) -> Kit:
 
 
 def named(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("left alone")]
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("skipped")]
 
 
 def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,8 +141,8 @@ def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureF
     kit = left_alone(1)
     kit.engine.run_once(adopt=True)
     assert named(caplog) == [
-        "left alone: a row of the message table with an unrecognized key: 2330303030",
-        "left alone: rows of topic default:lost, which has no metadata that can be read",
+        "skipped a row of the message table with an unrecognized key: 2330303030",
+        "skipped rows of topic default:lost, which has no readable metadata",
     ]
     kit.engine.preview()
     assert len(named(caplog)) == 2
@@ -158,7 +158,7 @@ def test_log_of_a_topic_made_meanwhile_does_not_name_it(caplog: pytest.LogCaptur
 
     watch(kit.store, before=make)
     kit.engine.run_once(adopt=True)
-    lost = "left alone: rows of topic default:lost, which has no metadata that can be read"
+    lost = "skipped rows of topic default:lost, which has no readable metadata"
     assert named(caplog) == [lost]
 
 

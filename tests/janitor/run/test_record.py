@@ -130,8 +130,8 @@ def test_counters_that_cannot_be_saved_wait(
     assert kit.engine.run_once(adopt=True).errors == []
     assert (told, counter(kit, "rows_deleted_total")) == ([0] * 5, 10)
     assert [record.getMessage() for record in caplog.records].count(
-        "the counters of this run do not change in the metrics until it ends, because they cannot be saved: the disk "
-        "is full."
+        "the metrics show the counters of this run only after the run, because they could not be saved: "
+        "the disk is full."
     ) == 1
 
 

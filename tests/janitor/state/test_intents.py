@@ -114,7 +114,7 @@ def test_damaged_line_stays_in_the_file_and_is_reported_by_number(
         file.write_bytes(b"".join(lines))
         assert state.intents() == [SECOND]
         state.clear_intents()
-        assert f"1 damaged lines of {file} are kept (lines 4):" in caplog.text
+        assert f"kept 1 damaged lines of {file} (lines 4):" in caplog.text
         monkeypatch.setattr(state.driver.loose, "_allowed", 0)
         state.intend(FIRST)
         assert state.intents() == [FIRST]
@@ -163,7 +163,7 @@ def test_line_written_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_file_of_a_long_run_stays_small_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loose, "_MOST_BYTES", 2_000)
+    monkeypatch.setattr(loose, "_REWRITE_BYTES", 2_000)
     with SqliteState(tmp_path) as state:
         state.begin_run(RunRecord("run", "apply", 1))
         state.intend(FIRST)
@@ -190,8 +190,8 @@ def test_given_the_end_of_a_run_then_the_file_goes_with_the_last_announcement(tm
 
 
 def test_threads_during_a_rewrite_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loose, "_MOST_BYTES", 500)
-    monkeypatch.setattr(loose, "_MOST_TIMES", 1)
+    monkeypatch.setattr(loose, "_REWRITE_BYTES", 500)
+    monkeypatch.setattr(loose, "_REWRITE_RATIO", 1)
     with SqliteState(tmp_path) as state, ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(state.intend, entry(at_ms=number)) for number in range(100)]:
             done.result()

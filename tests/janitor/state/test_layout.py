@@ -10,7 +10,7 @@ import pytest
 
 from janitor.metrics.catalogue import RESULTS
 from janitor.rules.policy import Hold, Reason, Rule
-from janitor.state.base import _OF_STORE
+from janitor.state.base import _STORE_VALUES
 from janitor.state.hbase.root import LAYOUT
 from janitor.state.records import MessagesLeft, Note, RunRecord, StoreBytes
 from janitor.state.sqlite.state import SCHEMA_VERSION
@@ -34,7 +34,7 @@ NAMES = """
 
 def test_names_of_stored_values_are_those_of_the_layouts() -> None:
     recorded = {field.name for kind in (RunRecord, StoreBytes, MessagesLeft) for field in fields(kind)}
-    names = {*Note, *_OF_STORE, *Rule, *Reason, *Hold, *RESULTS, *pack(report()), *recorded}
+    names = {*Note, *_STORE_VALUES, *Rule, *Reason, *Hold, *RESULTS, *pack(report()), *recorded}
     assert (SCHEMA_VERSION, LAYOUT) == LAYOUTS
     assert names == set(NAMES.split())
 

@@ -215,7 +215,7 @@ def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layou
 
 def test_given_another_programs_database_when_opened_then_nothing_is_written_into_it(tmp_path: Path) -> None:
     before = change(tmp_path, "CREATE TABLE theirs (a)")
-    with pytest.raises(StateError, match="another program's database"):
+    with pytest.raises(StateError, match="a database of another program"):
         SqliteState(tmp_path)
     assert file_of(tmp_path).read_bytes() == before
 

@@ -84,7 +84,7 @@ def test_unread_messages_are_held_and_shown(shop: Shop) -> None:
         [note] = [note for note in report.guards if note.guard == "consumer"]
         assert (
             note.message
-            == "default:orders keeps messages that consumer billing has not read, for at most 7200 s after their ttl"
+            == "default:orders keeps messages that consumer billing has not read, for up to 7200 s after their ttl"
         )
     assert shop.orders.times() == [*times[2:], NOW_MS]
     read(shop, MessageId(times[3], 3))
@@ -312,7 +312,7 @@ def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named()
     notes = [note.message for note in kit_of(shop).engine.preview().guards if note.guard == "consumer"]
     assert len(notes) == 21
     assert notes[0].startswith("default:t00 keeps")
-    assert notes[20] == "and 5 topics more wait for consumers"
+    assert notes[20] == "5 more topics keep unread messages"
 
 
 def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(shop: Shop, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from janitor.rules.policy import Rule
 from janitor.state.records import OpenIdRecord
-from janitor.sweep.steps import PAGES_TOGETHER
+from janitor.sweep.steps import PAGES_PER_BATCH
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, fail_at, janitor, pointer, topic, unknown_topic, watch
 from tms_core.errors import StoreError
 from tms_core.tables.memory import MemoryStore
@@ -58,13 +58,13 @@ def test_closed_id_that_is_listed_for_a_year_stays_closed(kit: Kit) -> None:
 
 def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(orders: Topic) -> None:
     kit = janitor(orders.store, batch_rows=4)
-    for number in range(PAGES_TOGETHER * 12):
+    for number in range(PAGES_PER_BATCH * 12):
         orders.tx(OLD if number % 8 == 0 else OLD - 1, NOW_MS - HOUR + number)
     kit.snapshots.invalid = [OLD]
     before = orders.store.calls["invert"]
     report = kit.engine.run_once(adopt=True)
-    assert report.total(Rule.INVALID_TRANSACTION) == PAGES_TOGETHER * 12 // 8
-    assert orders.store.calls["invert"] - before == PAGES_TOGETHER * 12 // 8 // 4
+    assert report.total(Rule.INVALID_TRANSACTION) == PAGES_PER_BATCH * 12 // 8
+    assert orders.store.calls["invert"] - before == PAGES_PER_BATCH * 12 // 8 // 4
 
 
 def test_topic_that_failed_is_left_for_the_rest_of_the_step() -> None:

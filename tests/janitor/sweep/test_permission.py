@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.executor import HEARTBEAT_MS, LONGEST_SLEEP_SECONDS, Pacer, Permission
+from janitor.sweep.executor import HEARTBEAT_MS, MAX_SLEEP_SECONDS, Pacer, Permission
 from tests.builders import DAY, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseLost
@@ -121,7 +121,7 @@ def test_given_a_long_wait_when_paid_then_it_is_slept_in_pieces(rows: int, sleep
     clock = Sleepy()
     Pacer(1000, clock).pay(rows)
     assert clock.sleeps == pytest.approx(sleeps)
-    assert max(clock.sleeps) <= LONGEST_SLEEP_SECONDS == 1.0
+    assert max(clock.sleeps) <= MAX_SLEEP_SECONDS == 1.0
 
 
 @pytest.mark.parametrize(
