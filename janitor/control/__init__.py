@@ -1,1 +1,1 @@
-"""The unix socket on which commands reach the process that holds a store: HTTP, with values as JSON by their types."""
+"""The unix socket through which commands call the process that holds a store: HTTP with typed JSON values."""

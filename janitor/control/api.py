@@ -1,12 +1,12 @@
-"""The questions and decisions that a janitor accepts, for an engine in this process or behind a socket.
+"""The queries and decisions that a janitor accepts, in the same process or through a socket.
 
-Commands use only this interface. The names of its methods are also those of the protocol, and their annotations
-determine how arguments and results are decoded (``janitor.state.values``), so there is one definition of all calls.
+Commands use only this interface. The protocol has the same method names, and the annotations determine how arguments
+and results are decoded (``janitor.state.values``), so there is one definition of all calls.
 
-A call is ``POST /control/METHOD`` with the body ``{"protocol", "params"}``. The response is one JSON object per line:
-any number of ``{"progress": {...}}``, then ``{"result": ...}`` or ``{"error": {"kind", "message", "hint"}}``. A
-response without that last line means that the janitor has died. Calls are independent of each other. Kinds of errors
-are a closed table, so a response can only raise errors of this project.
+A call is ``POST /control/METHOD`` with the body ``{"protocol", "params"}``. The response has one JSON object per line:
+any number of ``{"progress": {...}}``, then ``{"result": ...}`` or ``{"error": {"kind", "message", "hint"}}``. If this
+last line is missing, the janitor has died. Calls are independent of each other. Kinds of errors are a closed table, so
+a response can raise only errors of this project.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-#: Increased whenever the two sides can no longer understand each other; the form in the docstring above stays.
+#: The protocol version, increased by each incompatible change; the format in the docstring above stays.
 PROTOCOL = 2
 #: The socket's name in the state folder.
 SOCKET_NAME = "control.sock"
-#: The longest socket address of the kernel, in bytes (``sun_path`` without its last zero).
+#: The maximum length of a socket address in the kernel, in bytes (``sun_path`` without the final zero).
 MAX_ADDRESS_BYTES = 107
 
 #: The interval at which a waiting decision checks whether it may start, in seconds.
 LOOK_SECONDS = 0.2
-#: Decisions that wait until no run is in progress.
+#: The decisions that wait until no run is in progress.
 WAITING = frozenset({"adopt", "apply", "restore"})
 
 logger = logging.getLogger(__name__)
 
 
 class ReadEngine(Protocol):
-    """The questions of an engine; they do not change the store (:class:`~janitor.run.questions.Questions`)."""
+    """The queries of an engine, which do not change the store (:class:`~janitor.run.questions.Questions`)."""
 
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
@@ -78,7 +78,7 @@ class ReadEngine(Protocol):
 
 
 class OperatorCommands(Protocol):
-    """The decisions of an operator, and the commands that write because of them."""
+    """The decisions of operators, and the commands that carry them out."""
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]: ...
 
@@ -92,14 +92,14 @@ class OperatorCommands(Protocol):
 
 
 class AnyEngine(ReadEngine, OperatorCommands, Protocol):
-    """The interface of an engine, in this process or another one."""
+    """The interface of an engine, in this process or in another process."""
 
 
 class Decider(OperatorCommands, Protocol):
-    """The engine, or its wrapper, that makes decisions in the process that holds the store."""
+    """The engine, or its wrapper, that carries out decisions in the process that holds the store."""
 
     def at_work(self) -> bool:
-        """Return whether a run is in progress, for which a decision of ``WAITING`` has to wait."""
+        """Return whether a run is in progress, so that the decisions in ``WAITING`` must wait."""
         ...
 
 
@@ -111,11 +111,11 @@ class Views(Protocol):
         ...
 
     def refresh_status(self) -> None:
-        """Collect the status again, because shown data has changed."""
+        """Collect the status again, because its data has changed."""
         ...
 
     def sweep_now(self) -> None:
-        """Start a sweep as soon as possible; return before it has started."""
+        """Request a sweep as soon as possible; return before it starts."""
         ...
 
 
@@ -125,7 +125,7 @@ class Greeting(NamedTuple):
     Attributes:
         version: the version of the package.
         pid: the process id.
-        store: the identity of the store it holds (``Store.identity``).
+        store: the identity of its store (``Store.identity``).
         settings: the digest of its settings (``janitor.settings.config_digest``).
     """
 
@@ -140,7 +140,7 @@ def methods(kind: type) -> frozenset[str]:
     return frozenset(name for name in vars(kind) if not name.startswith("_"))
 
 
-#: Calls that change something: the decisions, and an early sweep.
+#: Calls with effects, which the audit log records: decisions, backups, and requested sweeps.
 DECISIONS = methods(OperatorCommands) | {"back_up", "sweep_now"}
 
 #: Makes an engine for one query, from an observer and a stop condition.
@@ -150,42 +150,42 @@ MakeReader = Callable[[Observer, Callable[[], bool]], ReadEngine]
 class Observers:
     """An observer that also notifies the client of the call that this thread handles.
 
-    An engine that writes has one observer for its whole life, and calls it in the working thread.
+    An engine that writes has one observer during its lifetime, and calls it in the working thread.
 
     Args:
-        always: notified of all progress.
+        permanent: receives all progress.
     """
 
-    def __init__(self, always: Observer = ignore_progress) -> None:
-        self._always = always
-        self._asking = threading.local()
+    def __init__(self, permanent: Observer = ignore_progress) -> None:
+        self._permanent = permanent
+        self._of_call = threading.local()
 
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
-        self._always(phase, topic, rows)
-        asking: Observer = getattr(self._asking, "observer", ignore_progress)
-        asking(phase, topic, rows)
+        self._permanent(phase, topic, rows)
+        observe: Observer = getattr(self._of_call, "observer", ignore_progress)
+        observe(phase, topic, rows)
 
     @contextmanager
     def joined(self, observer: Observer) -> Iterator[None]:
-        """Also notify this observer of the work of this thread while the block runs."""
-        self._asking.observer = observer
+        """Notify this observer, too, of the progress of this thread inside the block."""
+        self._of_call.observer = observer
         try:
             yield
         finally:
-            del self._asking.observer
+            del self._of_call.observer
 
 
 class ControlBackend(NamedTuple):
-    """The parts that the socket's server calls.
+    """The objects that the server of the socket calls.
 
     Attributes:
         decider: the engine that writes; stop it before the server, which waits for it.
-        make_reader: makes an engine that cannot write, for one question.
+        make_reader: creates a read-only engine for one query.
         views: the views of the process.
         greeting: the identity of the process (:func:`greeting`).
         observers: the observers of the writing engine, so that a client sees the progress of its run.
-        page: the status page and its API; None: there is no page.
-        back_up: writes a backup into a new folder, and returns its bytes. None: there is nothing to back up.
+        page: the status page and its API; None without a page.
+        back_up: writes a backup into a new folder, and returns its size in bytes; None if backups are not possible.
     """
 
     decider: Decider
@@ -219,13 +219,13 @@ def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer,
         raise not_understood(str(error)) from error
     arguments = request.get("params") if isinstance(request, dict) else None
     if not isinstance(arguments, dict):
-        raise not_understood("it has no params")
+        raise not_understood("params are missing")
     if request.get("protocol") != PROTOCOL:
         pid, version = backend.greeting.pid, backend.greeting.version
         raise StoreBusy(
-            f"The janitor that holds the store (process {pid}, version {version}) speaks protocol {PROTOCOL}, this one "
-            f"{request.get('protocol')}.",
-            "Use one version for both: restart the one that holds the store.",
+            f"The janitor that holds the store (process {pid}, version {version}) uses protocol {PROTOCOL}, this "
+            f"command {request.get('protocol')}.",
+            "Use the same version for both: restart the janitor that holds the store.",
         )
     if method in methods(ReadEngine):
         reader = backend.make_reader(observe, disconnect.is_set)
@@ -236,7 +236,7 @@ def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer,
 
 
 def _serve(backend: ControlBackend, method: str, arguments: Mapping[str, Any]) -> Any:
-    """Execute the calls that need no engine."""
+    """Execute the calls that do not need an engine."""
     if method == "hello":
         return values.pack(backend.greeting)
     if method == "status":
@@ -249,13 +249,13 @@ def _serve(backend: ControlBackend, method: str, arguments: Mapping[str, Any]) -
     if method == "back_up" and backend.back_up is not None:
         logger.info("received backup on the control socket")
         return backend.back_up(Path(str(arguments.get("folder"))))
-    raise not_understood(f"there is no method {method}")
+    raise not_understood(f"method {method} does not exist")
 
 
 def _decide(
     backend: ControlBackend, method: str, arguments: Mapping[str, Any], observe: Observer, disconnect: Event
 ) -> Any:
-    """Execute a decision with the writing engine; once started, it finishes even if the client disconnects."""
+    """Execute a decision with the writing engine; after its start it finishes even if the client disconnects."""
     if method in WAITING:
         _wait(backend.decider, observe, disconnect)
     logger.info("received %s on the control socket", method)
@@ -266,7 +266,11 @@ def _decide(
 
 
 def _wait(decider: Decider, observe: Observer, disconnect: Event) -> None:
-    """Wait until no run is active; the request of a client that disconnects in the meantime is dropped."""
+    """Wait until no run is in progress.
+
+    Raises:
+        StopRequested: the client has disconnected, or the janitor is stopping.
+    """
     while decider.at_work() and not disconnect.is_set():
         observe("wait", None, 0)
         disconnect.wait(LOOK_SECONDS)
@@ -288,12 +292,12 @@ def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, A
 
 def not_understood(why: str) -> TmsError:
     """Return the error for an invalid request."""
-    return TmsError(f"The request was not understood: {why}.")
+    return TmsError(f"The request is invalid: {why}.")
 
 
 @contextmanager
 def address(folder: Path) -> Iterator[str]:
-    """Yield the address of a state folder's socket, while the block runs.
+    """Yield the address of the socket in a state folder, valid inside the block.
 
     The kernel accepts 107 bytes. For a longer path, the address uses an open handle of the folder.
 

@@ -1,9 +1,9 @@
 """A client of a janitor in another process, with the interface of an engine.
 
-Each call has its own connection, so nothing is kept alive between two calls, and either side may restart. A response is
-read completely before it is decoded, so its result is printed completely or not at all.
+Each call opens a connection, so either side may restart between two calls. A response is read completely before it is
+decoded, so a command prints the complete result or nothing.
 
-The HTTP library is imported on the first call, because that takes a tenth of a second, and most commands find no
+The HTTP library is imported on the first call, because the import takes a tenth of a second, and most commands find no
 running janitor.
 """
 
@@ -36,8 +36,8 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     import httpx2
 
-#: How long to wait for a janitor's greeting, and for its next sign while it works, in seconds. A working janitor sends
-#: a sign every few seconds.
+#: The timeouts for a greeting and for the next line of a response, in seconds; a working janitor sends a line every few
+#: seconds.
 GREETING_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
 #: The errors of a connection to a socket on which no process listens.
@@ -54,7 +54,7 @@ class Caller:
     Args:
         folder: the state folder.
         observer: receives the progress.
-        answer_seconds: how long the janitor may be silent.
+        answer_seconds: the timeout for the next line of a response.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Caller:
         self._answer_seconds = answer_seconds
 
     def greeting(self) -> Greeting | None:
-        """Return the identity of the listening janitor; None: no janitor listens.
+        """Return the identity of the listening janitor; None if no janitor listens.
 
         Raises:
-            StoreBusy: a janitor listens, and does not respond, has another version, or belongs to another user.
-            StoreError: the response is not a janitor's.
+            StoreBusy: a janitor listens but does not respond, has another version, or belongs to another user.
+            StoreError: the response is not a response of a janitor.
         """
         if not self._path.exists():
             return None
@@ -79,10 +79,10 @@ class Caller:
             return None
 
     def ask(self, method: str, kind: type[T], **arguments: Any) -> T:
-        """Send one call; return its result.
+        """Send a call; return its result.
 
         Args:
-            method: the method's name in the protocol.
+            method: the name of the method in the protocol.
             kind: the type of the result.
 
         Raises:
@@ -129,8 +129,8 @@ class Caller:
         except httpx2.TimeoutException as error:
             raise self._silent() from error
         except httpx2.RemoteProtocolError as error:
-            # A response that is not HTTP is not a janitor's; if the connection closed before or in the response, the
-            # janitor has stopped.
+            # If the connection closed before or during the response, the janitor has stopped. Otherwise the response is
+            # not HTTP, so another program listens.
             if is_started or "disconnected" in str(error):
                 raise ConnectionResetError("the other side closed the connection") from error
             raise self._not_understood(error) from error
@@ -141,7 +141,7 @@ class Caller:
     def _connect(self, answer_seconds: float) -> Iterator[str]:
         """Yield the address of the socket, if a process listens on it.
 
-        It connects once itself, because the HTTP library does not close a socket that it could not connect.
+        Test the connection first, because the HTTP library does not close a socket that it could not connect.
         """
         try:
             with api.address(self.folder) as uds:
@@ -156,7 +156,7 @@ class Caller:
         except PermissionError as error:
             raise StoreBusy(
                 f"The janitor that holds the store runs as another user, and only that user may use {self._path}.",
-                "Run this as that user.",
+                "Run this command as that user.",
             ) from error
         except OSError as error:
             raise StoreError(
@@ -166,8 +166,8 @@ class Caller:
 
     def _silent(self) -> StoreBusy:
         return StoreBusy(
-            f"The janitor that holds the store does not answer on {self._path}.",
-            "Look at its log; if it hangs, restart it.",
+            f"The janitor that holds the store does not respond on {self._path}.",
+            "Check its log; if it hangs, restart it.",
         )
 
     def _not_understood(self, error: Exception) -> StoreError:
@@ -196,8 +196,8 @@ class RemoteEngine:
     """An engine in another process (``janitor.control.api.AnyEngine``).
 
     Args:
-        caller: the connection to it.
-        greeting: its identity.
+        caller: the client of that process.
+        greeting: the identity of that process.
     """
 
     def __init__(self, caller: Caller, greeting: Greeting) -> None:
@@ -207,7 +207,7 @@ class RemoteEngine:
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> PlanResult:
-        """Return a plan by the other janitor's settings, which ``digest`` then names."""
+        """Return a plan with the settings of the other janitor, whose digest replaces ``digest``."""
         settings = self.greeting.settings or digest
         return self._caller.ask("plan", PlanResult, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
 
@@ -263,5 +263,5 @@ class RemoteEngine:
         try:
             yield
         except KeyboardInterrupt:
-            logger.warning("process %d finishes its current work; see janitor status", self.greeting.pid)
+            logger.warning("process %d finishes the command; its progress: janitor status", self.greeting.pid)
             raise

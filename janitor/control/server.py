@@ -1,13 +1,13 @@
 """The control socket's server, in the process that holds a store.
 
-LevelDB lets one process open a store, so other commands have to ask that process. It listens on a socket in its state
-folder, which only its own user may use. A separate thread handles each call, so a long audit does not delay the status.
-A few clients at a time are enough for an operator and a timer; further clients are rejected. The socket also serves the
-status page and its API.
+LevelDB lets only one process open a store, so other commands send their calls to that process. It listens on a socket
+in its state folder, which only its own user may use. A separate thread handles each call, so a long audit does not
+delay the status. The server rejects clients above a small limit, which suffices for an operator and a timer. The socket
+also serves the status page and its API.
 
-No client can stop the janitor or delay its work: requests are checked, and unread responses are dropped. Questions use
-a separate engine over the store's read-only interface, so they cannot change anything or wait for a sweep (invariant
-S5). Decisions use the sweeping engine, which does one thing at a time.
+No client can stop the janitor or delay its work: requests are checked, and unread responses are dropped. Queries use a
+separate engine with the read-only interface of the store, so they cannot change data and do not wait for a sweep
+(invariant S5). Decisions use the sweeping engine, which executes one operation at a time.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from tms_core.topic import TopicId
 from tms_core.web.protocol import HttpProtocol, abort_of
 from tms_core.web.thread import ServerThread
 
-#: The number of clients that are served at once.
+#: The maximum number of concurrent calls.
 MAX_CLIENTS = 16
 #: The time limit for a client to complete its request, in seconds.
 REQUEST_SECONDS = 10
 #: The time limit for a client to read its response, in seconds.
 ANSWER_SECONDS = 30.0
-#: The interval at which every client gets a sign that its janitor works, in seconds.
+#: The maximum interval between two lines of a response, in seconds.
 PULSE_SECONDS = 5.0
-#: The shortest interval of progress messages, in seconds: a terminal shows no more.
+#: The minimum interval between two progress messages, in seconds.
 PROGRESS_SECONDS = 0.1
-#: How long a stop waits for running calls, in seconds; queries stop within a page, and runs within a batch.
+#: The time that a stop waits for running calls, in seconds; queries stop within a page, and runs within a batch.
 STOP_SECONDS = 30.0
-#: How long it then waits for clients to read the responses, in seconds.
+#: The time that a stop then waits for clients to read the responses, in seconds.
 LAST_SECONDS = 5
 
 _CREDENTIALS = struct.Struct("iII")
@@ -68,7 +68,7 @@ class ControlServer:
         folder: the state folder.
         backend: executes the calls.
         request_seconds: the time limit for a client to complete its request.
-        pulse_seconds: the interval at which every client gets a sign that this janitor works.
+        pulse_seconds: the maximum interval between two lines of a response.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ControlServer:
         self._pulse_seconds = pulse_seconds
         self._stopping = Event()
         self._lock = Lock()
-        self._under_way: dict[_RunningCall, Thread] = {}
+        self._running: dict[_RunningCall, Thread] = {}
         self._server: ServerThread | None = None
         self._inode = 0
 
@@ -104,7 +104,7 @@ class ControlServer:
             except OSError as error:
                 raise StoreError(
                     f"The control socket {self._path} cannot be created: {error.strerror or error}.",
-                    "Put the state (janitor.state) into a folder of your own on a local disk.",
+                    "Set janitor.state to a folder that you own, on a local disk.",
                 ) from error
             stack.pop_all()
         config = uvicorn.Config(
@@ -122,26 +122,26 @@ class ControlServer:
         )
         self._server = ServerThread(config, listening, "control", give_up_seconds=LAST_SECONDS + 1)
         if not self._server.start():
-            raise StoreError(f"The control socket {self._path} cannot be created.", "The log has the reason.")
+            raise StoreError(f"The control socket {self._path} cannot be created.", "Check the log for the reason.")
 
     def stop(self) -> None:
-        """Reject further calls, stop running ones, and remove the socket; a second call does nothing."""
+        """Reject further calls, stop running calls, and remove the socket; a second call has no effect."""
         if self._server is None:
             return
         with suppress(OSError):
-            # Another janitor may have replaced the socket by its own; that one must stay.
+            # Keep the socket if another janitor has replaced it.
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
         with self._lock:
             self._stopping.set()
-            under_way = dict(self._under_way)
-        for exchange in under_way:
+            running = dict(self._running)
+        for exchange in running:
             exchange.disconnect.set()
-        ends = time.monotonic() + STOP_SECONDS
-        for thread in under_way.values():
-            thread.join(max(0.0, ends - time.monotonic()))
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in running.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                logger.warning("a response on the control socket is not finished; the janitor stops without it")
+                logger.warning("a call on the control socket did not finish in time; the janitor stops without it")
         self._server.stop()
         self._server = None
 
@@ -149,7 +149,7 @@ class ControlServer:
         with api.address(self._folder) as address:
             self._remove_stale(address)
             listening.bind(address)
-        # No client can connect before it listens, so the permissions are never open to others.
+        # Set the permissions before it listens, so that no other user can connect in between.
         self._path.chmod(0o600)
         self._inode = self._path.stat().st_ino
         listening.listen(MAX_CLIENTS)
@@ -158,17 +158,17 @@ class ControlServer:
         """Remove the socket of a dead process."""
         try:
             if not stat.S_ISSOCK(self._path.lstat().st_mode):
-                raise StoreError(f"{self._path} is not a socket.", "Remove it, if nothing else needs it.")
+                raise StoreError(f"{self._path} is not a socket.", "Remove it, if no other program needs it.")
         except FileNotFoundError:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
-                asking.connect(address)
+                probe.connect(address)
             except ConnectionRefusedError:
                 self._path.unlink()
                 return
         raise StoreBusy(
-            f"Another janitor answers on {self._path}.",
+            f"Another janitor listens on {self._path}.",
             "Give each store a separate state folder (janitor.state), or stop the other janitor.",
         )
 
@@ -187,7 +187,8 @@ class ControlServer:
                     result="refused",
                 )
                 refusal = _rejection(
-                    403, StoreBusy("The janitor that holds the store runs as another user.", "Ask as that user.")
+                    403,
+                    StoreBusy("The janitor that holds the store runs as another user.", "Run this as that user."),
                 )
                 await refusal(scope, receive, send)
             else:
@@ -196,7 +197,7 @@ class ControlServer:
         return guarded
 
     async def _answer(self, request: Request) -> Response:
-        """Start a thread for a call."""
+        """Start a thread for a call; return its response."""
         try:
             body = await _body(request)
         except ClientDisconnect:
@@ -211,19 +212,19 @@ class ControlServer:
                 return _rejection(
                     503, StopRequested("Nothing was done: the janitor is stopping.", "Try again after its restart.")
                 )
-            if len(self._under_way) >= MAX_CLIENTS:
+            if len(self._running) >= MAX_CLIENTS:
                 return _rejection(
                     503,
                     StoreBusy(
                         f"The janitor that holds the store already serves {MAX_CLIENTS} commands.", "Try again later."
                     ),
                 )
-            self._under_way[exchange] = thread
+            self._running[exchange] = thread
         thread.start()
         return _Answer(exchange, self._pulse_seconds)
 
     def _work(self, exchange: _RunningCall, method: str, body: bytes, uid: int) -> None:
-        """Execute one call; its errors affect no other call."""
+        """Execute a call; its errors do not affect other calls."""
         result = "failed"
         try:
             line = wire.encode(
@@ -234,24 +235,29 @@ class ControlServer:
             line = wire.encode_error(error)
             is_failure = isinstance(error, (StoreError, StateError, ArchiveError))
             result = "failed" if is_failure and not isinstance(error, (StoreBusy, StateBusy)) else "refused"
-        # A bug: the client gets an error, the log the traceback, and the janitor continues.
+        # A bug: send an error to the client, log the traceback, and continue.
         except Exception as error:
-            logger.exception("a query failed")
-            bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "See its log.")
+            logger.exception("a call on the control socket failed")
+            bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "Check its log.")
             line = wire.encode_error(bug)
         finally:
             with self._lock:
-                del self._under_way[exchange]
+                del self._running[exchange]
         if method in api.DECISIONS:
-            on = body.decode(errors="replace")
+            request = body.decode(errors="replace")
             audit.record(
-                audit.Event.DECISION, principal=f"uid:{uid}", address="unix", verb=method, object_=on, result=result
+                audit.Event.DECISION,
+                principal=f"uid:{uid}",
+                address="unix",
+                verb=method,
+                object_=request,
+                result=result,
             )
         exchange.finish(line)
 
 
 class _SocketProtocol(HttpProtocol):
-    """A connection whose client is identified by its user, and counts as disconnected once it closes its half."""
+    """A connection that identifies the client's user, and counts as disconnected when the client closes its half."""
 
     most: ClassVar[int] = 4 * MAX_CLIENTS
     stopping: ClassVar[Event]
@@ -259,7 +265,7 @@ class _SocketProtocol(HttpProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client = ("", peer_uid(transport.get_extra_info("socket")))
-        if self.stopping.is_set():  # uvicorn waits for late connections
+        if self.stopping.is_set():  # otherwise uvicorn would wait for this connection
             transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -267,7 +273,7 @@ class _SocketProtocol(HttpProtocol):
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Return the user of the process at the other side of a connection."""
+    """Return the user id of the process on the other side of a connection."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return int(uid)
@@ -287,9 +293,9 @@ def _rejection(status: int, error: TmsError) -> Response:
 
 
 class _RunningCall:
-    """A call between its thread and the event loop that sends its messages.
+    """A running call, shared by its thread and the event loop that sends its messages.
 
-    The thread never waits for the client, which may be suspended or gone: unsent progress is summed up.
+    The thread never waits for the client, which may be suspended or disconnected: unsent progress is summed up.
 
     Attributes:
         disconnect: set when the client has disconnected, or the janitor stops.
@@ -299,7 +305,7 @@ class _RunningCall:
         self.disconnect = Event()
         self._abort = abort
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
+        self._has_messages = asyncio.Event()
         self._lock = Lock()
         self._at: tuple[str, TopicId | None] | None = None
         self._rows = 0
@@ -328,15 +334,15 @@ class _RunningCall:
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._has_messages.set)
 
     async def lines(self, pulse_seconds: float) -> AsyncIterator[bytes]:
         """Yield the lines for the client, at least one per ``pulse_seconds``."""
         answer = None
         while answer is None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), pulse_seconds)
-            self._news.clear()
+                await asyncio.wait_for(self._has_messages.wait(), pulse_seconds)
+            self._has_messages.clear()
             answer, progress = self._answer, self._progress()
             if progress or answer is None:
                 yield wire.encode({"progress": progress})
@@ -344,7 +350,7 @@ class _RunningCall:
         yield answer
 
     def end(self) -> None:
-        """Note that all lines are sent, or the client has disconnected."""
+        """Note that all lines are sent, or that the client has disconnected."""
         self.disconnect.set()
         if self._limit is not None:
             self._limit.cancel()

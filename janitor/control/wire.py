@@ -9,9 +9,9 @@ from typing import Any
 from tms_core import errors
 from tms_core.errors import StoreError, TmsError
 
-#: No question and no line of an answer may be longer, in bytes: a plan of a million ranges is about half of that.
+#: The maximum size of a request and of a line of a response, in bytes; a plan of a million ranges needs about half.
 MAX_BYTES = 256 << 20
-#: Every error that an answer can raise; a janitor manages no transactions.
+#: The errors that a response can raise, by name; a janitor raises no errors of transactions.
 KINDS: Mapping[str, type[TmsError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -23,22 +23,22 @@ def encode(message: Mapping[str, Any]) -> bytes:
     """Return one line.
 
     Raises:
-        StoreError: it is longer than the other side takes.
+        StoreError: the line is too long for the other side.
     """
     line = json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
     if len(line) > MAX_BYTES:
         raise StoreError(
-            f"{len(line) >> 20} MB are too much for one response on the control socket ({MAX_BYTES >> 20} MB).",
-            "Ask for fewer topics at once (--topic), or stop the janitor that holds the store first.",
+            f"{len(line) >> 20} MB exceed the limit of a message on the control socket ({MAX_BYTES >> 20} MB).",
+            "Request fewer topics (--topic), or stop the janitor that holds the store first.",
         )
     return line
 
 
 def lines(pieces: Iterable[bytes], max_bytes: int = MAX_BYTES) -> Iterator[dict[str, Any]]:
-    """Yield the messages in the pieces of a response, without a truncated last one.
+    """Yield the messages in the pieces of a response, without a truncated last message.
 
     Raises:
-        ValueError: a line is not a message, or too long.
+        ValueError: a line is not a message, or is too long.
     """
     pending = bytearray()
     for piece in pieces:
@@ -61,7 +61,7 @@ def pack_error(error: TmsError) -> dict[str, str]:
 
 
 def encode_error(error: TmsError) -> bytes:
-    """Return an error as the last line of an answer."""
+    """Return an error as the last line of a response."""
     return encode({"error": pack_error(error)})
 
 

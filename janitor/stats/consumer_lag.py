@@ -1,14 +1,14 @@
-"""The lag of each consumer: counted exactly in the background, within the budget of all counts.
+"""The lag of each consumer: counted exactly in the background, within the common budget of all counts.
 
 :mod:`tms_core.consumers.lag` defines the lag. This module counts it for all topics repeatedly, and saves the results
-with their times for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.scheduler`), so a
-consumer with a lag of a billion messages does not delay the results of other consumers.
+with their times for metrics and status. Topics take turns in the budget (:mod:`janitor.stats.scheduler`), so a consumer
+with a lag of a billion messages does not delay the results of other consumers.
 
-The position of a consumer group includes its claims of committed transactions. The number of its open claims, and of
-ranges that were delivered again, is reported, too. Both use the newest snapshot, so a claim whose transaction has ended
-since still counts as open. The transaction manager, if there is one, reports the transactions that consumers wait for.
+The position of a consumer group includes its claims of committed transactions. The results also have the number of open
+claims and of redelivered ranges. Both use the newest snapshot, so a claim whose transaction has ended since still
+counts as open. A transaction manager, if available, reports the transactions that block readers.
 
-Nothing is written except the notes with the results: counting consumes nothing.
+The count only reads; it saves its results as notes in the state.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata, living_topics
 from tms_core.transaction.model import Transaction, late_transactions
 
-#: Rows that are read for one topic before the next topic.
+#: The number of rows in a turn of one topic.
 TURN_ROWS = 100_000
-#: How long readers wait before a transaction is late, in milliseconds.
+#: The time for which a transaction may block readers before it is late, in milliseconds.
 LATE_MS = 60_000
-#: The most late transactions that are saved, and the most topics of each.
-MOST_LATE, MOST_TOPICS = 20, 20
+#: The maximum number of late transactions that are saved, and of topics for each.
+MAX_LATE, MAX_TOPICS = 20, 20
 
-#: A reader without knowledge of transactions, for which each transaction may be in progress.
+#: A reader without a snapshot, for which each transaction may be in progress.
 UNINFORMED = Transaction(read_pointer=0, transaction_id=0, write_pointer=0)
 
 _log = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ class LagCount:
 
     Args:
         tables: the tables; only read.
-        side: the table of positions and claims; only read.
+        side: the side table with positions and claims; only read.
         state: stores the results.
-        clock: the clock of their times.
+        clock: the clock for the times of results.
         pacer: the budget, shared with all other counts; called before every page.
-        refresh_seconds: the age after which a result is counted again.
-        reader: the current view of transactions; read before claims.
+        refresh_seconds: the age after which a count is repeated.
+        reader: returns the current view of transactions; called before claims are read.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class LagCount:
             self._figures.setdefault(life, []).append(figures)
 
     def step(self) -> None:
-        """Count due rows, until no count is unfinished or the process is stopping; call it repeatedly.
+        """Count due topics, until no count is unfinished or the process is stopping; call this repeatedly.
 
-        A topic that cannot be read keeps its last figures with their time, until it is due again.
+        A topic that cannot be read keeps its last results with their time, until it is due again.
 
         Raises:
-            StoreError: the metadata or the positions could not be read, or the figures not be saved.
+            StoreError: the metadata or the positions could not be read, or the results could not be saved.
         """
         self._turns.step()
 
@@ -129,7 +129,7 @@ class LagCount:
             if claims:
                 yield len(claims)
         lags = yield from lag.count(self._tables, topic, moved, self._clock.now_ms())
-        return [ConsumerCount(one, *claimed[one.position.name]) for one in lags]
+        return [ConsumerCount(found, *claimed[found.position.name]) for found in lags]
 
     def _claims(self, topic: TopicMetadata, position: Position) -> list[GroupClaim]:
         try:
@@ -138,16 +138,16 @@ class LagCount:
             raise StoreError(str(error)) from error
 
     def finished(self, life: Life, found: list[ConsumerCount]) -> None:
-        """Keep the figures of a topic's consumers."""
+        """Store the results of a topic's consumers."""
         topic, _ = self._present[life]
-        self._figures[life] = [_figures(topic, one, self._clock.now_ms()) for one in found]
+        self._figures[life] = [_figures(topic, counted, self._clock.now_ms()) for counted in found]
 
     def failed(self, life: Life, error: StoreError) -> None:
-        """Say once that a topic's consumers could not be counted."""
-        _log.warning("the janitor could not count how far the consumers of %s are: %s", life[0], error)
+        """Log the first failure to count a topic's consumers."""
+        _log.warning("the lag of the consumers of %s could not be counted: %s", life[0], error)
 
     def save(self) -> None:
-        """Save changed results; an adoption may have deleted the stored ones."""
+        """Save changed results; an adoption may have deleted the stored results."""
         CONSUMERS.save(self._state, [figures for life in sorted(self._figures) for figures in self._figures[life]])
 
 
@@ -169,14 +169,14 @@ def _figures(topic: TopicMetadata, counted: ConsumerCount, counted_ms: int) -> C
     )
 
 
-# -- late transactions: in progress for long, with messages at which readers in transactions wait ----------------------
+# -- late transactions, which have been in progress for long and block readers in transactions -------------------------
 
 
 class LateSource(Protocol):
-    """A transaction manager, here or at an address, that reports transactions in progress."""
+    """A local or remote transaction manager that reports transactions in progress."""
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Return the topics that they have published to, with the time of the first message in milliseconds."""
+        """Return the topics that transactions in progress have published to, with the time of the first message."""
         ...
 
     def clients(self) -> dict[int, str]:
@@ -185,21 +185,21 @@ class LateSource(Protocol):
 
 
 def note_late(state: State, transactions: LateSource, clock: Clock) -> None:
-    """Remember the late transactions of this moment.
+    """Save the present late transactions.
 
     Raises:
-        TransactionError: the transaction service does not answer.
+        TransactionError: the transaction service does not respond.
         StateError: the state could not be read or written.
     """
     late = late_transactions(transactions.published(), transactions.clients(), clock.now_ms() - LATE_MS)
     found = [
         BlockedReaders(
-            transaction=str(one.pointer),
-            client=one.client,
-            since_ms=one.since_ms,
-            topics=[topic for topic, _ in one.topics[:MOST_TOPICS]],
-            more_topics=max(0, len(one.topics) - MOST_TOPICS),
+            transaction=str(transaction.pointer),
+            client=transaction.client,
+            since_ms=transaction.since_ms,
+            topics=[topic for topic, _ in transaction.topics[:MAX_TOPICS]],
+            more_topics=max(0, len(transaction.topics) - MAX_TOPICS),
         )
-        for one in late[:MOST_LATE]
+        for transaction in late[:MAX_LATE]
     ]
     LATE.save(state, found)

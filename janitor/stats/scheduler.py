@@ -1,10 +1,9 @@
-"""Turns: counts of many topics share one budget of rows, so that a huge topic does not delay small ones.
+"""A scheduler for counts of many topics with a common budget of rows, so that a huge topic does not delay small topics.
 
-A count is a generator that yields the number of rows of each page, and returns its result. A topic is due again some
-time after its last count, or when its result is known to be outdated. Rows are read in *turns*. A count that is longer
-than a turn stays unfinished, and from then on turns alternate between an unfinished count and due topics. Therefore a
-huge topic takes at most half of the budget from small ones, and the reverse. Unfinished counts are kept while the
-process lives.
+A count is a generator that yields the number of rows of each page, and returns its result. A topic is due some time
+after its last count, or when its result is outdated. Rows are read in *turns*. A count that is longer than a turn stays
+unfinished, and from then on turns alternate between an unfinished count and due topics. Therefore a huge topic takes at
+most half of the budget from small topics, and the reverse. Unfinished counts live as long as the process.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from tms_core.topic import TopicId
 
 T = TypeVar("T")
 
-#: A topic and the generation that is counted.
+#: A topic and the counted generation.
 Life = tuple[TopicId, int]
-#: How long finished counts wait to be saved together, in milliseconds: one commit for each topic would be too many.
+#: The interval at which finished counts are saved together, in milliseconds; a commit for each topic would be too slow.
 SAVE_EVERY_MS = 3_000
 
 
@@ -34,11 +33,11 @@ class Counts(Protocol[T]):
         ...
 
     def outdated(self, life: Life) -> bool:
-        """Return whether the last count of a topic is known to be wrong, at any age."""
+        """Return whether the last count of a topic must be repeated before its refresh time."""
         ...
 
     def begin(self, life: Life) -> Generator[int, None, T]:
-        """Return a new count of one of them."""
+        """Return a new count of a topic."""
         ...
 
     def finished(self, life: Life, found: T) -> None:
@@ -60,7 +59,7 @@ class CountScheduler(Generic[T]):
     Args:
         counts: the counts to make.
         clock: the clock for ages and turns.
-        pacer: the budget, which other users may share; it may stop the count before each page.
+        pacer: the budget, possibly shared; it may stop the count before each page.
         turn_rows: the length of a turn, in rows.
         refresh_seconds: the age at which a count is repeated.
     """
@@ -80,15 +79,15 @@ class CountScheduler(Generic[T]):
         self._failing: set[Life] = set()
 
     def step(self) -> None:
-        """Count due rows, until no count is unfinished or the process is stopping; call it repeatedly.
+        """Count due topics, until no count is unfinished or the process is stopping; call this repeatedly.
 
-        A topic that cannot be read is tried again when it is due again.
+        A topic that cannot be read is retried when it is due again.
 
         Raises:
             StoreError: the topics could not be read, or counts could not be saved.
         """
         try:
-            self._look()
+            self._find_due()
             while self._take_turn():
                 pass
         except StopRequested:
@@ -96,12 +95,12 @@ class CountScheduler(Generic[T]):
         finally:
             self._save()
 
-    def _look(self) -> None:
-        """Find out which topics there are, and which of them are due."""
+    def _find_due(self) -> None:
+        """Update the existing topics and the queue of due topics."""
         self._looked_ms = self._clock.monotonic_ms()
         living = self._counts.living()
         known = set(living)
-        self._unfinished = deque(one for one in self._unfinished if one[0] in known)
+        self._unfinished = deque(item for item in self._unfinished if item[0] in known)
         self._tried_ms = {life: at_ms for life, at_ms in self._tried_ms.items() if life in known}
         busy = {life for life, _ in self._unfinished}
         self._due = deque(life for life in living if life not in busy and self._is_due(life))
@@ -112,9 +111,9 @@ class CountScheduler(Generic[T]):
         return old or self._counts.outdated(life)
 
     def _take_turn(self) -> bool:
-        """Count for one turn; returns whether there was anything to count."""
+        """Count for one turn; return whether there was a count to continue."""
         if self._unfinished and not self._due and self._clock.monotonic_ms() - self._looked_ms >= self._refresh_ms:
-            self._look()
+            self._find_due()
         if self._unfinished and (not self._due or self._rows_since_turn >= self._turn_rows):
             self._rows_since_turn = 0
             self._count(*self._unfinished.popleft())
@@ -127,13 +126,13 @@ class CountScheduler(Generic[T]):
 
     def _count(self, life: Life, counting: Generator[int, None, T]) -> int:
         """Read for one turn; return the number of read rows."""
-        # At the back of the queue, also if the count is interrupted: the next step continues there.
+        # Append it to the queue now: if the count is interrupted, the next step continues it.
         self._unfinished.append((life, counting))
         rows = 0
         try:
             while rows < self._turn_rows:
                 self._pacer.alive()
-                # An empty page was a look into the store, too.
+                # An empty page counts as one row, because it also needs a read.
                 cost = max(next(counting), 1)
                 rows += cost
                 self._pacer.pay(cost)

@@ -1,23 +1,21 @@
 """The number of messages and bytes of each topic: counted exactly and slowly in the background.
 
-Nothing waits for these figures, so they have a separate, small budget of rows and never delay a sweep. The count covers
-all rows of a topic's living generation in both tables, including rows that are due but not swept yet, rolled back, or
-not committed yet. A plan shows the rows that a sweep would delete.
+Nothing waits for the results, so counts have a separate, small budget of rows and never delay a sweep. A count covers
+all rows of a topic's current generation in both tables, including rows that are due, rolled back or not committed. A
+plan shows the rows that a sweep would delete.
 
 * ``messages``: rows of the message table.
 * ``size_bytes``: for each of these rows the key, 8 bytes for a write pointer, and the payload; for the topic's rows in
-  the payload table the key and the payload. Additions (salt, column names) and savings (compression) of a store do not
-  count. All sizes of topics use this unit: held rows get their share by the number of messages, ``janitor spark
-  stats`` counts by the same rule, and plans, runs and topics without a count estimate it from keys and the store's file
-  sizes.
+  the payload table the key and the payload. The overhead (salt, column names) and compression of a store do not count.
+  All sizes of topics use this unit: held rows get their share by the number of messages, ``janitor spark stats`` counts
+  by the same rule, and plans, runs and topics without a count estimate it from keys and the store's file sizes.
 * ``oldest_ms``, ``newest_ms``: publish times of the first and the last message.
 
-Unrecognized keys (rule L0) and rows with an unreadable value do not count. Exact means that the count reads every row,
-not that it reads all rows at one moment: messages that are published during the count may be in this count or in the
-next one.
+Unrecognized keys (rule L0) and rows with an unreadable value do not count. A count reads every row, but not all rows at
+the same time: a message that is published during the count may be in this count or in the next.
 
-Topics share the budget in turns (:mod:`janitor.stats.scheduler`): first topics that were swept since their count, which
-are counted again at once, then topics without a count, then the topics with the oldest counts.
+Topics take turns in the budget (:mod:`janitor.stats.scheduler`): first topics that were swept since their count, then
+topics without a count, then the topics with the oldest counts.
 """
 
 from __future__ import annotations
@@ -36,21 +34,21 @@ from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYL
 from tms_core.tables.base import MESSAGES, PAYLOADS, Reads
 from tms_core.topic import TopicId, TopicMetadata
 
-#: Rows that the count reads per second: a small budget next to the sweeps.
+#: The budget in rows per second, small compared with sweeps.
 ROWS_PER_SECOND = 50_000
-#: The most rows of a page: the count checks for a stop request after each page.
+#: The maximum number of rows in a page; the count checks for a stop request after each page.
 PAGE_ROWS = 1000
-#: Rows of a table's first page, when their size is not known yet.
+#: The number of rows in the first page of a table, before their size is known.
 FIRST_PAGE_ROWS = 100
 #: The approximate memory of one page, in bytes.
 PAGE_BYTES = 4 << 20
-#: The number of the ledger's last entries in which the counter looks for swept topics.
+#: The number of last ledger entries that are searched for swept topics.
 SWEPT_ENTRIES = 500
-#: The interval at which a long step adds to the sizes over time, in milliseconds.
+#: The interval at which a long step saves sizes in the history of topics, in milliseconds.
 SIZES_EVERY_MS = 60_000
 #: The length of a turn, in seconds of the budget.
 TURN_SECONDS = 2
-#: The bytes that a write pointer counts for.
+#: The size of a write pointer in bytes.
 POINTER_BYTES = 8
 
 #: Payloads are read to be measured, so a large payload counts as several rows of this size.
@@ -65,9 +63,9 @@ class TopicSizeCounter:
     Args:
         store: the store; only read.
         state: stores the counts.
-        clock: the clock of the counts' times and of the budget.
+        clock: the clock for the times of counts and for the budget.
         rows_per_second: the budget.
-        refresh_seconds: the age after which a topic is counted again.
+        refresh_seconds: the age after which a count is repeated.
         is_stopping: whether the process is stopping; checked before every page and in every wait.
     """
 
@@ -85,20 +83,20 @@ class TopicSizeCounter:
         self._state = state
         self._clock = clock
         self._is_stopping = is_stopping
-        #: The budget, which others may share; raises ``StopRequested`` in a wait if the process stops.
+        #: The budget, possibly shared; raises ``StopRequested`` in a wait if the process is stopping.
         self.pacer = Pacer(rows_per_second, clock, self._raise_if_stopping)
         self._turns = CountScheduler(
             self, clock, self.pacer, turn_rows=rows_per_second * TURN_SECONDS, refresh_seconds=refresh_seconds
         )
         self._found: dict[TopicId, TopicCount | None] = {}
         self._swept: set[TopicId] = set()
-        #: Whether there are saved counts that the sizes over time do not have yet.
-        self._sized, self._sized_ms = True, clock.monotonic_ms()
+        #: Whether the history of sizes has all saved counts, and the time of its last update.
+        self._has_saved_sizes, self._sizes_saved_ms = True, clock.monotonic_ms()
 
     def step(self) -> None:
-        """Count topics that are due for a count, until none is unfinished or the process is stopping.
+        """Count due topics, until no count is unfinished or the process is stopping.
 
-        A topic that cannot be read keeps its previous count with its time, and is tried again when it is due again.
+        A topic that cannot be read keeps its previous count with its time, and is retried when it is due again.
 
         Raises:
             StoreError: the metadata could not be read, or counts could not be read or saved.
@@ -108,7 +106,7 @@ class TopicSizeCounter:
             self._save_sizes()
 
     def living(self) -> Sequence[Life]:
-        """Return the topics that exist: swept topics, then by the age of the count; drop the counts of others."""
+        """Return existing topics: swept topics first, then by age of the count; drop the counts of other topics."""
         unreadable, living = set(), {}
         for key, value in self._store.metadata.rows():
             try:
@@ -140,28 +138,28 @@ class TopicSizeCounter:
         return tally.count(self._clock.now_ms())
 
     def finished(self, life: Life, found: TopicCount) -> None:
-        """Keep a count."""
+        """Store a count."""
         self._found[life[0]] = found
 
     def failed(self, life: Life, error: StoreError) -> None:
-        """Log once that a topic could not be counted."""
-        _log.warning("topic %s could not be counted, its figures stay as they were: %s", life[0], error)
+        """Log the first failure to count a topic."""
+        _log.warning("topic %s could not be counted and keeps its previous count: %s", life[0], error)
 
     def save(self) -> None:
         """Save the counts since the last call."""
         if self._found:
             self._state.save_counts(self._found)
-            self._sized = False
+            self._has_saved_sizes = False
         self._found = {}
-        if self._clock.monotonic_ms() - self._sized_ms >= SIZES_EVERY_MS:
+        if self._clock.monotonic_ms() - self._sizes_saved_ms >= SIZES_EVERY_MS:
             self._save_sizes()
 
     def _save_sizes(self) -> None:
-        """Add the counts to the sizes over time: after a step, and at intervals in a long step."""
-        self._sized_ms = self._clock.monotonic_ms()
-        if not self._sized:
+        """Add the counts to the history of sizes: after a step, and at intervals in a long step."""
+        self._sizes_saved_ms = self._clock.monotonic_ms()
+        if not self._has_saved_sizes:
             save_sizes(self._state, self._state.counts())
-            self._sized = True
+            self._has_saved_sizes = True
 
     def _raise_if_stopping(self) -> None:
         if self._is_stopping():
@@ -173,8 +171,8 @@ class _Tally:
     """An unfinished count of a topic.
 
     Attributes:
-        messages_from, payloads_from: the start of the next page; None once that table is done.
-        limit: the rows of the next page.
+        messages_from, payloads_from: the start of the next page; None when the table is complete.
+        limit: the number of rows in the next page.
         rows: the number of read rows.
     """
 
@@ -202,7 +200,7 @@ class _Tally:
         return TopicCount(self.messages, self.size_bytes, self.oldest_ms, self.newest_ms, now_ms)
 
     def read(self, store: Reads) -> int:
-        """Read one more page, of the message table first; return its number of rows."""
+        """Read the next page, first of the message table, then of the payload table; return its number of rows."""
         before = self.size_bytes
         if self.messages_from is not None:
             rows, resume = self._read_messages(store, self.messages_from)
@@ -216,12 +214,12 @@ class _Tally:
         if resume is None:
             self.limit = FIRST_PAGE_ROWS
         elif rows:
-            fitting = PAGE_BYTES * rows // max(1, self.size_bytes - before)
-            self.limit = max(1, min(PAGE_ROWS, fitting))
+            affordable_rows = PAGE_BYTES * rows // max(1, self.size_bytes - before)
+            self.limit = max(1, min(PAGE_ROWS, affordable_rows))
         return rows
 
     def _read_messages(self, store: Reads, start: bytes) -> tuple[int, bytes | None]:
-        # Rows are ordered by time; negative times, which no server writes, sort after all others.
+        # Rows are sorted by time; negative times, which no server writes, sort after all others.
         stop = generation_prefix(self.topic.prefix, self.generation) + NEGATIVE
         page = store.message.read(MESSAGES, start, stop, self.limit)
         key_bytes = len(self.topic.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES

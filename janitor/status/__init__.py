@@ -1,1 +1,1 @@
-"""What an operator sees of a janitor, as one frozen value."""
+"""The status of a janitor for operators, as one frozen value."""

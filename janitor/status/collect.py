@@ -1,7 +1,7 @@
-"""Collects the status for operators from the state, and from a running daemon.
+"""The collection of the status from the state, and from a running daemon.
 
-Only the present activity needs the daemon. So the status also exists when the process is down, and when sweeps are
-CronJobs and only an exporter runs. Nothing here reads the store.
+Only the current activity needs the daemon. Therefore the status is also available if the process is down, or if sweeps
+are CronJobs and only an exporter runs. Nothing here reads the store.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from tms_core.tables.lease import LeaseRecord
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
 
-#: The number of named open transactions.
+#: The maximum number of open transactions in the status.
 NAMED_OPEN = 10
-#: The number of past runs that are searched for the last finished run.
+#: The number of last runs that are searched for a finished run.
 RECENT_RUNS = 20
 
 
-#: A run that is started from outside is missing if no run had a heartbeat for this time, and for twice the longest gap
-#: between the last runs.
+#: Scheduled runs without a daemon count as down after this time without a heartbeat, in milliseconds, but not before
+#: twice the longest interval between the last runs.
 SILENT_MS = 3_600_000
-#: The note of the daemon that sweeps; a single run deletes it.
+#: The note of a sweeping daemon; a single run deletes it.
 DAEMON_NOTE = Note.DAEMON
 
 
@@ -59,10 +59,10 @@ class Deployment:
     """The constant facts of a process.
 
     Attributes:
-        store: the name of the store, for people.
-        arguments: the command options that select it.
-        schedule: the schedule of sweeps, in words.
-        every_seconds: their interval; None: by a crontab.
+        store: the name of the store, for display.
+        arguments: the command options that select the store.
+        schedule: a description of the schedule of sweeps.
+        every_seconds: the interval of sweeps; None for a crontab.
     """
 
     store: str
@@ -85,10 +85,10 @@ class Live:
 
 
 def collect(state: State, deployment: Deployment, clock: Clock, live: Live | None = None) -> Status:
-    """Return the present status.
+    """Return the current status.
 
     Args:
-        live: the facts of the daemon; None: there is no daemon.
+        live: the facts from the daemon; None without a daemon.
 
     Raises:
         StateError: the state cannot be read.
@@ -101,7 +101,7 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
     overdue = HELD.read(state)
     lead_ms = guards.measure_lead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
-    # A later time is from a wrong clock, past or present, so it proves neither life nor success.
+    # Later times come from a wrong clock, so they prove neither a running process nor a successful run.
     latest_ms = clocks.wall_ms + deployment.terms.lifetime.allowance_ms
     succeeded = state.note(Note.SUCCESS, dict[str, int]) or {}
     sign_ms = _last_sign(state, runs, latest_ms)
@@ -148,9 +148,7 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
 def _process(
     state: State, runs: Sequence[RunRecord], now_ms: int, sign_ms: int | None
 ) -> Literal["between_runs", "down"]:
-    """Return whether a janitor should be running now, judged by the last daemon or by runs that are started from
-    outside.
-    """
+    """Return ``down`` if the last process was a daemon, or if scheduled runs have stopped."""
     starts = _in_order([run.started_ms for run in reversed(runs) if run.started_ms <= now_ms])
     longest_ms = max((later - earlier for earlier, later in pairwise(starts)), default=0)
     if state.note(DAEMON_NOTE) or sign_ms is None or now_ms - sign_ms > max(SILENT_MS, 2 * longest_ms):
@@ -159,9 +157,7 @@ def _process(
 
 
 def _in_order(times: Iterable[int]) -> list[int]:
-    """Return the longest sequence of recorded times that leads to the last without a step back, to skip times of a
-    wrong clock.
-    """
+    """Return the longest ascending sequence of recorded times up to the last, to skip times of a wrong clock."""
     parts: list[list[int]] = []
     for ms in times:
         parts.append([*max((part for part in parts if part[-1] <= ms), key=len, default=[]), ms])
@@ -169,10 +165,10 @@ def _in_order(times: Iterable[int]) -> list[int]:
 
 
 def _last_sign(state: State, runs: Sequence[RunRecord], latest_ms: int) -> int | None:
-    """Return the last heartbeat of the last recorded run; None: it is of a wrong clock, or there is no run.
+    """Return the last heartbeat of the last recorded run; None without a run, or if a wrong clock dated it.
 
     Args:
-        latest_ms: the latest time that counts as plausible.
+        latest_ms: the latest plausible time.
     """
     last = runs[0] if runs and runs[0].id != state.note(Note.RETIRED, str) else None
     signs = (last.finished_ms, last.heartbeat_ms, last.started_ms) if last else ()
@@ -190,12 +186,12 @@ def _quarantined_topics(state: State) -> list[Quarantined]:
 def _held_topics(
     state: State, deployment: Deployment, overdue: Sequence[Entry], counts: Mapping[TopicId, TopicCount]
 ) -> list[HeldTopic]:
-    """Return the topics with held deletions: by a frontier, or with rows that a run found held."""
+    """Return the topics with held deletions, according to their frontiers and to the last run."""
     frontiers = state.frontiers()
     approved = {topic for topic, record in frontiers.items() if record.approved is not None}
     waiting: dict[TopicId, list[Entry]] = defaultdict(list)
     for item in overdue:
-        # An approval counts at once, not only when the next run has deleted the rows.
+        # An approval takes effect at once, before the next run deletes the rows.
         if item.held and not (item.held is Hold.FRONTIER and item.topic in approved):
             waiting[item.topic].append(item)
     hold_ms = deployment.terms.hold_seconds * 1000
@@ -229,11 +225,11 @@ def _with_cause(hold: HeldTopic, changed: Sequence[Change], arguments: str) -> H
         return replace(hold, keep=(pause,))
     last = changed[-1]
     if last.generation != last.generation_before:
-        what = f"generation {last.generation_before} → {last.generation}"
-        return replace(hold, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(pause,))
-    what = f"ttl {duration(last.ttl_before * 1000)} → {duration(last.ttl_seconds * 1000)}"
-    back = complete(f"tms topic update {hold.topic} --ttl {last.ttl_before}", arguments)
-    return replace(hold, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(back, pause))
+        change = f"generation {last.generation_before} → {last.generation}"
+        return replace(hold, cause=f"{change}, seen {moment(last.seen_ms)}", keep=(pause,))
+    change = f"ttl {duration(last.ttl_before * 1000)} → {duration(last.ttl_seconds * 1000)}"
+    revert = complete(f"tms topic update {hold.topic} --ttl {last.ttl_before}", arguments)
+    return replace(hold, cause=f"{change}, seen {moment(last.seen_ms)}", keep=(revert, pause))
 
 
 def _late(found: BlockedReaders, arguments: str) -> BlockedReaders:
@@ -241,11 +237,11 @@ def _late(found: BlockedReaders, arguments: str) -> BlockedReaders:
 
 
 def _with_end(hold: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
-    """Return the held topic with the time when its oldest row is deleted, if it waits for a consumer."""
-    longest = terms.consumer_hold_seconds
-    if hold.reason != Hold.CONSUMER or hold.oldest_ms is None or ttl_seconds is None or longest is None:
+    """Return the held topic with the time when its oldest row is deleted, if a consumer holds it."""
+    hold_seconds = terms.consumer_hold_seconds
+    if hold.reason != Hold.CONSUMER or hold.oldest_ms is None or ttl_seconds is None or hold_seconds is None:
         return hold
-    return replace(hold, until_ms=hold.oldest_ms + (ttl_seconds + longest) * 1000 + 1)
+    return replace(hold, until_ms=hold.oldest_ms + (ttl_seconds + hold_seconds) * 1000 + 1)
 
 
 def _held_topic(
@@ -256,7 +252,7 @@ def _held_topic(
     arguments: str,
     count: TopicCount | None,
 ) -> HeldTopic | None:
-    """Return one held topic; None: its hold in the last run was released since."""
+    """Return a held topic; None if its hold was released since the last run."""
     reason = str(Hold.FRONTIER if until_ms is not None else items[0].held)
     pattern = next((pause for pause in pauses if topic.matches((pause,))), None)
     if pattern is not None:
@@ -280,11 +276,12 @@ def _held_topic(
 
 
 def _held_bytes(items: Sequence[Entry], count: TopicCount | None) -> int:
-    """Return the approximate size of held rows, in the unit of topic sizes (:mod:`janitor.stats.topic_sizes`). Rows
-    of the current generation get their share of the counted size; other rows have the size that the run found.
+    """Estimate the size of held rows, in the unit of topic sizes (:mod:`janitor.stats.topic_sizes`).
+
+    Rows of the current generation get their share of the counted size; other rows have the size from the run.
     """
-    living = [item for item in items if item.rule != Rule.OLD_GENERATION]
-    messages = sum(item.rows for item in living if item.table == "message")
+    current = [item for item in items if item.rule != Rule.OLD_GENERATION]
+    messages = sum(item.rows for item in current if item.table == "message")
     if count is None or not count.messages or not messages:
         return sum(item.bytes for item in items)
     others = sum(item.bytes for item in items if item.rule == Rule.OLD_GENERATION)
@@ -331,7 +328,7 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     if refuted is not None:
         obstacles.insert(0, refuted.message)
     proven = state.boundary()
-    # Without a configured lifetime the operator does not want a boundary.
+    # Without a configured lifetime no boundary is published.
     last = str(proven.bound) if proven is not None and terms.lifetime_known else None
     if proven is None or not boundary.in_force(proven, evidence, now_ms, terms.lifetime):
         refutation = refuted.message if refuted else ""
@@ -340,14 +337,14 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
 
 
 def _topics(state: State, overdue: Sequence[Entry], counts: Mapping[TopicId, TopicCount]) -> list[TopicFigures]:
-    late: dict[TopicId, list[Entry]] = defaultdict(list)
+    by_topic: dict[TopicId, list[Entry]] = defaultdict(list)
     for item in overdue:
-        late[item.topic].append(item)
+        by_topic[item.topic].append(item)
     sizes = sketches(state)
     found = []
     for known in TOPICS.read(state):
         topic = TopicId(known.tms_namespace, known.topic)
-        items, count = late.get(topic, []), counts.get(topic)
+        items, count = by_topic.get(topic, []), counts.get(topic)
         figures = TopicFigures(
             *known,
             **(pack(count) if count else {}),

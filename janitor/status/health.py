@@ -1,8 +1,8 @@
-"""Whether an operator must act, as one word with reasons.
+"""The health of a janitor: one word that shows whether an operator must act, with reasons.
 
-A person on call reads one line first. It is made from the status here, not in the page, so that it is tested and is the
-same for every reader of the API. Each reason states a problem. The metrics export the same reasons by condition, and
-alerts use them, so no alert contradicts the status.
+An operator on call reads one line first. This module derives it from the status, so that the page and all readers of
+the API agree. Each reason states a problem. The metrics export the same reasons by condition, and alerts use them, so
+no alert contradicts the status.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from janitor.status.status import Status
 from tms_core.logs.printable import duration
 from tms_core.transaction.model import transaction_ms
 
-#: The results of runs that failed, in words.
-_BAD_ENDS = {"failed": "failed", "lost": "was lost: its heartbeat stopped", "partial": "was only partly done"}
+#: The description of a failed run, by its result.
+_FAILED_RESULTS = {"failed": "failed", "lost": "was lost: its heartbeat stopped", "partial": "was only partly done"}
 
-#: The guard of a store that is not adopted, which has its own line.
+#: The guard of a store that is not adopted, which is a separate condition.
 _ADOPTION = "adoption"
 
-#: No alarm before so many runs are missed, nor before this time has passed; a large store takes its time.
+#: The number of missed runs and the additional time after which runs count as stopped; a large store needs long runs.
 MISSED_RUNS, GRACE_MS = 3, 3_600_000
 
 #: The wait of readers for a transaction after which an operator must check it, in milliseconds.
 LATE_MS = 600_000
 
-#: Largest lag of the prune boundary, in seconds.
+#: The maximum lag of the prune boundary, in seconds.
 STUCK_SECONDS = 345_600
 
-#: The most patterns in a line.
+#: The maximum number of patterns in a line.
 _NAMED = 3
 
 
 class Condition(StrEnum):
-    """A kind of reason for which somebody has to check the janitor; a label value of the metric ``attention``."""
+    """A kind of problem that an operator must check; a label value of the metric ``attention``."""
 
     BOUNDARY_REFUTED = "boundary_refuted"
     NOT_ADOPTED = "not_adopted"
@@ -56,7 +56,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthReason:
-    """A sentence, the section of the status page with details (empty: none), and the condition of a problem."""
+    """A sentence, the section of the status page with details (or empty), and the condition of a problem."""
 
     text: str
     about: str = ""
@@ -65,12 +65,12 @@ class HealthReason:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The summary for a person on call.
+    """The summary for an operator on call.
 
     Attributes:
-        level: ``well``; ``attention``: the janitor works, but an operator must check something; ``down``: it does not
+        level: ``well``; ``attention``: the janitor works, but an operator must check a problem; ``down``: it does not
             work.
-        reasons: most severe first; never empty.
+        reasons: the reasons, most severe first; never empty.
     """
 
     level: Literal["well", "attention", "down"]
@@ -82,8 +82,8 @@ def judge(status: Status, alive: str = "", ready: str = "") -> Health:
 
     Args:
         status: the status.
-        alive: the reason why the janitor is not alive; empty: it is alive.
-        ready: the reason why it is not ready; empty: it is ready.
+        alive: the reason why the janitor is not alive; empty if it is alive.
+        ready: the reason why it is not ready; empty if it is ready.
     """
     down, attention = tuple(_down(status, alive)), tuple(find_problems(status))
     if ready and not down and not attention:
@@ -103,9 +103,7 @@ def _down(status: Status, alive: str) -> Iterator[HealthReason]:
 
 
 def find_problems(status: Status) -> Iterator[HealthReason]:
-    """Yield the problems that an operator must check while the janitor works, most severe first, each with its
-    condition.
-    """
+    """Yield the problems of a working janitor that an operator must check, most severe first, with their conditions."""
     if status.boundary.refuted:
         text = f"The prune boundary was refuted: {status.boundary.refuted}."
         yield HealthReason(text, "boundary", Condition.BOUNDARY_REFUTED)
@@ -127,7 +125,7 @@ def find_problems(status: Status) -> Iterator[HealthReason]:
         yield HealthReason(text, "snapshot", Condition.SNAPSHOT_UNUSABLE)
     yield from _stuck(status)
     for late in status.late:
-        # A transaction from before the server's start blocks readers only since then.
+        # A transaction that is older than the server blocks its readers only since the server's start.
         if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
             text = f"Readers of {late.readers} are blocked by transaction {late.transaction}."
             yield HealthReason(text, "late", Condition.READERS_BLOCKED)
@@ -140,29 +138,29 @@ def find_problems(status: Status) -> Iterator[HealthReason]:
 
 
 def _waits(status: Status, reason: str) -> bool:
-    """Return whether held rows wait for an operator; other holds are intended, or reported elsewhere."""
+    """Return whether a hold needs an operator; other holds are intended, or reported elsewhere."""
     return reason == "frontier" or (reason == "first_contact" and status.adopted_ms is not None)
 
 
 def _stuck(status: Status) -> Iterator[HealthReason]:
-    """Yield a reason if the boundary has stopped moving; without a transaction system it does not have to move."""
-    # A withdrawn boundary is stuck, too: the last published boundary counts.
+    """Yield a reason if the boundary does not advance; without a transaction system it need not advance."""
+    # Use the last published boundary: a withdrawn boundary does not advance either.
     last = status.boundary.last
     if last is None or status.snapshot.problem == "not_configured":
         return
     lag_ms = status.now_ms - transaction_ms(int(last))
-    # The first boundary of a store that was adopted late lies in the past: it may lag as long after the adoption.
+    # The first boundary of a store that was adopted late lags from the start, so measure from the adoption at most.
     since_ms = status.now_ms - (status.adopted_ms or 0)
     if min(lag_ms, since_ms) > STUCK_SECONDS * 1000:
         yield HealthReason(f"The prune boundary lags by {duration(lag_ms)}.", "boundary", Condition.BOUNDARY_STUCK)
 
 
 def _no_run(status: Status) -> Iterator[HealthReason]:
-    """Yield a reason if a daemon's runs no longer finish."""
+    """Yield a reason if the runs of a daemon no longer finish."""
     if status.process != "running" or status.every_seconds is None or not status.leader:
         return
     last_ms = status.last_run.finished_ms if status.last_run else None
-    # A time ahead of the clock is of a clock that was wrong.
+    # A time in the future comes from a wrong clock.
     signs = (ms for ms in (status.started_ms, last_ms) if ms and ms <= status.now_ms)
     silent_ms = status.now_ms - max(signs, default=status.now_ms)
     if silent_ms > MISSED_RUNS * status.every_seconds * 1000 + GRACE_MS:
@@ -171,9 +169,9 @@ def _no_run(status: Status) -> Iterator[HealthReason]:
 
 def _last_run(status: Status) -> Iterator[HealthReason]:
     last = status.last_run
-    if last is not None and last.result in _BAD_ENDS:
+    if last is not None and last.result in _FAILED_RESULTS:
         error = last.error or next(iter(last.errors), "")
-        text = f"The last run {_BAD_ENDS[last.result]}" + (f": {error.rstrip('.')}." if error else ".")
+        text = f"The last run {_FAILED_RESULTS[last.result]}" + (f": {error.rstrip('.')}." if error else ".")
         yield HealthReason(text, "run", Condition.RUN_FAILED)
 
 
@@ -201,7 +199,7 @@ def _well(status: Status) -> str:
     if status.lease_holder and not status.leader:
         return f"On standby: {status.lease_holder} holds the lease."
     if status.running is not None:
-        return "A run is under way."
+        return "A run is in progress."
     if status.last_run is None:
         return "No run has started yet."
     return "No action is required."

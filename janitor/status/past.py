@@ -1,6 +1,6 @@
 """The history of a store and of one topic, for the status page, its API and ``janitor topic``.
 
-It is read from the state on request, since it is long and rarely used. The store is not read.
+It is read from the state on request, since it is long and rarely used. Nothing here reads the store.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from janitor.state.values import pack
 from janitor.status.status import Status
 from tms_core.topic import TopicId
 
-#: The number of shown ledger entries of a topic.
+#: The maximum number of ledger entries of a topic.
 LEDGER_ENTRIES = 20
 #: The number of runs in one read.
 PAGE_RUNS = 500
-#: The most failed runs of a range that are shown, and kept.
+#: The maximum number of failed runs that a range shows, and that are kept.
 NAMED_BAD, MAX_BAD = 20, 200
 
 _NAMED = ("id", "started_ms", "result", "error", "blocked_by")
@@ -32,7 +32,7 @@ _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 
 
 class Period(NamedTuple):
-    """A period that ends now, in steps of equal length."""
+    """A period up to now, in steps of equal length."""
 
     length_ms: int
     step_ms: int
@@ -52,9 +52,9 @@ _COLUMNS = ("runs", "bad", *map(str, Rule))
 
 
 class RunHistory:
-    """The deletions of runs in the last 30 days, by the minute.
+    """The deletions of runs in the last 30 days, by minute.
 
-    All runs of 30 days are read on the first request; then only new runs are read.
+    The first request reads all runs of 30 days; later requests read new runs only.
     """
 
     def __init__(self) -> None:
@@ -69,16 +69,16 @@ class RunHistory:
         self._unfinished: list[str] = []
 
     def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
-        """Return a period in steps. If all its runs only planned, the plans' numbers are returned.
+        """Return a period in steps; if all its runs were plans, return the numbers of the plans.
 
         Args:
-            name: of ``RANGES``.
+            name: a key of ``RANGES``.
 
         Returns:
             ``range``, ``mode``, ``step_ms``, ``steps`` (oldest first, without gaps) and ``bad_runs`` (newest first).
 
         Raises:
-            KeyError: there is no range of this name.
+            KeyError: the range does not exist.
             StateError: the state cannot be read.
         """
         length_ms, step_ms = RANGES[name]
@@ -99,11 +99,11 @@ class RunHistory:
         return [{"at_ms": at_ms, **{name: sums[name] for name in _COLUMNS}} for at_ms, sums in found.items()]
 
     def _read(self, state: State, now_ms: int) -> None:
-        """Add the runs that have finished since, and remove runs that are too old."""
+        """Add the runs that have finished since the last read, and remove old runs."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
         found = list(_runs_since(state, oldest_ms, self._counted))
         if self._counted is not None and state.run(self._counted) is None:
-            # It was pruned, so reading did not stop at it, and counted runs were read again.
+            # The last counted run was pruned, so the read did not stop at it and returned counted runs again.
             self._forget()
             found = list(_runs_since(state, oldest_ms, None))
         newest = next((number for number, run in enumerate(found) if run.finished_ms is not None), len(found))
@@ -128,8 +128,8 @@ def _runs_since(state: State, from_ms: int, counted: str | None) -> Iterator[Run
     """Yield runs, the last recorded first.
 
     Args:
-        from_ms: reading stops after a page of runs that all started before this time.
-        counted: the run at which reading stops; None: no run was read yet.
+        from_ms: stop after a page of runs that all started before this time.
+        counted: stop at this run; None before the first read.
     """
     before_run = None
     while page := state.runs(PAGE_RUNS, before_run=before_run):
@@ -168,7 +168,7 @@ def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
 
 
 def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any] | None:
-    """Return all facts about one topic; None: the janitor does not know it.
+    """Return all facts about one topic; None if the janitor does not know the topic.
 
     Args:
         status: the last status.
@@ -180,7 +180,7 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
     figures = next((one for one in status.topics if one.name == name), None)
     if figures is None:
         return None
-    # The status may be a minute old, and must not deny a count that the sizes over time have already.
+    # The status may be a minute old, so use a newer count, which the sizes already contain.
     count = state.counts().get(topic)
     if count is not None and (figures.counted_ms or 0) < count.counted_ms:
         figures = replace(figures, **pack(count))

@@ -1,8 +1,8 @@
 """The status of a janitor for operators, as one frozen value.
 
-The status page, ``janitor status``, the API and the metrics all use it, so they cannot contradict each other (rule
-S15). The daemon collects it from time to time, or it is collected from the state alone. A reader never waits for a
-sweep and never makes the janitor read a table.
+The status page, ``janitor status``, the API and the metrics all use it, so they cannot contradict each other (invariant
+S15). The daemon collects it periodically; without a daemon it is collected from the state alone. A reader never waits
+for a sweep and never makes the janitor read a table.
 
 Times are milliseconds since the epoch. In JSON, write pointers are decimal strings.
 """
@@ -24,11 +24,11 @@ class TopicFigures:
     """One topic's queue, and the delay of its deletions.
 
     Attributes:
-        generation: the metadata's, signed.
-        messages, size_bytes, oldest_ms, newest_ms, counted_ms: from the background count; None: not counted yet.
-        overdue_rows: rows of both tables that were due in the last run and stayed.
-        oldest_overdue_ms: the time of the oldest of them; None: there are none.
-        sizes: past sizes as pairs of time and bytes, oldest first, at most 24; only of the 200 largest topics.
+        generation: the generation in the metadata, signed.
+        messages, size_bytes, oldest_ms, newest_ms, counted_ms: the background count; None before the first count.
+        overdue_rows: the number of due rows of both tables that the last run did not delete.
+        oldest_overdue_ms: the time of the oldest overdue row; None without overdue rows.
+        sizes: up to 24 past sizes as pairs of time and bytes, oldest first; only for the 200 largest topics.
     """
 
     tms_namespace: str
@@ -56,10 +56,10 @@ class HeldTopic:
     Attributes:
         reason: a ``Hold``.
         rows, size_bytes, oldest_ms: the held rows in the last run.
-        until_ms: the time when the hold ends by itself; None: never.
-        command: the command that releases them; empty: no action is required.
-        cause: the change of the topic that caused the hold, in words; empty: not known.
-        keep: commands that keep the rows; each alone is enough.
+        until_ms: the time when the hold expires; None if it does not expire.
+        command: the command that releases the rows; empty if no action is required.
+        cause: a description of the change of the topic that caused the hold; empty if unknown.
+        keep: commands that keep the rows; each of them suffices.
     """
 
     topic: str
@@ -86,11 +86,11 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A current run.
+    """The run in progress.
 
     Attributes:
         rows: the number of read rows.
-        done, expected: the number of due messages read, and their approximate total in counted topics; 0: not known.
+        done, expected: the number of due messages read, and their approximate total in counted topics; 0 if unknown.
     """
 
     id: str
@@ -105,7 +105,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """An invalid transaction whose client may still write, or which awaits a full pass."""
+    """An invalid transaction whose client may still write, or that no full pass has covered since."""
 
     pointer: str
     began_ms: int
@@ -126,11 +126,11 @@ class SnapshotFigures(SnapshotRead):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFigures:
-    """The prune boundary in force, and the limits of a boundary that could be proven now.
+    """The prune boundary in force, and the limits of the boundary that the present evidence proves.
 
     Attributes:
-        refuted: the refutation of the last boundary, until another one is proven; empty otherwise.
-        last: the last proven boundary, in force or not; None: no boundary is wanted.
+        refuted: the refutation of the last boundary, until another boundary is proven; otherwise empty.
+        last: the last proven boundary, in force or not; None if no lifetime is configured.
     """
 
     bound: str | None = None
@@ -165,22 +165,22 @@ class Status:
     """The whole status of a janitor.
 
     Attributes:
-        process: ``running``: a daemon; ``between_runs``: collected from the state alone, and runs are started from
-            outside, the last one recently; ``down`` otherwise.
+        process: ``running``: a daemon runs; ``between_runs``: no daemon, but a scheduled run was recent; ``down``
+            otherwise.
         mode: ``apply`` or ``plan_only`` (``janitor.apply: false``).
-        schedule: in words, such as ``every 60 s``.
-        every_seconds: the interval of sweeps; None: by a crontab, or from outside.
-        started_ms: when the daemon started; None: there is no daemon.
+        schedule: a description such as ``every 60 s``.
+        every_seconds: the interval of sweeps; None for a crontab or an external schedule.
+        started_ms: the start of the daemon; None without a daemon.
         heartbeat_ms: the last heartbeat of the daemon, or else of the last run.
-        history_since_ms: when the state started; nothing older is known.
+        history_since_ms: the creation of the state; nothing older is known.
         leader: whether this process has the lease.
-        lease_holder: the holder of the lease; empty if it does not exist.
-        skew_seconds: how far wall time is ahead, by the clock it was compared with.
-        late: transactions that readers have waited for longest, first; known only from a daemon that can ask.
-        statistics: None: the store was never counted on Spark.
-        ahead: counted topics whose newest message is dated ahead of the clock by more than its allowance.
+        lease_holder: the holder of the lease; empty without a lease.
+        skew_seconds: how far wall time is ahead of other clocks, by clock.
+        late: transactions that block readers, longest first; only from a daemon that reaches the transaction manager.
+        statistics: the last count on Spark; None before the first count.
+        ahead: counted topics whose newest message is dated in the future by more than the clock allowance.
         failing: the errors of the daemon's jobs whose last call failed.
-        counters: every counter since the state started, without the prefix.
+        counters: all counters since the creation of the state, without the prefix.
     """
 
     version: str
@@ -218,7 +218,7 @@ class Status:
     counters: Mapping[CounterKey, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the status as JSON values; counters are for the metrics and not in it."""
+        """Return the status as JSON values, without the counters, which are for metrics."""
         document: dict[str, Any] = pack(self)
         del document["counters"]
         return document
