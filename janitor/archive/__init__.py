@@ -1,1 +1,1 @@
-"""The archive: deleted rows are kept in files for a while, listed and restored."""
+"""The archive: files with deleted rows, their listing and their restore."""

@@ -1,12 +1,12 @@
 """Conflicts between archived rows and rows in the target of a restore (invariant S16).
 
-A row is found by its key, and a message's payloads by its transaction: all rows of the payload table with the
+Readers find a row by its key, and the payloads of a message by its transaction: all rows of the payload table with the
 transaction's pointer, from any client. Two conflicts are possible if rows return to another topic or generation.
-Another message may have the same key. And if a transaction wrote to both, its message there would get the payloads of
-both. Neither can be separated again, so both are searched before anything is written.
+Another message may have the same key. And if a transaction wrote to both topics, its message in the target would get
+the payloads of both. Neither can be undone, so both are detected before the first write.
 
 An existing row with the archived value is not a conflict, because a restore may be repeated. The sign of a pointer does
-not matter. The cost: the archive is read twice, and the keys of the target once.
+not matter. The detection reads the archive twice, and the keys of the target once.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, Reads, every, 
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicMetadata
 
-#: Rows read from the target at a time.
+#: The number of rows in a page of the target.
 _PAGE_ROWS = 1000
-#: The number of conflicts in an error.
+#: The maximum number of transactions that an error names.
 _NAMED = 3
 
 
 class RestoredRow(NamedTuple):
-    """An archived row as it would come back.
+    """An archived row in its restored form.
 
     Attributes:
-        key: its new one.
-        pointer: of its transaction; its sign does not count.
-        payload: None in a message that takes its payload from the payload table.
-        is_selected: whether this restore writes it.
+        key: its new key.
+        pointer: the pointer of its transaction, whose sign does not matter.
+        payload: the payload; None for a message that takes its payload from the payload table.
+        is_selected: whether this restore writes the row.
     """
 
     key: bytes
@@ -57,9 +57,9 @@ class Conflicts:
         store: the target's store; only read.
         topic: the target.
         transactions: the transactions that may still write.
-        same_topic: whether the rows come from this topic; rows of its current generation are then at home.
+        same_topic: whether the rows come from this topic, so that rows of its current generation cannot conflict.
         heartbeat: called with the number of read rows.
-        side: the table with the announcements of producers; None: no announcements.
+        side: the side table with the announcements of producers; None without announcements.
     """
 
     def __init__(
@@ -79,23 +79,23 @@ class Conflicts:
         self._topic = topic
         self._home = generation if same_topic else None
         self._start, self._stop = generation_prefix(prefix, generation), generation_prefix(prefix, generation + 1)
-        #: Generations from which a transaction's payloads, or messages that refer to them, come back.
+        #: The generations of restored payloads and of messages that refer to them, by transaction.
         self._origins: dict[int, set[int]] = {}
-        #: What there is of a transaction's payloads and such messages: the target's, and by generation the archive's.
+        #: Digests of a transaction's payloads and such messages: in the target, and in the archive by generation.
         self._present: dict[int, dict[bytes, bytes]] = {}
         self._archived: dict[int, dict[int, dict[bytes, bytes]]] = {}
-        #: Transactions of which there are payloads, and messages that refer to them, here or there.
+        #: Transactions with payloads, and with messages that refer to them, in the target or in the archive.
         self._stored: set[int] = set()
         self._referred: set[int] = set()
-        #: Restored rows by key, if rows of several generations are restored.
+        #: Digests of restored rows by key, if rows of several generations are restored.
         self._arrived: dict[bytes, bytes] = {}
         self._clashes: list[bytes] = []
-        #: The ranges that only producers may write; restored rows of the topic itself may lie there.
+        #: The ranges reserved for producers; restored rows of the topic itself may be in them.
         self._announced = [] if side is None or same_topic else announced_ahead(side, self._start)
-        self._foreign: list[bytes] = []
+        self._in_announced: list[bytes] = []
 
     def expect(self, pointer: int, generation: int) -> None:
-        """Record that a payload comes back, or a message that refers to one."""
+        """Record that this restore writes a payload, or a message that refers to a payload."""
         self._origins.setdefault(java_abs(pointer), set()).add(generation)
 
     def read_target(self) -> None:
@@ -115,13 +115,13 @@ class Conflicts:
             self._present.setdefault(pointer, {})[key] = _digest(pointer, None)
 
     def compare(self, table: str, generation: int, rows: list[RestoredRow], *, mixed: bool) -> None:
-        """Compare archived rows with those of the target and of other generations.
+        """Compare archived rows with rows of the target and of other generations.
 
         Args:
             table: ``message`` or ``payload``.
-            generation: the generation from which they were archived.
-            rows: by ascending key.
-            mixed: whether rows of several generations return.
+            generation: the generation of the archived rows.
+            rows: the rows, by ascending key.
+            mixed: whether rows of several generations are restored.
 
         Raises:
             StoreError: the target cannot be read.
@@ -130,7 +130,7 @@ class Conflicts:
         keys = [row.key for row in rows if row.is_selected]
         self._clashes += [key for key, digest in self._found(table, keys) if digest != digests[key]]
         if table == "message":
-            self._foreign += [key for key in keys if any(start <= key < stop for start, stop in self._announced)]
+            self._in_announced += [key for key in keys if any(start <= key < stop for start, stop in self._announced)]
         if mixed:
             self._clashes += [key for key in keys if self._arrived.setdefault(key, digests[key]) != digests[key]]
         for row in rows:
@@ -141,52 +141,51 @@ class Conflicts:
                 known.setdefault(generation, {})[row.key] = digests[row.key]
 
     def refuse(self) -> None:
-        """Raise if there is a conflict.
+        """Raise an error if there is a conflict.
 
         Raises:
-            Refused: something is.
+            Refused: there is a conflict.
         """
         found = []
         if self._clashes:
             found.append(
                 f"{len(self._clashes)} of its rows have the same key as an archived row but another value, the first "
-                f"one {min(self._clashes).hex()}"
+                f"row is {min(self._clashes).hex()}"
             )
-        if self._foreign:
-            found.append(f"{len(self._foreign)} rows would lie where a producer has announced its own")
+        if self._in_announced:
+            found.append(f"{len(self._in_announced)} rows are in ranges that producers have announced for their rows")
         if mixed := sorted(pointer for pointer in self._stored & self._referred if self._mixes(pointer)):
             found.append(
-                f"{len(mixed)} transactions have other payloads there than in the archive: {_describe_pointers(mixed)}"
+                f"{len(mixed)} transactions have other payloads in the topic than in the archive: "
+                f"{_describe_pointers(mixed)}"
             )
         if writing := sorted(self._writing()):
             found.append(
-                f"{len(writing)} transactions are not over and may still write there: {_describe_pointers(writing)}"
+                f"{len(writing)} transactions are in progress and may write to the topic: {_describe_pointers(writing)}"
             )
         if found:
             raise Refused(
                 f"Nothing is restored to {self._topic.topic}: {'; '.join(found)}.",
-                "Old and new messages would be mixed: restore to another topic (--to), or restore fewer rows (--run, "
-                "--since, --until).",
+                "Restore to another topic (--to), or restore fewer rows (--run, --since, --until), so that old and new "
+                "messages are not mixed.",
             )
 
     @property
     def any_in_doubt(self) -> bool:
-        """Return whether there are transactions of which all that was archived has to be compared."""
+        """Return whether all archived rows of some transactions must be compared."""
         return any(map(self._in_doubt, self._origins))
 
     def _in_doubt(self, pointer: int) -> bool:
         return pointer in self._present or len(self._origins.get(pointer, ())) > 1
 
     def _writing(self) -> Iterator[int]:
-        """Yield transactions that may still publish to the target, and would get payloads that are not theirs."""
+        """Yield transactions that may still publish to the target; their messages would get restored payloads."""
         for pointer, origins in self._origins.items():
             if origins != {self._home} and self._transactions.is_undecided(pointer):
                 yield pointer
 
     def _mixes(self, pointer: int) -> bool:
-        """Return whether no generation has by itself all that the target has of a transaction and all that comes to
-        it.
-        """
+        """Return whether the rows of a transaction, present and restored, come from more than one generation."""
         archived = {origin: self._archived.get(pointer, {}).get(origin, {}) for origin in self._origins[pointer]}
         present = self._present.get(pointer, {})
         if self._home in archived:
@@ -197,7 +196,7 @@ class Conflicts:
     # -- the target ----------------------------------------------------------------------------------------------
 
     def _found(self, table: str, keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the target's rows under these keys."""
+        """Yield the keys and digests of the target's rows with these keys."""
         if table == "message":
             for page in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, _digest(value.pointer, value.payload)) for key, value in page)
@@ -206,7 +205,7 @@ class Conflicts:
                 yield from ((key, _digest(None, value)) for key, value in stored)
 
     def _stored_pointers(self, pointers: Iterable[int]) -> set[int]:
-        """Return which of these transactions the target has payloads of."""
+        """Return the transactions that have payloads in the target, among the given transactions."""
         found: set[int] = set()
         for page in pages(partial(self._store.payload.read, KEYS), self._start, self._stop, _PAGE_ROWS):
             found.update(key.write_pointer for raw in page.items if (key := PayloadKey.parse(raw)) is not None)
@@ -220,11 +219,11 @@ class Conflicts:
         yield from ((key, _digest(None, value)) for key, value in rows)
 
     def _references(self, pointers: set[int]) -> Iterator[tuple[bytes, int]]:
-        """Yield the target's messages that take their payload from one of these transactions' rows."""
+        """Yield the target's messages that take their payload from rows of these transactions."""
         for page in pages(partial(self._store.message.read, CELLS), self._start, self._stop, _PAGE_ROWS):
             hits = {cell.key: java_abs(cell.pointer) for cell in page.items if cell.refers}
             keys = [key for key, pointer in hits.items() if pointer in pointers]
-            # Some stores must read a row to know whether it refers to a payload.
+            # Some stores must read the value to determine whether a row refers to a payload.
             for found in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, hits[key]) for key, value in found if value.payload is None)
             self._heartbeat(len(page.items))

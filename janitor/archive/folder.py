@@ -2,9 +2,9 @@
 
     namespace=default/topic=orders/day=2026-11-18/janitor-<run>-000001.parquet
 
-Readers of such folders (pandas, DuckDB, Spark) turn the names into columns. A file gets its name when it is complete;
-before that its name starts with a dot, which such readers ignore. The removal ignores names, from the namespace down,
-that the janitor does not write, and does not follow links.
+Tools such as pandas, DuckDB and Spark convert the names into columns. A file gets its name when it is complete; until
+then the name starts with a dot, so these tools ignore the file. The removal ignores files and folders with names that
+the janitor does not write, and does not follow links.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import BinaryIO, NamedTuple
 from tms_core.errors import ArchiveError, ConfigurationError
 from tms_core.topic import TopicId
 
-#: A longer name would not fit a folder's: those have 255 bytes.
+#: The maximum length of a name in a folder's name, which has at most 255 bytes.
 NAME_BYTES = 200
-#: A name that CDAP accepts and readers of such folders take for "no value".
+#: A name that CDAP accepts, but that tools interpret as "no value".
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-#: A long name is replaced by its first characters, this character, which no name has, and digits of its SHA-256.
-_INSTEAD, _DIGEST_DIGITS = "~", 16
+#: A long name is replaced by its first characters, this mark, which no name has, and digits of its SHA-256.
+_DIGEST_MARK, _DIGEST_DIGITS = "~", 16
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _FILE = re.compile(rf"janitor-{_RUN_ID.pattern}-\d{{6,}}\.parquet")
@@ -38,7 +38,7 @@ class DayFolder(NamedTuple):
     """The archived rows of one topic and one day.
 
     Attributes:
-        topic: None: the folder's name is a substitute for the topic's name, which is in the files.
+        topic: the topic; None if the folder's name has a digest, so that only the files have the topic's name.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class DayFolder(NamedTuple):
     day: date
 
     def files(self) -> list[Path]:
-        """Return the files of rows, in order of name.
+        """Return the files with rows, sorted by name.
 
         Raises:
             ArchiveError: the folder cannot be read.
@@ -58,46 +58,46 @@ class DayFolder(NamedTuple):
 
 
 def local_folder(path: str) -> Path:
-    """Return the folder that the setting ``janitor.archive.path`` names.
+    """Return the folder of the setting ``janitor.archive.path``.
 
     Raises:
-        ConfigurationError: it is a URL.
+        ConfigurationError: the setting is a URL.
     """
     if "://" in path:
         raise ConfigurationError(
             f"janitor.archive.path is {path}, but this version archives only to local folders.",
-            "Set a local folder, and copy its files to the remote place.",
+            "Set a local folder, and copy its files to the remote storage.",
         )
     return Path(path)
 
 
 def day_of(ms: int) -> date:
-    """Return the day of a moment, in UTC."""
+    """Return the day of a time, in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC).date()
 
 
 def day_path(folder: Path, topic: TopicId, day: date) -> Path:
-    """Return where rows of a topic go that are deleted on that day."""
+    """Return the folder for rows of a topic that are deleted on a day."""
     return _topic_path(folder, topic) / f"day={day.isoformat()}"
 
 
 def file_name(run_id: str, number: int) -> str:
-    """Return a file's name.
+    """Return the name of a file.
 
     Raises:
-        ValueError: the run's id has characters that do not belong into one.
+        ValueError: the id of the run has characters that are not allowed in a file name.
     """
     if not _RUN_ID.fullmatch(run_id):
-        raise ValueError(f"{run_id!r} cannot be part of a file's name")
+        raise ValueError(f"{run_id!r} is not allowed in a file name")
     return f"janitor-{run_id}-{number:06d}.parquet"
 
 
 def days(folder: Path, topic: TopicId | None = None) -> Iterator[DayFolder]:
-    """Yield the days of an archive, in order of name.
+    """Yield the days of an archive, sorted by name.
 
     Args:
-        folder: the archive's; need not exist.
-        topic: of this topic only.
+        folder: the folder of the archive, which may not exist.
+        topic: only days of this topic.
 
     Raises:
         ArchiveError: a folder cannot be read.
@@ -114,13 +114,13 @@ def days(folder: Path, topic: TopicId | None = None) -> Iterator[DayFolder]:
 def create(path: Path, fill: Callable[[BinaryIO], None]) -> None:
     """Write a file atomically and durably.
 
-    Only its owner may read it (mode 0600), because it has messages.
+    Only its owner may read the file (mode 0600), because it contains messages.
 
     Args:
         fill: writes the contents.
 
     Raises:
-        OSError: the file does not exist.
+        OSError: the file could not be written; then it does not exist.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -131,7 +131,7 @@ def create(path: Path, fill: Callable[[BinaryIO], None]) -> None:
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-    # The name must be durable, too: rows are deleted as soon as this returns (S16).
+    # S16: sync the name, too: the caller deletes the rows as soon as this returns.
     try:
         _sync(path.parent)
     except OSError:
@@ -140,23 +140,23 @@ def create(path: Path, fill: Callable[[BinaryIO], None]) -> None:
 
 
 def make_durable(path: Path, folder: Path) -> None:
-    """Make a day's folder and those above it, up to the archive's, so that they survive a crash of the machine.
+    """Create the folder of a day and its parents durably, up to the folder of the archive.
 
     Raises:
-        OSError: one of them cannot be made.
+        OSError: a folder could not be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     below = path.relative_to(folder).parts
     levels = [folder, *(folder.joinpath(*below[: depth + 1]) for depth in range(len(below)))]
     for level in levels:
-        # With ``parents`` the mode would count for the last folder only.
+        # Create each folder separately: with ``parents`` the mode would apply to the last folder only.
         level.mkdir(mode=0o700, exist_ok=True)
     for level in reversed(levels):
         _sync(level.parent)
 
 
-def give_up(folder: Path, keep_days: int, now_ms: int) -> int:
-    """Remove days older than ``keep_days`` days, and temporary files of a crash.
+def remove_old_days(folder: Path, keep_days: int, now_ms: int) -> int:
+    """Remove days older than ``keep_days`` days, and temporary files that a crash left.
 
     Returns:
         The number of removed files with rows.
@@ -171,14 +171,14 @@ def give_up(folder: Path, keep_days: int, now_ms: int) -> int:
         try:
             if age_days > keep_days:
                 removed += _remove(found.path, _FILE)
-            # A file that is being written lies in today's folder, or shortly after midnight in yesterday's.
+            # A file that is being written is in the folder of today or, shortly after midnight, of yesterday.
             if age_days > 1:
                 _remove(found.path, _TEMPORARY)
             if age_days > keep_days:
                 _remove_if_empty(found.path, found.path.parents[2])
         except OSError as error:
             raise ArchiveError(
-                f"{found.path} cannot be removed: {error}.", "Remove it by hand, or run as the archive's owner."
+                f"{found.path} cannot be removed: {error}.", "Remove it, or run the janitor as the archive's owner."
             ) from error
     return removed
 
@@ -200,7 +200,7 @@ def _topic_of(path: Path) -> TopicId | None:
 def _folder_name(name: str) -> str:
     if len(name) <= NAME_BYTES and name != NO_VALUE:
         return name
-    return f"{name[:NAME_BYTES]}{_INSTEAD}{sha256(name.encode()).hexdigest()[:_DIGEST_DIGITS]}"
+    return f"{name[:NAME_BYTES]}{_DIGEST_MARK}{sha256(name.encode()).hexdigest()[:_DIGEST_DIGITS]}"
 
 
 def _below(folder: Path, prefix: str) -> list[Path]:
@@ -219,7 +219,7 @@ def _remove(folder: Path, names: re.Pattern[str]) -> int:
 
 
 def _remove_if_empty(path: Path, stop: Path) -> None:
-    """Remove a folder, and those above it, below ``stop``, that it leaves empty."""
+    """Remove a folder if it is empty, and then its empty parents below ``stop``."""
     while path != stop and not any(path.iterdir()):
         path.rmdir()
         path = path.parent
@@ -234,4 +234,4 @@ def _sync(folder: Path) -> None:
 
 
 def _unreadable(error: OSError) -> ArchiveError:
-    return ArchiveError(f"The archive cannot be read: {error}.", "Run as the user it belongs to.")
+    return ArchiveError(f"The archive cannot be read: {error}.", "Run the command as the archive's owner.")

@@ -1,7 +1,7 @@
 """The contents of an archive by topic, day and run, read from the footers of its files.
 
-No row is read and nothing is cached, so an archive that was copied, thinned or merged is listed as it is. Unreadable
-files are listed separately.
+A listing reads no rows and caches nothing, so the files of an archive may be copied, deleted or merged at any time.
+Unreadable files are listed separately.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ArchivedFile:
     """One file of an archive: a batch of one topic, table and rule.
 
     Attributes:
-        day: the day it was archived on, by its folder.
-        size_bytes: on disk.
+        day: the day of archiving, from the name of its folder.
+        size_bytes: its size on disk.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class Selection:
     """A selection of archived rows.
 
     Attributes:
-        run_id: the run that deleted them; None: any.
+        run_id: the run that deleted the rows; None: any run.
         since_ms, until_ms: the half-open interval of their times (publish time, or write time of payload rows); None:
             no limit.
     """
@@ -57,14 +57,14 @@ class Selection:
     since_ms: int | None = None
     until_ms: int | None = None
 
-    def takes(self, run_id: str, time_ms: int) -> bool:
-        return self._meets(run_id, time_ms, time_ms)
+    def includes(self, run_id: str, time_ms: int) -> bool:
+        return self._overlaps(run_id, time_ms, time_ms)
 
-    def may_take(self, summary: Summary) -> bool:
-        """Return whether there can be such rows in a file."""
-        return self._meets(summary.run_id, summary.oldest_ms, summary.newest_ms)
+    def may_include_rows_of(self, summary: Summary) -> bool:
+        """Return whether a file may have selected rows."""
+        return self._overlaps(summary.run_id, summary.oldest_ms, summary.newest_ms)
 
-    def _meets(self, run_id: str, oldest_ms: int, newest_ms: int) -> bool:
+    def _overlaps(self, run_id: str, oldest_ms: int, newest_ms: int) -> bool:
         if self.run_id is not None and run_id != self.run_id:
             return False
         if self.since_ms is not None and newest_ms < self.since_ms:
@@ -72,18 +72,18 @@ class Selection:
         return self.until_ms is None or oldest_ms < self.until_ms
 
 
-#: Everything there is.
+#: The selection of all rows.
 ANY = Selection()
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one run archived of one topic on one day.
+    """The rows that one run archived from one topic on one day.
 
     Attributes:
-        generations: the rows'.
-        rules: by which they went.
-        oldest_ms, newest_ms: publish times; of payload rows, write times.
+        generations: the generations of the rows.
+        rules: the rules that deleted the rows.
+        oldest_ms, newest_ms: publish times, or write times of payload rows.
     """
 
     topic: TopicId
@@ -103,11 +103,11 @@ def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:
     """Return the files of an archive, without reading their rows.
 
     Args:
-        folder: the folder of the archive; need not exist.
+        folder: the folder of the archive, which may not exist.
         patterns: shell patterns of topics; empty: all.
 
     Raises:
-        ArchiveError: a folder cannot be read. Errors of single files are in the result.
+        ArchiveError: a folder cannot be read. The result has the errors of single files.
         ConfigurationError: pyarrow is not installed.
     """
     return _find(archive_folder.days(folder), lambda topic: not patterns or topic.matches(patterns))
@@ -124,15 +124,15 @@ def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
     if damaged:
         raise damaged[0]
     if not files:
-        raise ArchiveError(f"Nothing of {topic} is archived in {folder}.", "List the archive: janitor archive list")
+        raise ArchiveError(f"{folder} has no archived rows of {topic}.", "List the archive: janitor archive list")
     return files
 
 
 def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str | None:
-    """Return the last run that archived a message; None: no readable file has it.
+    """Return the last run that archived a message; None if no readable file has the message.
 
     Args:
-        sequence: the message's number within its millisecond.
+        sequence: the sequence number of the message within its millisecond.
 
     Raises:
         ConfigurationError: pyarrow is not installed.
@@ -150,13 +150,13 @@ def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str 
 
 
 def groups(files: Iterable[ArchivedFile], selection: Selection) -> list[Group]:
-    """Return the files by topic, day and run, without files that have no row of the selection."""
+    """Group the files that may have selected rows by topic, day and run."""
 
-    def place(file: ArchivedFile) -> tuple[TopicId, date, str]:
+    def group_key(file: ArchivedFile) -> tuple[TopicId, date, str]:
         return file.summary.topic, file.day, file.summary.run_id
 
-    found = sorted((file for file in files if selection.may_take(file.summary)), key=place)
-    return [_group(*key, list(members)) for key, members in groupby(found, place)]
+    found = sorted((file for file in files if selection.may_include_rows_of(file.summary)), key=group_key)
+    return [_group(*key, list(members)) for key, members in groupby(found, group_key)]
 
 
 def _find(days: Iterable[archive_folder.DayFolder], is_selected: Callable[[TopicId], bool]) -> Listing:

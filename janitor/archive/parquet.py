@@ -1,11 +1,11 @@
 """The files of the archive and their columns; the only module that imports pyarrow.
 
-pyarrow needs 40 MB of memory and is optional, so it is loaded when the first file is written or read. A file describes
-itself: its metadata has its layout and topic, and Parquet's statistics describe its rows. Therefore an archive needs no
-index, and copying its folders is enough to move it.
+pyarrow needs 40 MB of memory and is optional, so it is loaded with the first file. A file is self-contained: its
+metadata has layout and topic, and Parquet's statistics describe its rows. Therefore an archive needs no index, and you
+can move its folders.
 
-Rows are written and read in groups of a few megabytes, so memory never holds a whole batch of large messages. Every
-page has a checksum, which is checked on reading. See ``docs/reference/formats/reports.md``, "Archive".
+Rows are written and read in groups of a few megabytes, so a batch of large messages never fills the memory. Every page
+has a checksum, which readers check. See ``docs/reference/formats/reports.md``, "Archive".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 from tms_core.errors import ArchiveError, ConfigurationError, hint_for_extra, shortened
 from tms_core.topic import TopicId
 
-#: Counted up whenever a column changes.
+#: The version of the layout, increased by each change of a column.
 LAYOUT = 1
 
 #: The keys of the metadata of a file.
@@ -52,16 +52,16 @@ COLUMNS = (
     Column("snapshot_timestamp_ms", "int64", nullable=True),
 )
 
-#: Columns with few different values in a file; the others would gain nothing from a dictionary.
+#: Columns with few distinct values in a file, for which a dictionary saves space.
 _REPEATING = ["table", "rule", "run_id", "deleted_ms", "generation", "write_pointer", "verdict"]
 
-#: Columns with statistics (lowest and highest value) in each row group and page; not the payloads.
-_SUMMED_UP = [column.name for column in COLUMNS if column.name != "payload"]
+#: Columns with statistics (lowest and highest value) in each row group and page: all except payloads.
+_WITH_STATISTICS = [column.name for column in COLUMNS if column.name != "payload"]
 
-#: Rows made into Python objects at a time.
+#: The number of rows that are converted to Python objects at a time.
 _READ_ROWS = 1000
-#: The largest readable group of rows, in bytes: the writer starts a new group after some megabytes, so a group has at
-#: most one large message.
+#: The maximum size of a readable row group, in bytes. The writer starts a new group after some megabytes, so a group
+#: has at most one large message.
 _GROUP_BYTES = 256 << 20
 
 
@@ -69,11 +69,11 @@ class Summary(NamedTuple):
     """The description of a file in its footer.
 
     Attributes:
-        topic: the topic of the rows; the folder's name may be a substitute for it.
+        topic: the topic of the rows; the folder's name may have a digest of it.
         table: ``message`` or ``payload``.
-        rule: the rule that deleted them.
+        rule: the rule that deleted the rows.
         deleted_ms: the time of archiving, just before the deletion.
-        oldest_ms, newest_ms: publish times; of payload rows, write times.
+        oldest_ms, newest_ms: publish times, or write times of payload rows.
         references: the number of messages that refer to the payload table.
     """
 
@@ -90,26 +90,26 @@ class Summary(NamedTuple):
 
 
 def require_pyarrow() -> None:
-    """Make sure that pyarrow can be loaded, without loading it.
+    """Check that pyarrow is installed, without loading it.
 
     Raises:
-        ConfigurationError: it is not installed.
+        ConfigurationError: pyarrow is not installed.
     """
     if find_spec("pyarrow") is None:
         raise ConfigurationError(
             "The archive needs pyarrow, which is not installed.",
-            f"{hint_for_extra('archive')} Or use the image tagged …-archive, or set janitor.archive.enabled: false.",
+            f"{hint_for_extra('archive')} Or use the image …-archive, or set janitor.archive.enabled: false.",
         )
 
 
 def write(stream: BinaryIO, topic: TopicId, groups: Iterable[Mapping[str, Sequence[Any]]]) -> None:
-    """Write one file.
+    """Write a file.
 
     Args:
-        groups: the values of all columns by name; each becomes one row group.
+        groups: the row groups, as values of all columns by name.
 
     Raises:
-        OSError: as the stream does.
+        OSError: the stream could not be written.
     """
     pa = _load_pyarrow()
     schema = _schema(pa).with_metadata({_LAYOUT: str(LAYOUT), _TOPIC: str(topic)})
@@ -119,7 +119,7 @@ def write(stream: BinaryIO, topic: TopicId, groups: Iterable[Mapping[str, Sequen
         schema,
         compression="zstd",
         use_dictionary=_REPEATING,
-        write_statistics=_SUMMED_UP,
+        write_statistics=_WITH_STATISTICS,
         write_page_checksum=True,
     ) as writer:
         for columns in groups:
@@ -129,10 +129,10 @@ def write(stream: BinaryIO, topic: TopicId, groups: Iterable[Mapping[str, Sequen
 
 
 def summarise(path: Path) -> Summary:
-    """Return the description of a file; only its footer is read.
+    """Return the description of a file from its footer.
 
     Raises:
-        ArchiveError: it is damaged, unrecognized, or from a newer janitor.
+        ArchiveError: the file is damaged, unrecognized, or from a newer janitor.
     """
     with _open_file(path) as file:
         footer, metadata = file.metadata, file.metadata.metadata
@@ -153,7 +153,7 @@ def summarise(path: Path) -> Summary:
 
 
 def read(path: Path, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the values of some columns, some rows at a time.
+    """Yield the values of some columns in batches of rows.
 
     Raises:
         ArchiveError: as :func:`summarise`, or a checksum is wrong.
@@ -182,8 +182,8 @@ def _open_file(path: Path) -> Iterator[Any]:
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ArchiveError(
             f"{path} cannot be read: {shortened(' '.join(str(error).split())).rstrip('.') or type(error).__name__}.",
-            "The file is damaged, or the janitor did not write it: move the file out of the archive. The other files "
-            "can be read without it.",
+            "The file is damaged, or the janitor did not write it: move the file out of the archive. Other files are "
+            "not affected.",
         ) from error
 
 
@@ -197,22 +197,22 @@ def _check(pa: ModuleType, path: Path, file: Any) -> None:
         )
     complete = {_LAYOUT, _TOPIC, _REFERENCES} <= set(metadata)
     if not complete or not file.schema_arrow.equals(_schema(pa), check_metadata=False):
-        raise ValueError("it is not laid out as a file of the archive")
+        raise ValueError("it does not have the layout of an archive file")
     _check_size(file.metadata)
 
 
 def _check_size(footer: Any) -> None:
-    """Check that a small file does not expand to gigabytes, by the sizes in its footer.
+    """Check the sizes in the footer, so that a small file does not expand to gigabytes.
 
     Raises:
-        ValueError: it would.
+        ValueError: the file would expand too much.
     """
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         columns = [group.column(index) for index in range(group.num_columns)]
         if sum(column.total_uncompressed_size for column in columns) > _GROUP_BYTES:
             raise ValueError(f"a group of its rows has more than {_GROUP_BYTES >> 20} MB")
-        # One large value, referred to by each of a million rows.
+        # Such a dictionary could have one large value that a million rows refer to.
         if any(column.path_in_schema not in _REPEATING and column.has_dictionary_page for column in columns):
             raise ValueError("a column has a dictionary that the janitor does not write")
 
@@ -222,9 +222,9 @@ def _schema(pa: ModuleType) -> Any:
 
 
 def _span(footer: Any, column: str) -> tuple[Any, Any]:
-    """Return the lowest and the highest value of a column that has one in every row."""
+    """Return the lowest and the highest value of a column without nulls."""
     index = [c.name for c in COLUMNS].index(column)
     found = [footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)]
     if not found or any(statistics is None or not statistics.has_min_max for statistics in found):
-        raise ValueError(f"it does not say what is in column {column}")
+        raise ValueError(f"column {column} has no statistics")
     return min(statistics.min for statistics in found), max(statistics.max for statistics in found)

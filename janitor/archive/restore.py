@@ -1,19 +1,19 @@
 """The restore of archived rows (invariant S16: a restore never shows a row that readers must not see).
 
-A row returns unchanged, with two exceptions. Its key gets the current generation of its topic, because older
-generations are not read. Its write pointer stays positive only if its transaction was known to be committed when the
+A row is restored unchanged, with two exceptions. Its key gets the current generation of its topic, because readers
+ignore older generations. Its write pointer stays positive only if its transaction was known to be committed when the
 row was archived, and no later fact contradicts that. Otherwise the pointer is inverted, and no transactional reader
-sees the row. The outcome of such a transaction cannot be found out later, because the invalid list may have been
+sees the row. The outcome of such a transaction cannot be determined later, because the invalid list may have been
 truncated since.
 
-For a row of an old generation, a commit is proven only by another row of the same transaction that was archived as
-committed from the generation that was current then.
+The commit of a row of an old generation is proven only by another row of the same transaction that was archived as
+committed while its generation was current.
 
-Existing rows are not changed. Therefore a restore may be repeated, also after it died, and a row that is archived twice
-returns once. If the target has another row under the same key, or of the same transaction, nothing is restored
-(:mod:`janitor.archive.conflicts`).
+A restore does not change existing rows. Therefore it may be repeated, also after a crash, and a row that was archived
+twice is restored once. If the target has another row with the same key, or other rows of the same transaction, nothing
+is restored (:mod:`janitor.archive.conflicts`).
 
-Payloads are written before the messages that refer to them, so that no reader gets a message without its parts.
+Payloads are written before the messages that refer to them, so that no reader gets an incomplete message.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Request:
 
     Attributes:
         source: the topic of the rows.
-        target: another topic to write them to; None: the same.
+        target: the topic to restore to; None for the topic of the rows.
         selection: the selected rows.
-        dry_run: only count.
+        dry_run: whether to count only.
     """
 
     source: TopicId
@@ -65,13 +65,13 @@ class RestoreResult:
     """The result of a restore, or of a dry run.
 
     Attributes:
-        generation: the generation of the target, which the rows are in now.
-        restored: written rows.
-        negated: written rows with a negative pointer, which no transactional reader sees.
-        already_there: rows that the target had.
-        skipped: rows of the topic that were not selected.
-        expired: restored rows that are older than the target's TTL.
-        ttl_seconds: a TTL in whole days that would keep all of them for one more day; None: no row is expired.
+        generation: the generation of the target, and now of the rows.
+        restored: the number of written rows.
+        negated: the number of written rows with a negative pointer, which no transactional reader sees.
+        already_there: the number of rows that the target already had.
+        skipped: the number of rows of the topic that were not selected.
+        expired: the number of restored rows that are older than the target's TTL.
+        ttl_seconds: a TTL in whole days that would keep all restored rows for a day; None without expired rows.
     """
 
     source: TopicId
@@ -95,7 +95,7 @@ class RestoreResult:
 
 
 class _Row(NamedTuple):
-    """A row on its way back: its new key, its time, and stored payloads under it."""
+    """A row to restore: its new key, its time, its pointer and its payload."""
 
     key: bytes
     time_ms: int
@@ -113,41 +113,41 @@ def restore(
     heartbeat: Callable[[int], None],
     side: SideTable | None = None,
 ) -> RestoreResult:
-    """Write archived rows into a topic's current generation; durable on return.
+    """Write archived rows durably into the current generation of a topic.
 
-    All payloads that the messages refer to return with them, whenever and by whichever run they were deleted.
+    All payloads that the messages refer to are restored with them, independent of their run and time of deletion.
 
     Args:
         store: the target's store; a dry run only reads it, and needs about 200 bytes of memory per row.
-        state: the paused topics, and the transactions that were once invalid.
+        state: has the pauses, and the transactions that were once invalid.
         transactions: the current facts about transactions.
         files: all files of the source (:func:`janitor.archive.index.find_topic`), independent of the selection.
         request: the parameters.
-        now_ms: the time by which rows count as expired.
+        now_ms: the time that decides whether rows are expired.
         heartbeat: called with the number of read rows.
-        side: the table with the announcements of producers; None: no announcements.
+        side: the side table with the announcements of producers; None without announcements.
 
     Raises:
-        Refused: the target is unknown, deleted, or the source itself and not paused (except in a dry run); if that
-            happened during the restore, written rows stay. Or the target has conflicting rows.
+        Refused: the target has conflicting rows, is unknown or deleted, or is the source and not paused (except in a
+            dry run). If that happens during the restore, written rows stay.
         ArchiveError: a file cannot be read, usually before anything is written; written rows stay.
         StoreError: the store failed; written rows stay.
     """
     work = _Restore(store, state, transactions, request, now_ms, heartbeat, side)
-    # Of a row that was archived twice the later file mostly knows more.
+    # If a row was archived twice, prefer the later file, which usually has more information.
     newest_first = sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True)
     messages, payloads = ([f for f in newest_first if f.summary.table == table] for table in ("message", "payload"))
-    # S16: all files are read before the first write. A later file may show that a transaction was void, or a conflict.
+    # S16: read all files before the first write. A later file may show an invalid transaction or a conflict.
     work.survey(messages, payloads)
     work.compare([*payloads, *messages])
-    # Payloads first, or a reader could meet a message whose payload is not there yet.
+    # Write payloads first, so that no reader gets a message whose payload does not exist yet.
     for file in (*payloads, *messages):
-        work.bring_back(file)
+        work.restore_file(file)
     return work.finish()
 
 
 class _Restore:
-    """One restore under way."""
+    """A restore in progress."""
 
     def __init__(
         self,
@@ -173,22 +173,22 @@ class _Restore:
         self._conflicts = Conflicts(
             store, self._topic, transactions, same_topic=self._same_topic, heartbeat=heartbeat, side=side
         )
-        #: Transactions that were once known to be invalid, though they may have left the invalid list since.
+        #: Transactions that were once invalid, even if they have left the invalid list since.
         self._void: set[int] = set()
-        #: Transactions of rows of old generations, and the ones of them that are known to be committed.
+        #: Transactions of rows of old generations, and those among them that are known to be committed.
         self._in_doubt: set[int] = set()
         self._proven: set[int] = set()
-        #: Generation and transaction of payloads: referred to by messages, and contained in the archive.
+        #: Generation and transaction of payloads: with messages that refer to them, and with archived payloads.
         self._referenced: set[tuple[int, int]] = set()
         self._archived: set[tuple[int, int]] = set()
         self._would_write: set[bytes] = set()
         self._result = RestoreResult(request.source, target, self._topic.generation, request.dry_run)
 
     def survey(self, messages: Sequence[ArchivedFile], payloads: Sequence[ArchivedFile]) -> None:
-        """Read the facts that decide, before anything is written: void and proven transactions, and needed payloads."""
+        """Find invalid and committed transactions, and needed payloads, before the first write."""
         if self._snapshot is None:
             self._result.warnings.append(
-                "there is no usable transaction snapshot, so only what was known when the rows were archived counts"
+                "there is no usable transaction snapshot, so only the outcomes in the archive decide about transactions"
             )
         self._void.update(self._state.open_ids())
         for file in sorted(messages, key=lambda file: file.summary.rule != Rule.OLD_GENERATION):
@@ -220,14 +220,14 @@ class _Restore:
             self._heartbeat(len(rows))
 
     def compare(self, files: Sequence[ArchivedFile]) -> None:
-        """Make sure that the target has no conflicting rows.
+        """Check that the target has no conflicting rows.
 
         Raises:
-            Refused: it has.
+            Refused: the target has conflicting rows.
         """
         self._conflicts.read_target()
         doubtful, needed = self._conflicts.any_in_doubt, bool(self._referenced)
-        selection = [file for file in files if self._selection.may_take(file.summary)]
+        selection = [file for file in files if self._selection.may_include_rows_of(file.summary)]
         mixed = len({file.summary.generation for file in selection}) > 1
         for file in files:
             if doubtful or file in selection or (needed and file.summary.table == "payload"):
@@ -241,12 +241,12 @@ class _Restore:
             if table == "message":
                 for _, pointer, payload in found:
                     _require_value(file, pointer, payload)
-            arrivals = [RestoredRow(self._new_key(p), w, body, self._is_selected(file, p)) for p, w, body in found]
-            self._conflicts.compare(table, generation, arrivals, mixed=mixed)
+            restored = [RestoredRow(self._new_key(p), w, body, self._is_selected(file, p)) for p, w, body in found]
+            self._conflicts.compare(table, generation, restored, mixed=mixed)
             self._heartbeat(len(rows))
 
-    def bring_back(self, file: ArchivedFile) -> None:
-        """Write the selected rows of one file that the target does not have."""
+    def restore_file(self, file: ArchivedFile) -> None:
+        """Write the selected rows of a file that the target does not have."""
         table: KeyReads = self._store.message if file.summary.table == "message" else self._store.payload
         for rows in parquet.read(file.path, ("key", "write_pointer", "payload", "verdict")):
             rows_by_key = {row.key: row for row in self._select_rows(file, rows)}
@@ -255,7 +255,7 @@ class _Restore:
             self._result.already_there += len(rows_by_key) - len(missing)
             if missing:
                 self._write(file.summary.table, [rows_by_key[key] for key in missing])
-                self._make_sure(table, missing)
+                self._check_visible(table, missing)
             self._heartbeat(len(rows))
 
     def _writable(self) -> Store:
@@ -264,12 +264,13 @@ class _Restore:
         return self._store
 
     def finish(self) -> RestoreResult:
-        """Return the result, with what there is to say about it."""
+        """Return the result with its warnings."""
         result = self._result
-        lacking = sum(not self._has_payload(pointer) for _, pointer in self._referenced - self._archived)
-        if lacking:
+        incomplete = sum(not self._has_payload(pointer) for _, pointer in self._referenced - self._archived)
+        if incomplete:
             result.warnings.append(
-                f"messages of {lacking} transactions refer to payloads that are neither archived nor in {result.target}"
+                f"messages of {incomplete} transactions refer to payloads that are neither archived nor in "
+                f"{result.target}"
             )
         if result.expired and result.oldest_ms is not None:
             ttl_seconds = -(-(self._now_ms - result.oldest_ms) // 1000) + _DAY_SECONDS
@@ -278,8 +279,8 @@ class _Restore:
             ttl = f"{days}d" if result.ttl_seconds < INT_MAX else f"{INT_MAX}"
             until = "when the topic is resumed" if self._same_topic else "with the next run, unless the topic is paused"
             result.warnings.append(
-                f"{result.expired} of these rows are older than the ttl of {result.target} "
-                f"({duration(self._topic.ttl_seconds * 1000)}) and the janitor deletes them again {until}; to keep "
+                f"{result.expired} restored rows are older than the ttl of {result.target} "
+                f"({duration(self._topic.ttl_seconds * 1000)}), and the janitor deletes them again {until}; to keep "
                 f"them for a day, first set the ttl of the topic to {ttl}"
             )
         return result
@@ -290,25 +291,25 @@ class _Restore:
         """Return the present metadata of the target.
 
         Raises:
-            Refused: nothing may be written to it.
+            Refused: a restore may not write to the target.
         """
         value = self._store.metadata.get(topic.prefix)
         if value is None:
-            raise Refused(f"Topic {topic} does not exist.", "Create it, or name another one with --to NS:TOPIC.")
+            raise Refused(f"Topic {topic} does not exist.", "Create it, or choose another topic with --to NS:TOPIC.")
         try:
             found = TopicMetadata.parse(topic.prefix, value)
         except MetadataError as error:
-            raise Refused(f"Nothing is restored: {error}.", "Correct its properties first.") from error
+            raise Refused(f"Nothing is restored: {error}.", "Correct the properties of the topic first.") from error
         if found.deleted:
             raise Refused(
-                f"Topic {topic} is deleted, so its rows could not be read.",
-                "Create it again, or name another one with --to NS:TOPIC.",
+                f"Topic {topic} is deleted, so nobody could read its rows.",
+                "Create it again, or choose another topic with --to NS:TOPIC.",
             )
         paused = topic.matches(pause.pattern for pause in self._state.pauses())
         if self._must_be_paused and not paused:
             raise Refused(
-                f"Topic {topic} is not paused, so the janitor could delete the restored rows again at once.",
-                f"janitor pause {topic}",
+                f"Topic {topic} is not paused, so the janitor could delete the restored rows at once.",
+                f"Pause it: janitor pause {topic}",
             )
         return found
 
@@ -317,14 +318,14 @@ class _Restore:
         present = self._target(self._topic.topic)
         if present.generation != self._topic.generation:
             raise Refused(
-                f"Topic {self._topic.topic} was created again while this command wrote to it.",
-                "The janitor deletes the rows that were already written, as an old generation. Restore again.",
+                f"Topic {self._topic.topic} was created again during the restore.",
+                "Restore again. The janitor deletes the rows that were already written, as an old generation.",
             )
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def _select_rows(self, file: ArchivedFile, rows: list[tuple[Any, ...]]) -> Iterator[_Row]:
-        """Yield the rows that are selected or needed, as they come back."""
+        """Yield the selected and needed rows in their restored form."""
         for key, pointer, payload, recorded in rows:
             parts = self._parts(file, key)
             if self._is_selected(file, parts):
@@ -333,13 +334,13 @@ class _Restore:
                 )
 
     def _is_selected(self, file: ArchivedFile, parts: MessageKey | PayloadKey) -> bool:
-        """Return whether a row is selected, or a returning message refers to it."""
+        """Return whether a row is selected, or a restored message refers to it."""
         if isinstance(parts, PayloadKey):
             transaction = (parts.generation, java_abs(parts.write_pointer))
             self._archived.add(transaction)
             if transaction in self._referenced:
                 return True
-        return self._selection.takes(file.summary.run_id, parts.time_ms)
+        return self._selection.includes(file.summary.run_id, parts.time_ms)
 
     def _new_key(self, parts: MessageKey | PayloadKey) -> bytes:
         return parts._replace(topic=self._topic.topic, generation=self._topic.generation).pack()
@@ -353,7 +354,7 @@ class _Restore:
         """Return the pointer of a restored message: positive only if the message is known to be visible."""
         if pointer is None or pointer <= 0:
             return pointer
-        # Older archives have an outcome for rows of old generations, but could not know it.
+        # The recorded outcome of rows of old generations does not count: it was not known when they were archived.
         old = file.summary.rule == Rule.OLD_GENERATION
         committed = pointer in self._proven if old else recorded == CommitState.COMMITTED
         return pointer if committed and not self._is_void(pointer) else -pointer
@@ -370,7 +371,7 @@ class _Restore:
         if self._result.dry_run:
             self._would_write.update(row.key for row in rows)
         else:
-            # S2: right before each write. In a new generation the rows would be those of another topic.
+            # S2: check right before each write. A new generation is another topic.
             self._refuse_if_moved()
             if table == "message":
                 self._writable().message.put([(row.key, MessageValue(row.pointer, row.payload)) for row in rows])
@@ -378,18 +379,17 @@ class _Restore:
                 self._writable().payload.put([(row.key, row.payload or b"") for row in rows])
         self._count(table, rows)
 
-    def _make_sure(self, table: KeyReads, keys: list[bytes]) -> None:
-        """Check that written rows are visible: HBase hides a row under a delete marker with a future time, as a server
-        with a fast clock leaves.
+    def _check_visible(self, table: KeyReads, keys: list[bytes]) -> None:
+        """Check that written rows are visible: in HBase, a delete marker from a server with a fast clock may hide them.
 
         Raises:
             StoreError: a row is hidden.
         """
         if hidden := self._missing(table, keys):
             raise StoreError(
-                f"{len(hidden)} rows that were restored to the {table.name} table cannot be seen, "
-                f"the first one {hidden[0].hex()}.",
-                "HBase's delete marks are in the future, because a server's clock was ahead: restore again when that "
+                f"{len(hidden)} rows that were restored to the {table.name} table are not visible, the first row is "
+                f"{hidden[0].hex()}.",
+                "HBase's delete markers are in the future, because a server's clock was ahead: restore again when that "
                 "time has passed, or restore to another topic with --to.",
             )
 
@@ -409,18 +409,18 @@ class _Restore:
     def _parts(self, file: ArchivedFile, key: bytes) -> MessageKey | PayloadKey:
         parts = MessageKey.parse(key) if file.summary.table == "message" else PayloadKey.parse(key)
         if parts is None or parts.topic != self._result.source:
-            raise ArchiveError(f"{file.path} holds a row that is not of {self._result.source}: {key.hex()}.")
+            raise ArchiveError(f"{file.path} has a row that does not belong to {self._result.source}: {key.hex()}.")
         return parts
 
 
 def _require_value(file: ArchivedFile, pointer: int | None, payload: bytes | None) -> None:
-    """See that a message has something in it, as each that the janitor archives has.
+    """Check that a message has a payload or a transaction, as all archived messages have.
 
     Raises:
-        ArchiveError: it has not.
+        ArchiveError: it has neither.
     """
     if pointer is None and payload is None:
         raise ArchiveError(
-            f"{file.path} holds a message with neither a payload nor a transaction.",
+            f"{file.path} has a message with neither a payload nor a transaction.",
             "The janitor did not write it: move the file out of the archive.",
         )

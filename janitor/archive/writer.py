@@ -1,13 +1,12 @@
-"""The archive: rows are written to Parquet files before they are deleted, so that a deletion can be undone (invariant
-S16).
+"""The archive writer: rows are written to Parquet files before their deletion, to make it reversible (invariant S16).
 
-A batch is deleted only after its file is complete, synced and renamed, and the name is synced, too. Therefore a row is
-in the store, in the archive, or in both, whatever dies in between. Each row is archived with the facts about its
-transaction, because a later restore could not find them out.
+A batch is deleted only after its file is complete, synced and renamed, and its name is synced. Therefore a row is in
+the store, in the archive, or in both, at each point of a crash. Each row is archived with the outcome of its
+transaction, because a later restore could not determine it.
 
-The trade is one file and a few syncs per batch: deleting takes longer, and a store of many small topics makes many
-small files. In return nothing has to be kept consistent: there is no index and no file that stays open, and a day is
-removed with its folders.
+The cost is one file and a few syncs per batch: deletions take longer, and a store with many small topics creates many
+small files. In return there is nothing to keep consistent: no index and no open files, and the removal of a day deletes
+its folders.
 """
 
 from __future__ import annotations
@@ -35,20 +34,18 @@ from tms_core.transaction.model import VisibilityState
 T = TypeVar("T")
 V = TypeVar("V", MessageValue, bytes)
 
-#: Rows of the first page that is read of a batch, and the most of any.
+#: The number of rows in the first page of a batch, and the maximum of a page.
 FIRST_PAGE_ROWS, PAGE_ROWS = 32, 1000
-#: Payload bytes that a page should not have more of, and after which a row group is written.
+#: The approximate maximum of payload bytes in a page, and the size after which a row group is written.
 GROUP_BYTES = 4 << 20
 
-_FULL = (
-    "Free some space there, or lower janitor.archive.keep_days; nothing is deleted until the archive can be written."
-)
+_FULL = "Free disk space, or lower janitor.archive.keep_days; nothing is deleted until the archive can be written."
 _FORBIDDEN = "Run as a user who may write there; nothing is deleted until the archive can be written."
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
 }
-_LOOK = "Check that disk; nothing is deleted until the archive can be written."
+_OTHER = "Check the disk; nothing is deleted until the archive can be written."
 
 
 class CommitState(StrEnum):
@@ -64,12 +61,12 @@ class CommitState(StrEnum):
 def commit_state(pointer: int | None, snapshot: VisibilityState | None, rule: Rule) -> CommitState:
     """Return the known outcome of the transaction of a row to delete.
 
-    A rollback reaches only the generation that a topic has at that time, in CDAP as on its servers. Therefore a
-    positive pointer in an old generation may belong to a transaction that was rolled back in vain, and then aborted. No
-    list names it, so the pointer does not prove a commit.
+    A rollback changes rows of the topic's generation at that time only, in CDAP and in tms serve. Therefore a positive
+    pointer in an old generation may belong to an aborted transaction whose rows the rollback missed. The invalid list
+    does not have that transaction, so the pointer does not prove a commit.
 
     Args:
-        pointer: as stored; None outside transactions.
+        pointer: the stored pointer; None outside transactions.
         snapshot: a usable snapshot (invariant S14), or None.
         rule: the rule that deletes the row.
     """
@@ -78,7 +75,7 @@ def commit_state(pointer: int | None, snapshot: VisibilityState | None, rule: Ru
     if pointer < 0:
         return CommitState.ROLLED_BACK
     if pointer == 0:
-        # No transaction has this number, so none can take the row back: every reader sees it.
+        # No transaction has this id, so no rollback can hide the row: every reader sees it.
         return CommitState.COMMITTED
     if snapshot is None:
         return CommitState.UNDECIDED
@@ -93,9 +90,9 @@ class SavedFile:
     """A batch in the archive.
 
     Attributes:
-        path: its file; None: none of its rows could be read.
-        keys: the archived rows, in key order. Other rows of the batch are already deleted or unreadable, and must not
-            be deleted.
+        path: its file; None if no row could be read.
+        keys: the keys of archived rows, in order. Other rows of the batch are already deleted or unreadable; do not
+            delete them.
     """
 
     path: Path | None
@@ -105,7 +102,7 @@ class SavedFile:
         """Remove the file, because its rows are not deleted.
 
         Raises:
-            ArchiveError: it cannot be removed. This does no harm: a restore does not change existing rows.
+            ArchiveError: the file cannot be removed, which is harmless: a restore does not change existing rows.
         """
         if self.path is None:
             return
@@ -119,8 +116,8 @@ class ParquetArchive:
     """A folder of archived rows.
 
     Args:
-        folder: where; made when the first row comes.
-        clock: what day it is.
+        folder: the folder, which is created with the first file.
+        clock: the clock that determines the day.
 
     Raises:
         ConfigurationError: pyarrow is not installed.
@@ -135,9 +132,9 @@ class ParquetArchive:
         """Return an archive for the rows of one run.
 
         Args:
-            run_id: the id in its report.
+            run_id: the id of the run.
             transactions: the facts about transactions in the run.
-            first: the number of its first file; concurrent processes of a run have separate ranges of numbers.
+            first: the number of the first file; concurrent processes of a run have separate ranges of numbers.
         """
         return RunArchive(self.folder, self._clock, run_id, transactions.snapshot, first)
 
@@ -145,7 +142,7 @@ class ParquetArchive:
         """Remove archived days older than ``keep_days`` days.
 
         Args:
-            now_ms: a time that no guard doubts; a clock that runs ahead would delete the archive.
+            now_ms: a time that the guards accept; a clock that is ahead would delete the archive.
 
         Returns:
             The number of removed files.
@@ -153,11 +150,11 @@ class ParquetArchive:
         Raises:
             ArchiveError: a file cannot be removed.
         """
-        return archive_folder.give_up(self.folder, keep_days, now_ms)
+        return archive_folder.remove_old_days(self.folder, keep_days, now_ms)
 
 
 class RunArchive:
-    """The archive during one run; made by :meth:`ParquetArchive.begin`."""
+    """The archive during one run; created by :meth:`ParquetArchive.begin`."""
 
     def __init__(
         self, folder: Path, clock: Clock, run_id: str, snapshot: VisibilityState | None, first: int = 1
@@ -167,23 +164,23 @@ class RunArchive:
         self._run_id = run_id
         self._snapshot = snapshot
         self._numbers = count(first)
-        self._made: set[Path] = set()
+        self._durable_folders: set[Path] = set()
 
     def save(
         self, topic: TopicId, generation: int, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
     ) -> SavedFile:
-        """Write one batch; on return its file survives a crash of the machine.
+        """Write one batch durably.
 
-        It takes a while. Therefore the caller checks again whether the rows may be deleted, and then deletes exactly
-        ``SavedFile.keys``.
+        This may take a while. Therefore the caller checks again whether the rows may be deleted, and then deletes
+        exactly ``SavedFile.keys``.
 
         Args:
-            topic, generation, rule: the same for all rows.
-            table: their table.
-            keys: their keys, ascending.
+            topic, generation, rule: the common values of all rows.
+            table: the table of the rows.
+            keys: the keys of the rows, ascending.
 
         Raises:
-            ArchiveError: the batch is not in the archive, not even partly.
+            ArchiveError: no row of the batch is in the archive.
             StoreError: the rows could not be read.
         """
         deleted_ms = self._clock.now_ms()
@@ -202,7 +199,7 @@ class RunArchive:
             return SavedFile(None, saved)
         day = archive_folder.day_path(self._folder, topic, archive_folder.day_of(deleted_ms))
         try:
-            # S16: written under another name, synced, then renamed. A crash leaves no file that looks complete.
+            # S16: write a temporary file, sync it, then rename it, so that a crash leaves no incomplete archive file.
             path = self._next_path(day)
             archive_folder.create(path, lambda stream: parquet.write(stream, topic, chain([first], groups)))
         except OSError as error:
@@ -212,7 +209,7 @@ class RunArchive:
     def _rows(
         self, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the columns that differ from row to row, a page at a time."""
+        """Yield the values that differ between rows, page by page."""
         if isinstance(table, MessageReads):
             for page in pick_rows(partial(table.read, MESSAGES), keys):
                 yield [_message(key, value, self._snapshot, rule) for key, value in page]
@@ -221,11 +218,11 @@ class RunArchive:
                 yield [_payload(key, value, self._snapshot, rule) for key, value in stored]
 
     def _next_path(self, day: Path) -> Path:
-        """Return a path that no file has, in a folder that is there for good."""
-        if day not in self._made:
-            # A synced file in a folder whose own entry is not synced can be gone after a crash.
+        """Return the path of a new file in a durable folder."""
+        if day not in self._durable_folders:
+            # A crash can lose a synced file if the entry of its folder is not synced.
             archive_folder.make_durable(day, self._folder)
-            self._made.add(day)
+            self._durable_folders.add(day)
         paths = (day / archive_folder.file_name(self._run_id, number) for number in self._numbers)
         return next(path for path in paths if not path.exists())
 
@@ -236,16 +233,16 @@ def pick(
     size_of: Callable[[T], int],
     keys: Sequence[bytes],
 ) -> Iterator[list[T]]:
-    """Yield the rows of a table under these keys, a page at a time; keys without a row are skipped.
+    """Yield the rows of a table with these keys, page by page; skip keys without a row.
 
-    The keys of a batch may be adjacent, or scattered among rows that stay. Therefore a page is twice as long as the
-    number of found rows of the last one: adjacent keys need few pages, and scattered keys read few other rows.
+    The keys of a batch may be adjacent, or scattered among other rows. Therefore a page is twice as long as the number
+    of rows found in the previous page: adjacent keys need few pages, and scattered keys read few other rows.
 
     Args:
         read: reads a page of a table.
-        key_of: returns an item's key.
-        size_of: returns an item's size in bytes; pages of large items are shorter.
-        keys: ascending.
+        key_of: returns the key of an item.
+        size_of: returns the size of an item in bytes; pages of large items are shorter.
+        keys: the keys, ascending.
     """
     at, limit = 0, FIRST_PAGE_ROWS
     while at < len(keys):
@@ -262,7 +259,7 @@ def pick(
 def pick_rows(
     read: Callable[[bytes, bytes | None, int], Page[list[tuple[bytes, V]]]], keys: Sequence[bytes]
 ) -> Iterator[list[tuple[bytes, V]]]:
-    """Yield the rows of a table under these keys with their values, as :func:`pick`."""
+    """Yield the rows of a table with these keys and their values, as :func:`pick`."""
     return pick(read, lambda row: row[0], _payload_bytes, keys)
 
 
@@ -273,7 +270,7 @@ def _payload_bytes(row: tuple[bytes, MessageValue | bytes]) -> int:
 def _groups(
     pages: Iterator[list[dict[str, Any]]], same: Mapping[str, Any], saved: list[bytes]
 ) -> Iterator[dict[str, list[Any]]]:
-    """Gather rows into row groups, as columns, and their keys in ``saved``."""
+    """Yield row groups as columns, and append the keys of their rows to ``saved``."""
     rows: list[dict[str, Any]] = []
     size = 0
     for page in pages:
@@ -320,9 +317,9 @@ def _payload(key: bytes, value: bytes, snapshot: VisibilityState | None, rule: R
 
 
 def _number(data: bytes) -> int:
-    """Return a time or a sequence id; a row with a negative time is never deleted (L0), and so never archived."""
+    """Return a time or a sequence id; negative times do not occur, since such rows are never deleted (L0)."""
     return int.from_bytes(data, "big")
 
 
 def _archive_error(path: Path, error: OSError) -> ArchiveError:
-    return ArchiveError(f"{path} cannot be written: {error}.", _HINTS.get(error.errno or 0, _LOOK))
+    return ArchiveError(f"{path} cannot be written: {error}.", _HINTS.get(error.errno or 0, _OTHER))

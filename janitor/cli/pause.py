@@ -42,7 +42,7 @@ def command(topic: str | None) -> None:
         return
     argument = "" if pattern == EVERYTHING else f" {shlex.quote(pattern)}"
     out = render.console()
-    out.print(f"paused: {names(pauses)}; a run under way stops there before its next batch")
+    out.print(f"paused: {names(pauses)}; a run in progress stops there before its next batch")
     out.print(f"next: {typed(current, f'resume{argument}')}")
 
 

@@ -1,1 +1,1 @@
-"""Questions about single rows: their contents, and the reasons why a message still exists."""
+"""Queries about single rows: their contents, and the reasons why a message still exists."""

@@ -16,10 +16,10 @@ from tms_core.topic import TopicId
 
 @dataclass(frozen=True, slots=True)
 class Trace(LedgerEntry):
-    """A ledger entry about a row.
+    """A ledger entry whose range contains a row.
 
     Attributes:
-        certain: whether the run deleted the row if it existed; otherwise it may have.
+        certain: whether the run has certainly deleted the row, if it existed; False: possibly.
     """
 
     certain: bool
@@ -34,12 +34,12 @@ class FoundRow:
     """A row in the store.
 
     Attributes:
-        time_ms: the start of its age: publish time, or the payload's write time.
-        pointer: the stored write pointer; None: outside transactions.
-        transaction: its state, as ``janitor inspect`` names it; empty: outside transactions; ``unreadable``: the value
-            cannot be read.
+        time_ms: the time from which its TTL counts: publish time, or the payload's write time.
+        pointer: the stored write pointer; None outside transactions.
+        transaction: the state of its transaction, as in ``janitor inspect``; empty outside transactions;
+            ``unreadable`` if the value cannot be read.
         refers: whether a message takes its payload from the payload table.
-        inverted: runs that may have negated its pointer.
+        inverted: the runs that may have negated its pointer.
         unprocessed: the condition of rule L7 that a message of a topic with ``retention: consumed`` does not meet.
     """
 
@@ -69,8 +69,8 @@ class MissingRow:
     """A row that is not in the store.
 
     Attributes:
-        key: its key; None: a message row, whose generation is unknown.
-        taken: the runs that deleted it, or may have deleted it, newest first.
+        key: its key; None for a message row, whose generation is unknown.
+        taken: the runs that have deleted it, or may have deleted it, newest first.
     """
 
     table: DataTable
@@ -80,11 +80,11 @@ class MissingRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReach:
-    """The reliable extent of the ledger.
+    """The period for which the ledger is complete.
 
     Attributes:
-        created_ms: when this state started; None: not recorded.
-        complete_since_ms: the time since which the ledger has every deletion of this janitor; None: not known.
+        created_ms: the creation of this state; None if not recorded.
+        complete_since_ms: the time since which the ledger has every deletion of this janitor; None if unknown.
         history_days: how long entries are kept.
     """
 
@@ -98,11 +98,11 @@ class Why:
     """The reason why a message exists, or the run that deleted it.
 
     Attributes:
-        generation, ttl_seconds: the topic's metadata; None: there is no readable metadata.
-        problem: the reason why it cannot be read; empty if it can, or if there is no row.
+        generation, ttl_seconds: the topic's metadata; None without readable metadata.
+        problem: the parse error of the metadata; empty without an error or without a metadata row.
         found: existing rows, each message row before its payload row.
         missing: missing rows.
-        resume: the patterns that pause the topic, to be resumed.
+        resume: the patterns that pause the topic.
         consumed: whether rows are deleted once all consumers have processed them (rule L7).
     """
 

@@ -1,7 +1,7 @@
 """The future of one row: the rules, applied to the present and to later times.
 
-Only ``decide`` says when a row is deleted. It is called for the next run, for the time when the row is due, and for the
-time when a held cutoff has reached the row. So there is no second copy of the rules that could differ.
+Only ``decide`` determines when a row is deleted. It is called for the next run, for the time when the row is due, and
+for the time when a held cutoff reaches the row. There is no second copy of the rules.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Fate:
 
     Attributes:
         action: the action of the next run.
-        reason: the reason why it stays; None: it is deleted.
-        rule: the rule that deletes it, now or later; None: no rule, by the present facts.
-        due_ms: the first time at which that rule deletes it; None: it does not depend on time.
+        reason: the reason why the row is kept; None if it is deleted.
+        rule: the rule that deletes it, now or later; None if no rule deletes it according to the present facts.
+        due_ms: the time at which it is due by that rule; None if the rule does not depend on time.
         hold: the hold that delays the rule.
-        until_ms: the time when the hold ends by itself; None: never, or not known.
-        goes_ms: the first time at which a run deletes it if no operator acts; None: not by time alone.
-        invert: whether its transaction is invalid, so its pointer is to be negated while the row exists.
+        until_ms: the time when the hold expires; None if it does not expire, or if unknown.
+        goes_ms: the earliest time at which a run deletes it if no operator acts; None if that needs more than time.
+        invert: whether its transaction is invalid, so that runs negate its pointer while the row exists.
     """
 
     action: Literal["delete", "invert", "keep"]
@@ -42,7 +42,7 @@ class Fate:
 
     @property
     def doomed(self) -> bool:
-        """Return whether the rules delete it now and at most a missing adoption prevents that."""
+        """Return whether the next run deletes the row, or would if the store were adopted."""
         return self.action == "delete" or (self.reason is Reason.HELD and self.hold is Hold.FIRST_CONTACT)
 
 
@@ -90,7 +90,7 @@ def _present_fate(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
 
 
 def _standing_hold(run: Run, topic: TopicId) -> Hold | None:
-    """Return the hold that forbids all changes in a topic; None if it does not exist."""
+    """Return the hold that forbids all changes in a topic; None without such a hold."""
     if run.is_paused(topic.prefix):
         return Hold.PAUSED
     return Hold.QUARANTINED if run.is_quarantined(topic.prefix) else run.label
@@ -102,17 +102,17 @@ def _inverts(run: Run, row: Row) -> bool:
 
 
 def _due_ms(key: MessageKey | PayloadKey, work: TopicWork) -> int:
-    """Return the first time whose cutoff is after the row's time: a row exactly at the cutoff stays."""
+    """Return the first time whose cutoff is after the row's time: a row exactly at the cutoff is not due."""
     return key.time_ms + work.topic.ttl_seconds * 1000 + 1
 
 
 def _rule_in_time(run: Run, key: MessageKey | PayloadKey, work: TopicWork) -> Rule | None:
-    """Return the rule that deletes the row once it is due, without any hold or reference."""
+    """Return the rule that deletes the row when it is due, without holds and references."""
     if key.time_ms == LONG_MAX:
         return None
-    ripe = Frontier.open(max(run.now_ms, _due_ms(key, work)), work.topic)
-    # As a message's row, because L5 then does not ask.
-    verdict = decide(Row("message", key), work.topic, ripe, run.transactions, False, None)
+    due_frontier = Frontier.open(max(run.now_ms, _due_ms(key, work)), work.topic)
+    # Treat it as a message row, to which L5 does not apply.
+    verdict = decide(Row("message", key), work.topic, due_frontier, run.transactions, False, None)
     return verdict.rule if isinstance(verdict, Delete) else None
 
 
@@ -149,7 +149,7 @@ def _with_message(run: Run, key: PayloadKey, fate: Fate, message: Fate | None) -
     elif fate.reason is Reason.UNDECIDED:
         goes_ms = None
     if fate.reason is Reason.REFERENCED and (message is None or message.doomed):
-        goes_ms = None  # it depends on another message, which is not known here
+        goes_ms = None  # it depends on another message, which is unknown here
     elif message is not None and goes_ms is not None:
         goes_ms = None if message.goes_ms is None else max(goes_ms, message.goes_ms)
     return replace(fate, goes_ms=goes_ms)

@@ -1,7 +1,6 @@
-"""Decodes the rows of the tables, and checks the boundary against every row. It only reads.
+"""Decoding of rows, and the audit of the boundary against every row. Nothing here writes.
 
-Everything is read page by page, so the size of a table does not matter. Only the first rows are kept; the rest is
-counted.
+Tables are read page by page, so their size does not matter. Only the first rows are kept; all rows are counted.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tms_core.transaction.model import VisibilityState, transaction_ms
 
 PAGE_ROWS = 2000
 
-#: The most rows that a refutation names.
+#: The maximum number of rows that a refutation names.
 NAMED_ROWS = 10
 
 #: Called after each page with the number of its rows.
@@ -44,12 +43,12 @@ V = TypeVar("V")
 
 
 class InspectedRows(NamedTuple):
-    """Rows of one table, the first of them decoded, and totals of all.
+    """The first rows of a table, decoded, and the number of all rows.
 
     Attributes:
         rows: decoded rows, as JSON values.
-        counts: the numbers of rows of each kind.
-        min_transaction_ms: the start of the oldest transaction with a row; None if it does not exist.
+        counts: the number of rows of each kind.
+        min_transaction_ms: the start of the oldest transaction with a row; None without such rows.
     """
 
     rows: list[dict[str, Any]]
@@ -62,13 +61,13 @@ class Audit:
     """The result of an audit, which reads every transactional row.
 
     Attributes:
-        bound: the boundary in force; None if it does not exist.
-        cells: the number of transactional rows read.
-        unrecognized: the number of them with unrecognized keys, which the janitor does not change.
-        open_cells: the number of rows with the positive pointer of an invalid transaction, at any pointer.
-        refuted: the number of them at or below the boundary.
-        sample_keys: the first keys of the refuting rows.
-        withdrawn: the refutation of the previous boundary, until another one is proven.
+        bound: the boundary in force; None without a boundary.
+        cells: the number of transactional rows.
+        unrecognized: the number of transactional rows with unrecognized keys, which the janitor does not change.
+        open_cells: the number of rows with a positive pointer of an invalid transaction.
+        refuted: the number of such rows with a pointer up to the boundary.
+        sample_keys: the first keys of these rows.
+        withdrawn: the refutation of the previous boundary, until another boundary is proven.
     """
 
     bound: int | None
@@ -81,11 +80,10 @@ class Audit:
 
     @property
     def refutation(self) -> str:
-        """Return the refutation of the boundary, as a clause; only call it if the boundary is refuted."""
+        """Return the refutation of the boundary as a clause; call this only if the boundary is refuted."""
         return (
-            f"the boundary {self.bound} is refuted, and withdrawn: {self.refuted} rows carry the pointer "
-            f"of an invalid transaction, the first one is {self.sample_keys[0].hex()}; the invalid list must stay as "
-            "it is"
+            f"the boundary {self.bound} is refuted and withdrawn: {self.refuted} rows have the pointer of an invalid "
+            f"transaction, the first row is {self.sample_keys[0].hex()}; do not remove ids from the invalid list"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def audit(
     Args:
         tables: the message table, or its parts.
         bound: the boundary in force.
-        is_invalid: returns whether a pointer is in the invalid list, or was when it was last seen.
+        is_invalid: returns whether the invalid list has a pointer, or had it when it was last seen.
 
     Raises:
         StoreError: the table could not be read.
@@ -132,8 +130,9 @@ def messages(
     """Decode the message table.
 
     Args:
-        snapshot: distinguishes committed, undecided and invalid rows; without it they are all ``positive``.
-        limit: the most rows to decode; all are counted. Rows with an unreadable value count as ``unreadable``.
+        snapshot: distinguishes committed, undecided and invalid rows; without a snapshot they are all ``positive``.
+        limit: the maximum number of decoded rows; all rows are counted. Rows with an unreadable value count as
+            ``unreadable``.
     """
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -176,7 +175,7 @@ def payloads(
 
 
 def metadata(store: Reads, patterns: tuple[str, ...]) -> InspectedRows:
-    """Decode the metadata table, with deleted topics and rows that do not parse."""
+    """Decode the metadata table, including deleted topics and rows that do not parse."""
     rows = []
     counts: Counter[str] = Counter()
     for key, value in store.metadata.rows():
@@ -196,7 +195,7 @@ def metadata(store: Reads, patterns: tuple[str, ...]) -> InspectedRows:
 
 
 def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str, Any]:
-    """Return a transaction snapshot, as JSON values; the longest lists are cut to ``limit``."""
+    """Return a transaction snapshot as JSON values, with lists cut to ``limit``."""
     return {
         "source": name,
         "timestamp_ms": state.timestamp_ms,
@@ -219,7 +218,7 @@ def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str,
 
 
 def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
-    """Return the state of the transaction of a row's pointer, in the words of ``janitor inspect`` and ``why``."""
+    """Return the state of the transaction of a row's pointer, as ``janitor inspect`` and ``why`` show it."""
     if pointer is None:
         return ""
     if pointer < 0:
@@ -232,9 +231,7 @@ def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
 
 
 def _ranges(table: KeyReads, patterns: tuple[str, ...]) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield the key ranges of the requested topics, also of those without metadata; without patterns the whole
-    table.
-    """
+    """Yield the key ranges of the selected topics, also without metadata; without patterns the whole table."""
     if not patterns:
         yield b"", None
         return

@@ -1,9 +1,8 @@
-"""Find the parts of an answer: rows in the store, and records in the state about deleted rows.
+"""The search for a message: its rows in the store, and the records of deleted rows in the state.
 
-A message id has no generation (``docs/reference/formats/rows.md``, "Message ids"), so every generation with rows is
-read. Only the ledger knows of deleted rows, and only by ranges. It is certain that a run deleted *this* row only for
-message rows, which are deleted without gaps. Payload rows are scattered; and of a run that died only its announcements
-are known.
+A message id has no generation (``docs/reference/formats/rows.md``, "Message ids"), so the search reads every generation
+with rows. The ledger records deleted rows only as ranges. A range proves the deletion of *this* row only for message
+rows, which are deleted without gaps. Payload rows are scattered, and a run that died leaves only announcements.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, Pay
 from tms_core.tables.base import MESSAGES, MessageValue, Reads
 from tms_core.topic import TopicId
 
-#: The most ledger entries named for one row, and the most entries of its range that are searched.
+#: The maximum number of ledger entries in an answer for one row, and of searched entries.
 TRACES = 100
 SEARCHED_ENTRIES = 10_000
-#: Rows per page where messages that refer to a payload are looked for.
+#: The number of rows in a page of the search for messages that refer to a payload.
 PAGE_ROWS = 2000
 
 _DAY_MS = 86_400_000
-#: Rules that delete.
-_TAKING = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION, Rule.PROCESSED})
+#: The rules that delete rows.
+_DELETION_RULES = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION, Rule.PROCESSED})
 
 
 def why(
@@ -47,19 +46,19 @@ def why(
     now_ms: int,
     history_days: int,
 ) -> Why:
-    """Return the rule that will delete a message, the time, and its hold; or the run that has deleted it. Only reads.
+    """Return the rule and time of a message's deletion with its hold, or the run that deleted the message.
 
     Args:
         run: the run of a full plan, with loaded topics.
-        now_ms: the time of the question.
+        now_ms: the time of the query.
         history_days: how long the state keeps its ledger.
 
     Raises:
         StoreError, StateError: the store or the state could not be read.
     """
     strikes = state.strikes().get(topic)
-    ask = _Question(store, state, run, topic, message_id, strikes.probe_ms if strikes else None)
-    found, missing = ask.answer()
+    search = _Search(store, state, run, topic, message_id, strikes.probe_ms if strikes else None)
+    found, missing = search.find()
     work = run.topics.get(topic.prefix)
     return Why(
         topic,
@@ -77,7 +76,7 @@ def why(
 
 
 def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
-    """Return the reliable extent of the state's ledger.
+    """Return the period for which the state's ledger is complete.
 
     Raises:
         StateError: the state could not be read.
@@ -90,8 +89,8 @@ def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """One question, and the store, state and run that answer it."""
+class _Search:
+    """The search for one message in a store, a state and a run."""
 
     store: Reads
     state: State
@@ -100,7 +99,8 @@ class _Question:
     message_id: MessageId
     probe_ms: int | None
 
-    def answer(self) -> tuple[list[FoundRow], list[MissingRow]]:
+    def find(self) -> tuple[list[FoundRow], list[MissingRow]]:
+        """Return existing and missing rows of the message."""
         found: list[FoundRow] = []
         missing: list[MissingRow] = []
         for key, value in self._messages():
@@ -111,13 +111,15 @@ class _Question:
                 if self._has_payload(payload_key):
                     found.append(self._payload(payload_key, message))
                 else:
-                    missing.append(MissingRow("payload", payload_key.pack(), self._traces([payload_key], _TAKING)))
+                    missing.append(
+                        MissingRow("payload", payload_key.pack(), self._traces([payload_key], _DELETION_RULES))
+                    )
         if not found:
-            missing.append(MissingRow("message", None, self._traces(self._candidates(), _TAKING)))
+            missing.append(MissingRow("message", None, self._traces(self._candidates(), _DELETION_RULES)))
         return found, missing
 
     def _messages(self) -> Iterator[tuple[MessageKey, MessageValue | None]]:
-        """Yield the rows of every generation under the id's time and sequence; None: the value cannot be read."""
+        """Yield the message's rows in all generations, with their values; None if a value cannot be read."""
         table, prefix = self.store.message, self.topic.prefix
         start, stop = prefix, topic_stop(prefix)
         while start < stop and (first := table.first(start, stop)) is not None:
@@ -152,7 +154,7 @@ class _Question:
         if not work.topic.consumed or key.generation != work.topic.generation:
             return ""
         if rows is None:
-            return "no transaction snapshot can be used"
+            return "there is no usable transaction snapshot"
         try:
             limits = processed_by(rows.side, work.topic, rows.snapshot.dummy_transaction())
         except (StoreError, FormatError) as error:
@@ -188,9 +190,7 @@ class _Question:
         )
 
     def _is_referenced(self, key: PayloadKey) -> bool:
-        """Return whether another remaining message refers to the row; messages are searched only if the rules depend
-        on it.
-        """
+        """Return whether another remaining message refers to the row; False if the rules keep the row anyway."""
         work = self.run.topics.get(self.topic.prefix)
         if work is None:
             return False
@@ -205,7 +205,7 @@ class _Question:
         return any(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS))
 
     def _candidates(self) -> list[MessageKey]:
-        """Return the possible keys of the message in all generations that the ledger and the announcements name."""
+        """Return the possible keys of the message, in all generations of the ledger and the announcements."""
         known = {
             *self.state.ledger_generations(self.topic),
             *(entry.generation for entry in self._read_announcements()),
@@ -214,11 +214,11 @@ class _Question:
 
     def _read_announcements(self) -> list[LedgerEntry]:
         """Return the announcements of unfinished runs in the topic."""
-        going_on = {run.id for run in self.state.unfinished_runs()}
-        return [entry for entry in self.state.intents() if entry.topic == self.topic and entry.run_id in going_on]
+        unfinished = {run.id for run in self.state.unfinished_runs()}
+        return [entry for entry in self.state.intents() if entry.topic == self.topic and entry.run_id in unfinished]
 
     def _traces(self, keys: Sequence[MessageKey | PayloadKey], rules: Collection[Rule]) -> tuple[Trace, ...]:
-        """Return the entries of these rules that may be about one of the keys, newest first."""
+        """Return the ledger entries that may include one of these rows, newest first."""
         table = "payload" if any(isinstance(key, PayloadKey) for key in keys) else "message"
         announced = self._read_announcements()
         traces = []
@@ -228,13 +228,13 @@ class _Question:
             entries += [entry for entry in announced if entry.start <= raw < entry.stop]
             for entry in entries:
                 if entry.table == table and entry.rule in rules and _may_have(entry, key.time_ms):
-                    certain = table == "message" and rules is _TAKING and entry.rows is not None
+                    certain = table == "message" and rules is _DELETION_RULES and entry.rows is not None
                     traces.append(Trace.of(entry, certain=certain))
         return tuple(sorted(traces, key=lambda trace: trace.at_ms, reverse=True)[:TRACES])
 
 
 def _may_have(entry: LedgerEntry, time_ms: int) -> bool:
-    """Return whether a row of that time can be among the rows of an entry."""
+    """Return whether an entry can include a row with this time."""
     if entry.oldest_ms is not None and entry.newest_ms is not None:
         return entry.oldest_ms <= time_ms <= entry.newest_ms
     return entry.rule != Rule.EXPIRED or Cutoff(entry.cutoff_ms).expires(time_ms)
