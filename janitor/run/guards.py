@@ -235,9 +235,9 @@ def check_history(
 ) -> GuardNote | None:
     """Return a note if the snapshot cannot follow the previous snapshot (invariant S13).
 
-    A pointer issued before the previous snapshot was in progress, invalid or ended in it. It can be invalid now only if
-    it was invalid or in progress. It can be in progress now only under the same condition: a manager that recovers from
-    its log may find a transaction in progress that had just timed out. The same holds for pointers of checkpoints.
+    A pointer up to the previous snapshot was in progress, invalid or decided. It can be invalid now only if it was
+    invalid or in progress. It can be in progress now only under the same condition: a manager that recovers from its
+    log may find a transaction in progress that had just timed out. The same is true for pointers of checkpoints.
 
     Args:
         before: ids in progress in the previous snapshot; None if unknown.

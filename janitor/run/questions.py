@@ -1,4 +1,4 @@
-"""Queries about a store: plans, explanations of single messages, contents of tables, and the prune boundary.
+"""Queries about a store: plans, explanations of messages, contents of tables, and the prune boundary.
 
 A query starts like a run (``prepare``): it reads the clocks, the state and the snapshot, and runs the guards. A plan
 then makes the pass of a run with an executor that changes nothing. Queries get a clone of the store or a read-only
@@ -123,8 +123,8 @@ class Questions:
     def verify(self) -> Audit:
         """Read every transactional row, and confirm the boundary, or refute and withdraw it.
 
-        A pointer counts as invalid if the invalid list has it now or had it when the list was last seen, since an
-        operator may have removed it because of the boundary.
+        A pointer counts as invalid if the present or the last seen invalid list has it, since an operator may have
+        removed it because of the boundary.
 
         Raises:
             StoreError, StateError: the store or the state could not be read, or the state could not be written.

@@ -6,10 +6,10 @@ lowered, since no consumer can read messages of an old generation. The saved fro
 Therefore rows are deleted at once, without a jump, when the consumer has read them or is deleted. Positions are read
 once, when a pass starts: a row that is not held then will never be held (``tms_core.consumers``).
 
-The position up to which messages are deleted because all consumers have processed them (rule L7,
-``retention: consumed``) is fixed for each topic before its first deletion, as a part of the frontier. A run announces
-the position and then reads the consumers again: a consumer that registers in between is either in that reading or
-starts after the position (:mod:`tms_core.consumers.retention`).
+Rule L7 (``retention: consumed``) deletes messages up to the position that all consumers have processed. The frontier
+fixes that position before the first deletion in a topic. A run announces the position and then reads the consumers
+again: a consumer that registers in between is either in that reading or starts after the position
+(:mod:`tms_core.consumers.retention`).
 """
 
 from __future__ import annotations

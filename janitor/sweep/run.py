@@ -325,8 +325,8 @@ class Run:
         except MetadataError as error:
             self.unparsed[key] = str(error)
             return None
-        # S8: the record must not include the holds for consumers and transactions that follow. Otherwise the end of
-        # such a hold would look like a jump.
+        # S8: the record must not include the holds for consumers and transactions that follow, whose release would
+        # otherwise look like a jump.
         frontier, record = self._frontier(topic)
         if topic.holds_transactions:
             frontier = limit_to_decided(frontier, self.ready.decided.before_ms)
@@ -374,8 +374,9 @@ class Run:
         return is_held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
-        """Return whether the cutoff has advanced too little since the last pass for a visit: by less than a minute or a
-        hundredth of the TTL, whichever is longer, and by less than the whole TTL.
+        """Return whether the cutoff has advanced too little since the last pass for a visit.
+
+        That is less than a minute or a hundredth of the TTL, whichever is longer, but at most the whole TTL.
         """
         record = self.records.get(topic.topic)
         if record is None or frontier.hold is not None or record.generation != topic.generation:

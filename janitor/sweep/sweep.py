@@ -49,7 +49,7 @@ class Advance(NamedTuple):
 
 
 class StepFinished(NamedTuple):
-    """The end of a step in one part."""
+    """The completion of a step in one part."""
 
     part: Part
     outcome: Outcome

@@ -321,7 +321,7 @@ def oldest_open_ms(snapshot: VisibilityState) -> int:
 
 
 def limit_to_decided(frontier: Frontier, decided_ms: int) -> Frontier:
-    """Return a frontier that stops before messages whose transactions are in progress or ended recently."""
+    """Return a frontier that stops before messages of transactions that are in progress or were decided recently."""
     frontier = replace(frontier, decided_ms=decided_ms)
     if decided_ms >= frontier.cutoff.ms:
         return frontier

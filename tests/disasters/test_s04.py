@@ -608,7 +608,7 @@ def test_false_boundary_when_verified_is_withdrawn_and_searched_again(store: Sto
     assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     proven, present = kit.engine.boundary()
     assert proven is None
-    assert "is refuted, and withdrawn" in present.obstacles[0]
+    assert "is refuted and withdrawn" in present.obstacles[0]
     report = kit.run_after(MINUTE)
     assert (report.full, report.boundary) == (True, OLD)
     assert set(orders.pointers()) == {-OLD}

@@ -177,7 +177,7 @@ def test_proof_that_does_not_hold_keeps_rows_hidden(undo: Undo, orders: Topic, k
 def test_live_message_stays_what_it_is_beside_restored_rows(undo: Undo, orders: Topic) -> None:
     found = topic(undo.store, "default:found", ttl_seconds=86_400).ref(COMMITTED, BEGUN).stored(COMMITTED, BEGUN)
     undo.sweep(orders.ref(COMMITTED, BEGUN + 1).stored(COMMITTED, BEGUN + 1), snapshot=THEN)
-    with pytest.raises(Refused, match=f"have other payloads there .*: {COMMITTED}"):
+    with pytest.raises(Refused, match=f"have other payloads in the topic .*: {COMMITTED}"):
         undo.restore(orders, found, snapshot=THEN)
     assert found.stored_times() == [BEGUN]
 

@@ -1,1 +1,1 @@
-"""The state in an SQLite file, in a folder of its own."""
+"""The state in an SQLite file, in a separate folder."""

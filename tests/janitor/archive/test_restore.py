@@ -372,7 +372,7 @@ def test_restore_of_a_shared_transaction_is_refused(undo: Undo, orders: Topic, f
         assert undo.restore(orders, found, snapshot=SNAPSHOT).restored == 2
         assert undo.restore(orders, found, snapshot=SNAPSHOT).already_there == 2
         return
-    with pytest.raises(Refused, match=f"have other payloads there .*: {COMMITTED}"):
+    with pytest.raises(Refused, match=f"have other payloads in the topic .*: {COMMITTED}"):
         undo.restore(orders, found, snapshot=SNAPSHOT)
     assert len(keys_of(found, undo.store.payload)) == (1 if archived_too == "nothing" else 0)
     orders.plain(OLD_MS + 9)
@@ -387,7 +387,7 @@ def test_restore_elsewhere_of_an_open_transaction_is_refused(
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=snapshot)
     if snapshot is None:
         undo.clock = ManualClock(BEGUN + HOUR - 1)
-    with pytest.raises(Refused, match=f"are not over .*: {COMMITTED}"):
+    with pytest.raises(Refused, match=f"are in progress .*: {COMMITTED}"):
         undo.restore(orders, found, snapshot=snapshot)
     assert undo.restore(orders, snapshot=snapshot).restored == 2
 
@@ -415,7 +415,7 @@ def test_restore_of_two_generations_to_one_is_refused(undo: Undo, orders: Topic,
     if generation == 3:
         undo.sweep(orders.at(2), run_id="run-2", snapshot=SNAPSHOT)
     orders.describe(ttl_seconds=86_400, generation=generation)
-    with pytest.raises(Refused, match=f"have other payloads there .*: {COMMITTED}"):
+    with pytest.raises(Refused, match=f"have other payloads in the topic .*: {COMMITTED}"):
         undo.restore(orders, snapshot=SNAPSHOT)
     assert undo.restore(orders, snapshot=SNAPSHOT, since_ms=NOW_MS).restored == 0
 

@@ -25,7 +25,7 @@ def test_given_a_pause_of_one_topic_then_a_run_leaves_it_alone_and_does_the_othe
     kit.janitor("adopt")
     shown = kit.janitor("pause default:orders")
     assert shown.out == (
-        "paused: default:orders; a run under way stops there before its next batch\n"
+        "paused: default:orders; a run in progress stops there before its next batch\n"
         "next: janitor resume default:orders --config janitor.yaml\n"
     )
     totals = kit.janitor("run --once --format json").json["totals"]

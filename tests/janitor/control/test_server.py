@@ -128,7 +128,7 @@ def test_garbage_is_refused_and_the_next_client_answered(kit: ControlKit, method
         client.post(method, body)
         answer = client.hear()
         assert kind_of(answer) == "TmsError"
-        assert "not understood" in answer["error"]["message"]
+        assert "is invalid" in answer["error"]["message"]
         assert client.line() == b""
     assert kit.remote().greeting.settings == SETTINGS
 
@@ -157,7 +157,7 @@ def test_answer_that_is_too_long_is_an_error(kit: ControlKit, monkeypatch: pytes
     kit.start()
     remote = kit.remote()
     monkeypatch.setattr(wire, "MAX_BYTES", 300)
-    with pytest.raises(StoreError, match="too much for one response"):
+    with pytest.raises(StoreError, match="exceed the limit"):
         remote.plan()
 
 

@@ -101,7 +101,7 @@ def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: St
     assert added == {
         "alive": "",
         "ready": "",
-        "health": {"level": "well", "reasons": [{"text": "A run is under way.", "about": "", "condition": None}]},
+        "health": {"level": "well", "reasons": [{"text": "A run is in progress.", "about": "", "condition": None}]},
         "adopt_command": "janitor adopt --config janitor.yaml",
     }
 

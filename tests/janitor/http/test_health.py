@@ -40,7 +40,7 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
         (CALM, "No action is required."),
         (replace(CALM, last_run=None), "No run has started yet."),
         (replace(CALM, process="between_runs"), "No action is required."),
-        (replace(CALM, running=Running("r", NOW_MS, NOW_MS, "message", "", 0)), "A run is under way."),
+        (replace(CALM, running=Running("r", NOW_MS, NOW_MS, "message", "", 0)), "A run is in progress."),
         (replace(CALM, mode="plan_only"), "Plan only: nothing is deleted."),
         (replace(CALM, leader=False, lease_holder="there"), "On standby: there holds the lease."),
         (replace(CALM, snapshot=SnapshotFigures(problem="not_configured")), "No action is required."),

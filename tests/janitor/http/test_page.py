@@ -85,7 +85,7 @@ def look(browser: Browser, serve: Callable[..., HttpKit]) -> Iterator[Look]:
 
 def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
-    assert page.text("h1") == "Healthy. A run is under way."
+    assert page.text("h1") == "Healthy. A run is in progress."
     assert page.run("document.title") == "Healthy · janitor"
     expected = {
         "#store": ["leveldb data/messaging"],
@@ -557,7 +557,7 @@ def test_page_without_its_janitor_keeps_the_values_and_comes_back(look: Look) ->
     look.serve(views, port=kit.server.port)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'fresh'")
-    assert page.text("h1") == "Healthy. A run is under way."
+    assert page.text("h1") == "Healthy. A run is in progress."
 
 
 def test_page_of_an_error_repeats_it(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path, con
         SqliteState(tmp_path)
     assert str(file_of(tmp_path)) in str(caught.value)
     assert "corrupt" in str(caught.value)
-    assert "until it is adopted" in str(caught.value)
+    assert "until you adopt the store again" in str(caught.value)
     assert caught.value.hint
     assert file_of(tmp_path).read_bytes() == content, "a corrupt file is left for a person to look at"
 
@@ -190,7 +190,7 @@ def test_file_with_damaged_text_of_its_tables_is_corrupt(tmp_path: Path) -> None
     )
     with pytest.raises(StateError, match="corrupt") as caught:
         SqliteState(tmp_path)
-    assert "until it is adopted" in caught.value.hint
+    assert "until you adopt the store again" in caught.value.hint
     (copy := tmp_path / "copy").mkdir()
     with pytest.raises(StateError, match="cannot be copied"):
         copy_state(tmp_path, copy)
@@ -209,7 +209,7 @@ def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layou
     before = change(tmp_path, f"PRAGMA user_version = {layout}")
     with pytest.raises(StateError, match=rf"layout {layout}.* {SCHEMA_VERSION}") as caught:
         SqliteState(tmp_path)
-    assert "nothing is deleted until it is adopted" in caught.value.hint
+    assert "nothing is deleted until you adopt the store again" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before
 
 

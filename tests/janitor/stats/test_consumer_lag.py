@@ -163,7 +163,7 @@ def test_lag_with_a_damaged_claim_counts_the_others(place: Place, caplog: pytest
     counter(place).step()
     assert found(place) == {"b/billing": 1}
     assert len(caplog.messages) == 1
-    assert "could not count how far the consumers of default:a are: the claim" in caplog.messages[0]
+    assert "the lag of the consumers of default:a could not be counted: the claim" in caplog.messages[0]
 
 
 def test_given_the_floor_when_counted_then_what_is_held_counts(place: Place) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from janitor.cli.status import lines
 from janitor.state.base import EVERYTHING, Pause, RunRecord
-from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
+from janitor.stats.consumer_lag import LATE_MS, MAX_TOPICS, note_late
 from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect
 from janitor.status.health import judge
@@ -158,7 +158,7 @@ def test_given_a_daemon_that_is_gone_when_looked_at_then_it_is_missed_at_once() 
 def test_collect_in_a_daemon_shows_late_transactions() -> None:
     class Manager:
         def published(self) -> dict[int, dict[str, int]]:
-            topics = {f"default:t{number}": NOW_MS - 20 * MINUTE for number in range(MOST_TOPICS + 3)}
+            topics = {f"default:t{number}": NOW_MS - 20 * MINUTE for number in range(MAX_TOPICS + 3)}
             return {18: {"default:new": NOW_MS - LATE_MS + 1}, 17: topics}
 
         def clients(self) -> dict[int, str]:
@@ -171,11 +171,11 @@ def test_collect_in_a_daemon_shows_late_transactions() -> None:
     [late] = status.late
     assert (late.transaction, late.client, late.since_ms) == ("17", "import@host-7", NOW_MS - 20 * MINUTE)
     assert (len(late.topics), late.more_topics, late.command) == (
-        MOST_TOPICS,
+        MAX_TOPICS,
         3,
         "tms tx invalidate 17 --config janitor.yaml",
     )
-    assert late.readers.endswith(f" and {MOST_TOPICS} more")
+    assert late.readers.endswith(f" and {MAX_TOPICS} more")
     assert "late" not in [reason.about for reason in judge(status).reasons], "the server has just been started"
     status = replace(status, started_ms=NOW_MS - 11 * MINUTE)
     health = judge(status)
