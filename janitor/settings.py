@@ -1,6 +1,6 @@
-"""The janitor's own settings, each with its meaning, unit, default and the reason for it.
+"""The janitor's settings, each with its purpose, unit, default and the reason for the default.
 
-``docs/reference/configuration.md`` is made from the models.
+``docs/reference/configuration.md`` is generated from the models.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from tms_core.settings.models import Count, CountOrZero, HostName, Port, Switch,
 _CRON_FIELDS = (
     ("minute", "minute", "0 to 59"),
     ("hour", "hour", "0 to 23"),
-    ("day-of-month", "day", "1 to 31, and one that the months have"),
+    ("day-of-month", "day", "1 to 31, and a day of the given months"),
     ("month", "month", "1 to 12"),
     ("day-of-week", "weekday", "0 to 7"),
 )
 
 
 def crontab(text: str) -> str:
-    """Return a crontab line, checked: five fields as crontab(5) and Debian's cron read them, in UTC (:mod:`cronsim`).
+    """Check a crontab line and return it: five fields as in crontab(5) and Debian's cron, in UTC (:mod:`cronsim`).
 
     Raises:
-        ValueError: it is invalid, with the wrong field in the message; or it never fires.
+        ValueError: a field is invalid, which the message names, or the line never fires.
     """
     parts = text.split()
     if len(parts) != len(_CRON_FIELDS):
         raise ValueError("write five fields: minute hour day month weekday")
     for first, last in re.findall(r"(\w+)-(\w+)/", text):
-        # CronSim takes the range 4-4 for a single 4, and a step after that runs to the end of the field.
+        # CronSim treats the range 4-4 as a single 4, so a step would run to the end of the field.
         if first.isdigit() != last.isdigit() or first.lower() == last.lower() or first.zfill(2) == last.zfill(2):
-            raise ValueError(f"{first}-{last} with a step: write a range of several numbers, or of several names")
+            raise ValueError(f"{first}-{last} with a step: write a range of at least two numbers, or of two names")
     try:
         first_run = next(CronSim(text, datetime(2000, 1, 1, tzinfo=UTC)), None)
     except CronSimError as error:
@@ -53,7 +53,7 @@ def crontab(text: str) -> str:
                 raise ValueError(f"{part} is not a valid {name} ({numbers})") from error
         raise ValueError(str(error)) from error
     if first_run is None:
-        raise ValueError("there is no day on which it fires")
+        raise ValueError("it never fires")
     return text
 
 
@@ -69,32 +69,30 @@ class LeaseSettings(Section):
 class BoundarySettings(Section):
     feedback: Switch = setting(
         False,
-        "let the manager remove transactions that are proven clean from its invalid list; needs "
-        "transactions.source manager or thrift, a known lifetime, and messaging as the only participant",
-        reason="the list is shared with every table that uses the same transactions",
+        "removal of proven transactions from the manager's invalid list; needs transactions.source manager or "
+        "thrift, transactions.max_lifetime_seconds, and messaging as the only participant",
+        reason="all tables that use the same transactions share the list",
     )
     participants: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = setting(
         ("messaging",),
-        "all users of these transactions; the lowest of their boundaries counts; for any participant but "
-        "messaging it is unknown, so nothing is truncated",
+        "all systems that use these transactions; with another one than messaging, no transaction is removed from "
+        "the invalid list, because the janitor does not know its boundary",
         reason="messaging is the only known participant",
     )
 
 
 class ArchiveSettings(Section):
-    enabled: Switch = setting(False, "archive rows before deleting them", reason="an archive needs space")
+    enabled: Switch = setting(False, "archiving of rows before their deletion", reason="an archive needs disk space")
     path: str = setting("data/archive", "folder of archived rows", reason="next to the store", place=True)
-    keep_days: Count = setting(
-        7, "days for which archived rows are kept", unit="days", reason="a week to notice a mistake"
-    )
+    keep_days: Count = setting(7, "retention of archived rows", unit="days", reason="a week to notice a mistake")
 
 
 class MetricsSettings(Section):
     per_topic: Literal["none", "top"] = setting(
-        "top", "topics with their own metrics; the others are summed", reason="series cost memory everywhere"
+        "top", "topics with separate series; other topics are summed up", reason="series need memory in Prometheus"
     )
     top: Count = setting(
-        200, "number of topics, by size, with `per_topic: top`", unit="topics", reason="a page of a dashboard"
+        200, "number of the largest topics with separate series", unit="topics", reason="enough for a dashboard"
     )
 
 
@@ -102,7 +100,7 @@ class HttpSettings(Section):
     host: HostName = setting(
         "127.0.0.1",
         "address of metrics, health probes and status page",
-        reason="they require no password, so only this machine may connect",
+        reason="they need no password, so only this machine may connect",
     )
     port: Port = setting(
         9847,
@@ -120,7 +118,7 @@ class HttpSettings(Section):
 
 class JanitorSettings(Section):
     apply: Switch = setting(
-        True, "delete due rows; false: only plan", reason="for a local machine; the Helm chart sets false"
+        True, "deletion of due rows; false: only plans", reason="suits a local machine; the Helm chart sets false"
     )
     every_seconds: Count | None = setting(
         60,
@@ -141,7 +139,7 @@ class JanitorSettings(Section):
     )
     rate_rows_per_second: Count | None = setting(
         None,
-        "highest rate of deletions; null: unlimited",
+        "maximum rate of deletions; null: unlimited",
         unit="rows per second",
         reason="small sweeps often need no limit",
     )
@@ -159,7 +157,7 @@ class JanitorSettings(Section):
     )
     hold_seconds: CountOrZero = setting(
         3600,
-        "time for which rows are held after a cutoff jump (a TTL was shortened, a topic deleted); 0: not at all",
+        "hold of rows after a cutoff jump (a shorter TTL, a deleted topic); 0: no hold",
         unit="seconds",
         reason="an hour to undo a mistake",
     )
@@ -177,7 +175,7 @@ class JanitorSettings(Section):
     lease: LeaseSettings = LeaseSettings()
     boundary: BoundarySettings = BoundarySettings()
     archive: ArchiveSettings = ArchiveSettings()
-    history_days: Count = setting(30, "days for which past runs are kept", unit="days", reason="a month to look back")
+    history_days: Count = setting(30, "retention of past runs", unit="days", reason="a month to look back")
     metrics: MetricsSettings = MetricsSettings()
     http: HttpSettings = HttpSettings()
     state: Path = setting(
@@ -198,14 +196,14 @@ class JanitorSettings(Section):
     @model_validator(mode="after")
     def _one_schedule(self) -> Self:
         if self.cron is not None and self.every_seconds is not None:
-            raise wrong("cron", "every_seconds is set as well; write one of the two, and null for the other")
+            raise wrong("cron", "every_seconds is set, too; set one of them, and the other to null")
         if self.cron is None and self.every_seconds is None:
-            raise wrong("every_seconds", "neither every_seconds nor cron is set; write one of the two")
+            raise wrong("every_seconds", "neither every_seconds nor cron is set; set one of them")
         return self
 
 
 class AllSettings(core.Settings):
-    """What ``janitor`` reads: everything."""
+    """All settings, as ``janitor`` reads them."""
 
     ignored_names: ClassVar[frozenset[str]] = frozenset()
 
@@ -213,7 +211,7 @@ class AllSettings(core.Settings):
 
     @property
     def lifetime(self) -> Lifetime:
-        """Return the lifetime of transactions; an assumption if it is not set."""
+        """Return the lifetime of transactions; CDAP's default if it is not set."""
         return Lifetime(
             max_ms=(self.transactions.max_lifetime_seconds or core.ASSUMED_LIFETIME_SECONDS) * 1000,
             grace_ms=self.transactions.grace_seconds * 1000,
@@ -222,7 +220,7 @@ class AllSettings(core.Settings):
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
-        """Refuse a path inside the store that the janitor would write; the server checks its own paths."""
+        """Reject paths inside the store to which the janitor would write; the server checks its own paths."""
         self.require_outside_store("janitor.state", self.janitor.state)
         if self.janitor.archive.enabled:
             self.require_outside_store("janitor.archive.path", self.janitor.archive.path)
@@ -230,19 +228,18 @@ class AllSettings(core.Settings):
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[AllSettings]:
-    """Return the settings of ``janitor``; like :func:`tms_core.settings.models.load`, which reads all but its own
-    section.
+    """Load the settings of ``janitor``, including the section that :func:`tms_core.settings.models.load` skips.
 
     Raises:
-        ConfigurationError: names the setting, where it came from and what to write.
+        ConfigurationError: a setting is invalid; the error has its name, its source and a valid value.
     """
     return load_as(AllSettings, file, environ, flags, core.FLAGS)
 
 
 def config_digest(settings: AllSettings) -> str:
-    """Return the SHA-256, in hex, of the settings that decide deletions; a plan is valid only for the same settings.
+    """Return the SHA-256, in hex, of the settings that affect deletions; a plan is valid only for the same settings.
 
-    The store is not part of it, because a plan names its store separately.
+    The digest does not include the store, because a plan names its store separately.
     """
     transactions, janitor = settings.transactions, settings.janitor
     places = {"manager": transactions.directory, "directory": transactions.directory, "thrift": transactions.thrift}
