@@ -1,10 +1,10 @@
-"""The daemon: sweeps and other jobs on a schedule, with checks that notice hanging and failing jobs.
+"""The daemon: sweeps and other jobs on a schedule, with detection of hanging and failing jobs.
 
 Each task is a job: the sweep, the transaction snapshot, the topics, the background count, housekeeping, and a tick. The
-tick renews the lease, collects the status for operators and notices hanging jobs. A failing job does not stop the
-daemon. The daemon does not decide about deletions; the engine does.
+tick renews the lease and collects the status for operators. A failing job does not stop the daemon. The engine, not the
+daemon, decides about deletions.
 
-A stop is an event that every run checks between two batches, so it takes effect within one batch.
+A stop is an event that each run checks between two batches, so it takes effect within one batch.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ WATCH_SECONDS = 1.0
 COLLECT_SECONDS = 30
 #: The interval at which the metadata table is read for the status, in seconds; sweeps read it separately.
 TOPICS_SECONDS = 60
-#: The shortest interval between runs of the jobs that follow a sweep, in seconds.
+#: The minimum interval between runs of the jobs that follow a sweep, in seconds.
 AFTER_SWEEP_SECONDS = 15
 #: The interval at which past runs, ledger and archive are pruned, in seconds.
 HOUSEKEEPING_SECONDS = 3600
-#: A process whose tick is later than this hangs, in milliseconds.
+#: The time without a tick after which the process counts as hanging, in milliseconds.
 LATE_TICK_MS = 60_000
-#: A run without a heartbeat for this long hangs, in milliseconds; no single call may take that long.
+#: The time without a heartbeat after which a run counts as hanging, in milliseconds; no call may take that long.
 HUNG_RUN_MS = 900_000
 
-#: Jobs without which nothing is deleted, or the status is not updated.
+#: The jobs that delete rows and update the status.
 ESSENTIAL = frozenset({"sweep", "tick"})
 
 logger = logging.getLogger(__name__)
 
 
-#: Background work next to the sweeps, such as the counts; raises ``TmsError`` on a failure.
+#: A background task, such as a count; raises ``TmsError`` on failure.
 PeriodicTask = Callable[[], object]
 
 
@@ -71,7 +71,7 @@ class Job:
 
     name: str
     seconds: int
-    chore: PeriodicTask
+    task: PeriodicTask
     after_sweeps: bool = False
 
 
@@ -86,8 +86,8 @@ class DaemonPlan:
         snapshot_seconds: the interval at which the transaction snapshot is read.
         jobs: further tasks.
         refusal: returns the reason why the surrounding server cannot work now; empty if it can.
-        topic_changes: returns the number of topic changes that this process knows of, if a server runs in it.
-        stop: stops everything; set from outside.
+        topic_changes: returns the number of topic changes by the server in this process, if there is one.
+        stop: the event that stops the daemon.
     """
 
     trigger: Trigger
@@ -104,9 +104,9 @@ class Daemon:
     """The jobs and their life cycle; also the views of the HTTP server (``janitor.http.app.StatusViews``).
 
     Args:
-        engine: sweeps; the daemon uses its clock, state and lease.
+        engine: the engine, with the clock, state and lease of the daemon.
         watched: the engine's observer.
-        source: the snapshots of the engine; None: no snapshots.
+        source: the snapshots of the engine; None without snapshots.
         schedule: runs the jobs.
         deployment: the description of this janitor for status page and metrics.
         metrics: the metrics for Prometheus.
@@ -135,7 +135,7 @@ class Daemon:
         self._plan = plan
         self.stop = plan.stop
         self._collecting = Lock()
-        #: By monotonic time, which a wrong clock does not change.
+        #: Monotonic times, which a wrong clock does not affect.
         self._started_ms = self._ticked_ms = self._clock.monotonic_ms()
         self._log = RunLog(deployment.arguments)
         self._failing: dict[str, str] = {}
@@ -151,7 +151,7 @@ class Daemon:
     # -- life cycle ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until :attr:`stop` is set."""
+        """Run jobs until :attr:`stop` is set."""
         self._state.save_note(collect.DAEMON_NOTE, {"started_ms": self._live().started_ms})
         self._schedule.start()
         try:
@@ -161,18 +161,18 @@ class Daemon:
             self._schedule.shutdown(wait=True)
 
     def request_stop(self) -> None:
-        """Stop everything within one batch; for any thread."""
+        """Stop all jobs within one batch; safe in any thread."""
         self.stop.set()
-        # Any request wakes the loop that watches the schedule.
+        # Wake the loop that watches the schedule.
         self._schedule.run_now("tick")
 
     def sweep_now(self) -> None:
-        """Sweep as soon as possible, and leave no topic for later; for any thread."""
+        """Sweep as soon as possible without skipping topics; safe in any thread."""
         self._is_full_requested = True
         self._schedule.run_now("sweep")
 
     def refresh_status(self) -> None:
-        """Collect the status again, including the topics, because an operator has changed something or is watching."""
+        """Collect the status again, including the topics, for an operator."""
         try:
             self.engine.remember_topics()
         except StoreError as error:
@@ -184,7 +184,7 @@ class Daemon:
     # -- decisions of operators (``janitor.control.api.Decider``) ------------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """Adopt the store, as :meth:`janitor.run.engine.Engine.adopt`; that may delete earlier counts."""
+        """Adopt the store, as :meth:`janitor.run.engine.Engine.adopt`; repeat counts, which this may delete."""
         adopted = self.engine.adopt(once_for=once_for, store_id=store_id)
         for job in self._plan.jobs:
             self._schedule.run_now(job.name)
@@ -197,12 +197,12 @@ class Daemon:
         return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        """Apply a plan, as :meth:`janitor.run.engine.Engine.apply`, visible like any other run."""
+        """Apply a plan, as :meth:`janitor.run.engine.Engine.apply`, visible in the status like other runs."""
         with self._watched.run():
             return self.engine.apply(wanted, adopt=adopt)
 
     def restore(self, folder: Path, request: Request) -> RestoreResult:
-        """Restore archived rows, as :meth:`janitor.run.engine.Engine.restore`, visible as any other run."""
+        """Restore archived rows, as :meth:`janitor.run.engine.Engine.restore`, visible in the status like runs."""
         with self._watched.run():
             return self.engine.restore(folder, request)
 
@@ -220,24 +220,24 @@ class Daemon:
         self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.prune_history, at_once=True)
         self._add("tick", every(TICK_SECONDS), self.tick, at_once=True)
         for job in self._plan.jobs:
-            self._add(job.name, every(job.seconds), job.chore, at_once=True)
+            self._add(job.name, every(job.seconds), job.task, at_once=True)
 
     def _show_topics(self) -> None:
         self.engine.remember_topics()
         self._outdated = True
         self.tick()
 
-    def _add(self, name: str, trigger: Trigger, chore: PeriodicTask, *, at_once: bool = False) -> None:
-        self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
+    def _add(self, name: str, trigger: Trigger, task: PeriodicTask, *, at_once: bool = False) -> None:
+        self._schedule.add(name, trigger, partial(self._run_task, name, task), at_once=at_once)
 
-    def _do(self, name: str, chore: PeriodicTask) -> None:
-        """Run a task; report a failing task, and run it again when it is due."""
+    def _run_task(self, name: str, task: PeriodicTask) -> None:
+        """Run a task; log its failure and show it in the status."""
         if self.stop.is_set():
             return
         try:
-            chore()
+            task()
         except StopRequested:
-            logger.info("%s was cancelled, because the janitor stops", name)
+            logger.info("job %s was cancelled, because the janitor is stopping", name)
         except TmsError as error:
             if self._failing.get(name) != str(error):
                 logger.error("%s failed: %s", name, error)
@@ -257,7 +257,7 @@ class Daemon:
             self._status = replace(self._status, failing=self._failing)
 
     def sweep(self) -> None:
-        """Run one sweep, or one plan if the daemon only plans."""
+        """Run a sweep, or a plan if the daemon only makes plans."""
         if not self._leads():
             return
         incremental, self._is_full_requested = not self._is_full_requested, False
@@ -280,7 +280,7 @@ class Daemon:
             self._follow_sweep()
 
     def _follow_sweep(self) -> None:
-        """Run the jobs that follow a sweep, unless they ran a moment ago."""
+        """Run the jobs that follow a sweep, unless they ran in the last ``AFTER_SWEEP_SECONDS``."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._followed_ms >= AFTER_SWEEP_SECONDS * 1000:
             self._followed_ms = now_ms
@@ -300,7 +300,7 @@ class Daemon:
         except LeaseLost as error:
             logger.error("%s", error)
         live = self._live()
-        # One at a time, so that an older status never follows a newer one: counters would seem to go back.
+        # One thread at a time: if an older status replaced a newer status, counters would decrease.
         with self._collecting:
             if self._outdated or self._ticked_ms - self._collected_ms >= COLLECT_SECONDS * 1000:
                 self._collect(live)
@@ -344,7 +344,7 @@ class Daemon:
         """Return whether this process holds the lease; try to regain a lost lease."""
         leads = self.engine.regain_lease()
         if not leads and self._led:
-            logger.warning("no sweep while another process has the lease")
+            logger.warning("sweeps stop while another process has the lease")
         self._led = leads
         return leads
 
@@ -361,15 +361,15 @@ class Daemon:
     # -- views ---------------------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        """Return the status of the last tick, or a newer one if a topic was changed in this process since then."""
+        """Return the status of the last tick, or a newer status if this process has changed a topic since."""
         changes = self._plan.topic_changes()
         if changes != self._collected_changes:
-            # Set first: one of several readers collects, and a change during the collection is not missed.
+            # Set it first, so that only one reader collects, and no change during the collection is missed.
             self._collected_changes = changes
             try:
                 self.refresh_status()
             except TmsError as error:
-                # The tick fails in the same way, and the status says so.
+                # The tick fails, too, and the status shows its error.
                 logger.warning("the status could not be collected: %s", error)
         return self._status
 
@@ -386,7 +386,7 @@ class Daemon:
         return self._metrics.render(accept)
 
     def alive(self) -> str:
-        """Return the reason to restart this process; empty: it is healthy."""
+        """Return the reason to restart this process; empty if it is healthy."""
         late_ms = self._clock.monotonic_ms() - self._ticked_ms
         if late_ms > LATE_TICK_MS:
             return f"no activity in this process for {late_ms // 1000} s"
@@ -396,8 +396,8 @@ class Daemon:
         return ""
 
     def ready(self) -> str:
-        """Return the reason why this process cannot work now; empty: it can. A paused janitor is ready."""
+        """Return the reason why this process cannot work now; empty if it can, also while paused."""
         if self.stop.is_set():
             return "the janitor is stopping"
-        broken = [f"{job} fails: {error}" for job, error in self._failing.items() if job in ESSENTIAL]
-        return "; ".join(filter(None, [*broken, self._plan.refusal()]))
+        failures = [f"{job} fails: {error}" for job, error in self._failing.items() if job in ESSENTIAL]
+        return "; ".join(filter(None, [*failures, self._plan.refusal()]))

@@ -1,4 +1,4 @@
-"""The schedule: jobs by name, requests to run one at once, and the correction of changed clocks."""
+"""The schedule: jobs by name, requests to run a job at once, and the correction after changes of the clock."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from apscheduler.schedulers.base import BaseScheduler
 from janitor.daemon.trigger import SLACK, Calendar, Interval, Trigger, wall_time
 from tms_core.clock import Clock
 
-#: More threads than jobs, so that no job waits for a thread; they are created on demand.
+#: The maximum number of threads, more than jobs, so that no job waits for a thread.
 THREADS = 16
 
 
 def _ignore(name: str, error: BaseException) -> None:
-    """Do nothing: the error is logged already."""
+    """Do nothing: the error is already logged."""
 
 
 class _QuietPool(ThreadPoolExecutor):
@@ -37,9 +37,9 @@ class Schedule:
 
     Args:
         clock: the clock whose monotonic time measures intervals.
-        on_error: called in the job's thread after a job raised. The error is logged already, and the job runs again
-            when it is due. An error of this function is logged too.
-        scheduler: runs the jobs; by default one with its own threads. Tests pass one without threads.
+        on_error: called in the job's thread after a job has raised an error. The error is already logged, and the job
+            runs again when it is due. An error of this function is logged, too.
+        scheduler: the APScheduler that runs the jobs; by default with threads. Tests pass a scheduler without threads.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Schedule:
         )
         self._scheduler.add_listener(self._ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
         self._triggers: dict[str, Interval | Calendar] = {}
-        # Its put() may interrupt its own get(), so a signal handler may call it; a threading.Event may deadlock there.
-        self._wishes: SimpleQueue[str] = SimpleQueue()
+        # A signal handler may call its put() during its get(); a threading.Event could deadlock there.
+        self._requests: SimpleQueue[str] = SimpleQueue()
         self._lock = Lock()
         self._running: set[str] = set()
         self._reruns: set[str] = set()
@@ -66,11 +66,11 @@ class Schedule:
     def add(self, name: str, trigger: Trigger, function: Callable[[], object], *, at_once: bool = False) -> None:
         """Add a job that runs a function.
 
-        A run that is due while the previous one is still running is skipped. Missed runs, because the machine slept,
-        are replaced by one run.
+        A run that comes due during the previous run is skipped. After the machine has slept, one run replaces all
+        missed runs.
 
         Args:
-            at_once: also run the job when the schedule starts.
+            at_once: whether to run the job when the schedule starts.
         """
         self._triggers[name] = planned = trigger(self._clock)
         first = {}
@@ -90,7 +90,7 @@ class Schedule:
         )
 
     def next_run_ms(self, name: str) -> int | None:
-        """Return the time of a job's next run, by the wall clock; None if the schedule is not running."""
+        """Return the wall time of a job's next run; None if the schedule is not running."""
         job = self._scheduler.get_job(name) if self._scheduler.running else None
         if job is None or job.next_run_time is None:
             return None
@@ -101,43 +101,43 @@ class Schedule:
         self._scheduler.start()
 
     def run_now(self, name: str) -> None:
-        """Run a job at once; if it is running, run it once more afterwards.
+        """Run a job at once; if it is running, run it again afterwards.
 
-        The waiting or next call of :meth:`watch` starts it. It is safe in any thread and in a signal handler.
+        The current or next call of :meth:`watch` starts the job. This is safe in any thread and in a signal handler.
 
         Raises:
             KeyError: the job does not exist.
         """
         if name not in self._triggers:
             raise KeyError(name)
-        self._wishes.put(name)
+        self._requests.put(name)
 
     def watch(self, wait_seconds: float = 0.0) -> None:
         """Run the jobs requested by :meth:`run_now`, and correct jobs that a changed wall clock has delayed.
 
-        The daemon's main loop calls it repeatedly. The next run of an interval moves to its monotonic time. The next
-        run of a crontab line moves if the clock was set back and the line has an earlier time. A due job that has not
-        started, because the clock was set forward or the machine slept, is woken.
+        The main loop of the daemon calls this repeatedly. The next run of an interval moves to its monotonic time. The
+        next run of a crontab line moves if the clock was set back and the line has an earlier time. If a due job has
+        not started, because the clock was set forward or the machine slept, the scheduler is woken.
 
         Args:
-            wait_seconds: how long to wait for a request.
+            wait_seconds: the maximum wait for a request.
         """
-        wishes = list(self._wished(wait_seconds))
+        names = list(self._take_requests(wait_seconds))
         if not self._scheduler.running:
             return
-        for name in wishes:
-            self._grant(name)
+        for name in names:
+            self._run_soon(name)
         for name, planned in self._triggers.items():
             self._correct_job(name, planned)
 
     def shutdown(self, *, wait: bool) -> None:
-        """Stop the schedule; a second call does nothing.
+        """Stop the schedule; a second call has no effect.
 
         Args:
-            wait: return only when running jobs have finished; not possible from a job.
+            wait: whether to wait for running jobs; jobs must not set this.
         """
         if self._scheduler.running:
-            # Not with wait: APScheduler waits with its locks held, and a job that reads its next run would hang.
+            # Do not wait here: APScheduler would hold its locks, and a job that reads its next run would deadlock.
             self._scheduler.shutdown(wait=False)
         if wait:
             self._pool.shutdown(wait=True)
@@ -154,19 +154,19 @@ class Schedule:
             is_rerun = event.job_id in self._reruns
             self._reruns.discard(event.job_id)
         if is_rerun:
-            self._wishes.put(event.job_id)
+            self._requests.put(event.job_id)
         if event.exception is not None:
             self._on_error(event.job_id, event.exception)
 
-    def _wished(self, wait_seconds: float) -> Iterator[str]:
+    def _take_requests(self, wait_seconds: float) -> Iterator[str]:
         try:
-            yield self._wishes.get(wait_seconds > 0, wait_seconds)
+            yield self._requests.get(wait_seconds > 0, wait_seconds)
             while True:
-                yield self._wishes.get_nowait()
+                yield self._requests.get_nowait()
         except Empty:
             return
 
-    def _grant(self, name: str) -> None:
+    def _run_soon(self, name: str) -> None:
         with self._lock:
             if name in self._running:
                 self._reruns.add(name)
@@ -186,7 +186,7 @@ class Schedule:
 
 
 def _errors_only() -> logging.Logger:
-    """Return the scheduler's own log, without the messages about skipped runs."""
+    """Return the logger of APScheduler, without its messages about skipped runs."""
     logger = logging.getLogger(f"{__name__}.apscheduler")
     logger.setLevel(logging.ERROR)
     return logger

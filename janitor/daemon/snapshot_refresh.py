@@ -1,8 +1,8 @@
 """The transaction snapshot of a daemon, refreshed on its own schedule.
 
-A sweep must not wait for a slow file system or transaction service. A snapshot that is unreadable for a moment must not
-prevent inversions while an older one is fresh. Therefore a job reads snapshots, and sweeps use the last one. They check
-its age when they use it (invariant S14).
+A sweep must not wait for a slow file system or transaction service. A snapshot that is temporarily unreadable must not
+prevent inversions while an older snapshot is fresh. Therefore a job reads snapshots, and sweeps use the last snapshot
+and check its age (invariant S14).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class CachedSource:
-    """A source that answers with the data read last.
+    """A source that returns the last read snapshot.
 
     Args:
-        source: where snapshots are read.
+        source: the source that reads snapshots.
     """
 
     def __init__(self, source: SnapshotSource) -> None:
@@ -31,23 +31,23 @@ class CachedSource:
         self._message = ""
 
     def refresh(self) -> None:
-        """Read the newest snapshot; an error is logged once, and again when it changes."""
+        """Read the newest snapshot; log an error once, and again if it changes."""
         try:
             loaded = self._source.latest()
         except (NoSnapshot, SnapshotError, OSError) as error:
             with self._lock:
                 self._error = error
-            self._say(f"the transaction snapshot could not be read: {error}")
+            self._log_change(f"the transaction snapshot could not be read: {error}")
             return
         with self._lock:
             self._loaded, self._error = loaded, None
-        self._say("")
+        self._log_change("")
 
     def latest(self) -> Loaded:
-        """Return the last snapshot; the first call reads one.
+        """Return the last snapshot; the first call reads a snapshot.
 
         Raises:
-            NoSnapshot, SnapshotError, OSError: no snapshot was ever read, for this reason.
+            NoSnapshot, SnapshotError, OSError: no snapshot was ever read; the error is the reason.
         """
         with self._lock:
             loaded, error = self._loaded, self._error
@@ -60,13 +60,13 @@ class CachedSource:
 
     @property
     def seen(self) -> Loaded | None:
-        """Return the last snapshot; None: no snapshot was read yet."""
+        """Return the last snapshot; None if no snapshot was read yet."""
         with self._lock:
             return self._loaded
 
-    def _say(self, message: str) -> None:
+    def _log_change(self, message: str) -> None:
         if message and message != self._message:
             logger.warning("%s", message)
         elif self._message and not message:
-            logger.info("transaction snapshots can be read again")
+            logger.info("transaction snapshots are readable again")
         self._message = message

@@ -1,4 +1,4 @@
-"""When a job runs: at an interval or by a crontab line, also when a clock is set."""
+"""The triggers of jobs: an interval or a crontab line, both robust against changes of the clock."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cronsim import CronSim
 from janitor.settings import crontab
 from tms_core.clock import Clock
 
-#: A difference below this is not corrected.
+#: The difference up to which times are not corrected.
 SLACK = timedelta(seconds=1)
 
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Interval(BaseTrigger):
-    """An interval by monotonic time; the returned wall time is only its present equivalent."""
+    """An interval of monotonic time; the returned wall time is its present equivalent."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds
@@ -28,19 +28,19 @@ class Interval(BaseTrigger):
         self._due_ms: int | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """Return the time of the next run. APScheduler calls it twice for a run, and must get the same time."""
+        """Return the time of the next run. APScheduler calls this twice for a run, and must get the same time."""
         monotonic_ms = self._clock.monotonic_ms()
         if self._due_ms is None:
             self._due_ms = monotonic_ms + self._interval_ms
-        # A run due within the slack is the run that starts now: two clocks may differ by a millisecond.
+        # A run that is due within the slack starts now: the clocks may differ by milliseconds.
         lag_ms = monotonic_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
         if lag_ms >= 0:
             self._due_ms += (lag_ms // self._interval_ms + 1) * self._interval_ms
-        # Always later than now, also when the clock was set back just now: APScheduler counts missed runs until it is.
+        # Return a time after now, also if the clock was just set back, or APScheduler would count missed runs.
         return max(now, wall_time(self._clock)) + (self._due_ms - monotonic_ms) * _MILLISECOND
 
     def due(self, planned: datetime, now: datetime) -> datetime:
-        """Return where the run that was planned ought to be, by the clock as it stands now."""
+        """Return the correct time of the planned run, according to the present clock."""
         if self._due_ms is None:
             return planned
         return now + (self._due_ms - self._clock.monotonic_ms()) * _MILLISECOND
@@ -50,31 +50,31 @@ class Interval(BaseTrigger):
 
 
 class Calendar(BaseTrigger):
-    """A crontab line, in UTC. A clock that was set back a little does not bring the last run again."""
+    """A crontab line in UTC. A clock that was set back a little does not repeat the last run."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._last: datetime | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """Return the first run in the future: those between the last one and now are past, however many they are."""
+        """Return the first run in the future; runs between the last run and now are skipped."""
         self._last = previous_fire_time
         return self.after(now if previous_fire_time is None else max(previous_fire_time, now))
 
     def due(self, planned: datetime, now: datetime) -> datetime:
-        """Return the time as :class:`Interval` does, never later: a run missed while the machine slept is made up."""
+        """Return the correct time of the planned run, never later, so that a run missed during sleep is made up."""
         found = self.after(now)
         return min(planned, self.after(found) if found == self._last else found)
 
     def after(self, moment: datetime) -> datetime:
-        """Return the first minute it fires that is later than a moment, in UTC."""
+        """Return the first time after a moment at which the line fires, in UTC."""
         return next(CronSim(self._text, moment))
 
     def __str__(self) -> str:
         return f"cron {self._text}"
 
 
-#: Returns the trigger of a job, which APScheduler calls for the time of the next run.
+#: Creates the trigger of a job, which APScheduler calls for the time of the next run.
 Trigger = Callable[[Clock], Interval | Calendar]
 
 
@@ -84,15 +84,15 @@ def every(seconds: float) -> Trigger:
 
 
 def cron(text: str) -> Trigger:
-    """Run by a crontab line (:func:`janitor.settings.crontab`).
+    """Return a trigger by a crontab line (:func:`janitor.settings.crontab`).
 
     Raises:
-        ValueError: it is not a crontab line.
+        ValueError: the text is not a crontab line.
     """
     line = crontab(text)
     return lambda _: Calendar(line)
 
 
 def wall_time(clock: Clock) -> datetime:
-    """Return the wall clock as APScheduler reads it."""
+    """Return the wall time in the form that APScheduler uses."""
     return datetime.fromtimestamp(0, UTC) + clock.now_ms() * _MILLISECOND

@@ -1,4 +1,4 @@
-"""The current work of a run, for the status and for the checks that notice hanging runs."""
+"""The progress of the current run, for the status and the detection of hanging runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tms_core.topic import TopicId
 
 
 class RunWatcher:
-    """The current work of a run; the engine's observer."""
+    """The engine's observer, which has the progress of the current run."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class RunWatcher:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Mark a run as active while the block runs; the last one of overlapping runs clears the mark."""
+        """Mark a run as active inside the block; with overlapping runs, the last run clears the mark."""
         with self._lock:
             now_ms = self._clock.now_ms()
             self._seen_ms = self._clock.monotonic_ms()
@@ -60,5 +60,5 @@ class RunWatcher:
         return self._running
 
     def silent_ms(self) -> int:
-        """Return the time since the heartbeat of the current run; 0 without a run. Takes no lock."""
+        """Return the time since the last heartbeat of the current run; 0 without a run. Takes no lock."""
         return self._clock.monotonic_ms() - self._seen_ms if self._running is not None else 0

@@ -1,1 +1,1 @@
-"""The HTTP server for browsers, probes and Prometheus; it only shows and changes nothing."""
+"""The read-only HTTP server for browsers, probes and Prometheus."""

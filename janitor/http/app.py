@@ -1,13 +1,13 @@
 """The routes: the status page, its API, health and metrics.
 
-All responses use a status that the daemon keeps current. Therefore no number of requests makes the janitor read a
-table, and no failure here reaches a sweep (invariant S15). Handlers that may wait for a lock run in a thread. Health
-does not, so a probe gets its response even if every thread hangs.
+All responses use a status that the daemon keeps current. Therefore requests never make the janitor read a table, and
+failures here do not affect a sweep (invariant S15). Handlers that may wait for a lock run in a thread. Probes do not,
+so they get a response even if all threads hang.
 
-The page has no password, and shows names and errors written by others. Therefore its content security policy allows
-only its one script and its one style sheet, by their hashes. On the loopback address, a web site that resolves its own
-name to 127.0.0.1 (DNS rebinding) must not read the page: the ``Host`` header must be a loopback name. No route there
-responds to pages of other web sites.
+The page has no password, and shows names and errors that other programs have written. Therefore its content security
+policy allows only its script and its style sheet, by their hashes. On a loopback address, a web site that resolves its
+name to 127.0.0.1 (DNS rebinding) must not read the page: the ``Host`` header must be a loopback name, and requests from
+pages of other web sites are rejected.
 """
 
 from __future__ import annotations
@@ -48,40 +48,38 @@ from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_
 
 logger = logging.getLogger(__name__)
 
-#: The default and the highest number of listed runs.
+#: The default and the maximum number of listed runs.
 DEFAULT_RUNS, MAX_RUNS = 100, 1000
 
-#: Answers of thousands of topics are long and repeat themselves; the fastest level already makes them a tenth.
+#: Compression for long responses: with thousands of topics, the fastest level reduces them to a tenth.
 _ZIPPED = Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1)
 
 
 class StatusViews(Protocol):
-    """The data that the server shows. Several threads may call any method at once."""
+    """The data that the server shows. Threads may call the methods concurrently."""
 
     def status(self) -> Status:
-        """Return the status now; kept ready, never collected for a request."""
+        """Return the current status from memory."""
         ...
 
     def past(self) -> AbstractContextManager[State | None]:
-        """Yield the open state; None: it does not exist yet.
+        """Yield the open state; None if it does not exist yet.
 
         Raises:
-            StoreError: it cannot be opened.
+            StoreError: the state cannot be opened.
         """
         ...
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        """Return the metrics in a text format of Prometheus, as the ``Accept`` header wants it, and its content
-        type.
-        """
+        """Return the metrics in the Prometheus text format for an ``Accept`` header, and their content type."""
         ...
 
     def alive(self) -> str:
-        """Empty while the janitor lives, else why it does not, in a sentence. Takes no lock and reads no file."""
+        """Return why the janitor is not alive; empty if it is alive. Takes no lock and reads no file."""
         ...
 
     def ready(self) -> str:
-        """Empty when it does its work (a paused janitor does), else why not. Takes no lock and reads no file."""
+        """Return why the janitor cannot work; empty if it can, also while paused. Takes no lock and reads no file."""
         ...
 
 
@@ -90,9 +88,8 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
 
     Args:
         views: the source of the responses.
-        host: its address; on a loopback address, requests with another host name are rejected.
-        arguments: the command-line options of this store, such as ``--config janitor.yaml``, for the displayed
-            commands.
+        host: the address of the server; on a loopback address, requests with another host name are rejected.
+        arguments: the command-line options of this store, such as ``--config janitor.yaml``, for displayed commands.
     """
     page = files("janitor.http").joinpath("page.html").read_text(encoding="utf-8")
     routes = _Routes(views, page, arguments)
@@ -112,7 +109,7 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
         ],
         middleware=[
             Middleware(SecurityHeaders, policy=content_security_policy(page), loopback=is_loopback(host)),
-            # Here and not as Starlette's own handler of errors, which answers and then raises them all the same.
+            # Not Starlette's own error handler, which responds and then raises the error again.
             Middleware(ExceptionMiddleware, handlers={Exception: _report_failure}),
         ],
         exception_handlers={HTTPException: _reject},
@@ -122,10 +119,10 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
 
 
 def make_waiting_app(reason: str) -> Starlette:
-    """Return the application of a janitor that has not started yet: alive, not ready, and nothing else.
+    """Return the application of a janitor that is waiting for its start: alive, but not ready.
 
     Args:
-        reason: why it has not started, in a sentence.
+        reason: the reason why it waits, as a sentence.
     """
 
     async def alive(_: Request) -> Response:
@@ -138,14 +135,15 @@ def make_waiting_app(reason: str) -> Starlette:
 
 
 class _Routes:
-    """The answers, by path."""
+    """The responses by path."""
 
     def __init__(self, views: StatusViews, page: str, arguments: str) -> None:
         self._views = views
         self._page = page
         self._arguments = arguments
         self._history = past.RunHistory()
-        self._made: tuple[Status, str, str, bytes] | None = None
+        #: The last status with its probes, and the prepared response.
+        self._rendered: tuple[Status, str, str, bytes] | None = None
 
     async def page(self, request: Request) -> Response:
         return Response(self._page, media_type="text/html")
@@ -168,7 +166,7 @@ class _Routes:
     def history(self, request: Request) -> Response:
         name = request.query_params.get("range", "24h")
         if name not in past.RANGES:
-            raise HTTPException(400, f"range has to be one of {', '.join(past.RANGES)}")
+            raise HTTPException(400, f"invalid range {name!r}: use one of {', '.join(past.RANGES)}")
         with self._views.past() as state:
             found = self._history.range(state, name, self._views.status().now_ms) if state else None
         return _response_or_404(found, "history")
@@ -195,14 +193,14 @@ class _Routes:
         return _probe(self._views.ready())
 
     def _status_body(self) -> bytes:
-        """Return the status as JSON; made once per status, however many ask."""
+        """Return the status as JSON, which is rendered once for each status."""
         status, alive, ready = self._views.status(), self._views.alive(), self._views.ready()
-        made = self._made
-        if made is None or made[0] is not status or made[1:3] != (alive, ready):
+        rendered = self._rendered
+        if rendered is None or rendered[0] is not status or rendered[1:3] != (alive, ready):
             document = self._document(status, alive, ready)
-            made = status, alive, ready, json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-            self._made = made
-        return made[3]
+            rendered = status, alive, ready, json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+            self._rendered = rendered
+        return rendered[3]
 
     def _document(self, status: Status, alive: str, ready: str) -> dict[str, Any]:
         document = status.to_json()
@@ -217,7 +215,7 @@ class _Routes:
         return document
 
     def _complete_texts(self, value: Any) -> Any:
-        """Return the texts of a run or guard, with the options added to their commands."""
+        """Return the texts of a run or guard with the options of this store in their commands."""
         if isinstance(value, dict):
             return {name: self._complete_texts(inner) for name, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -240,13 +238,13 @@ def _time_ms(request: Request, name: str) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,15}", text):
-        raise HTTPException(400, f"{name} has to be a time in milliseconds since 1970")
+        raise HTTPException(400, f"{name} must be a time in milliseconds since 1970")
     return int(text)
 
 
 def _limit(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_RUNS:
-        raise HTTPException(400, f"limit has to be a number from 1 to {MAX_RUNS}")
+        raise HTTPException(400, f"limit must be a number from 1 to {MAX_RUNS}")
     return int(text)
 
 
@@ -264,16 +262,14 @@ async def _reject(_: Request, error: Exception) -> Response:
 
 async def _report_failure(request: Request, error: Exception) -> Response:
     logger.error("no response to %s: %s", request.url.path, error, exc_info=error)
-    return problem.response(500, INTERNAL, "this could not be made; the janitor's log has the reason")
+    return problem.response(500, INTERNAL, "the response failed; the janitor's log has the reason")
 
 
 # -- protection --------------------------------------------------------------------------------------------------------
 
 
 def content_security_policy(page: str) -> str:
-    """Return a policy that allows the inline style and script of a page, its data: icon, and talking to its own
-    server.
-    """
+    """Return a policy that allows the inline style and script of a page, its data: icon, and its own server."""
     styles, scripts = (_hashes(page, tag) for tag in ("style", "script"))
     return (
         f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'; "
@@ -288,12 +284,12 @@ def _hashes(page: str, tag: str) -> str:
 
 
 class SecurityHeaders:
-    """ASGI middleware: adds the headers to every answer, and refuses a foreign ``Host`` or page.
+    """ASGI middleware that adds security headers, and rejects requests with another ``Host`` or from other sites.
 
     Args:
-        app: the application that it protects.
+        app: the protected application.
         policy: the Content-Security-Policy.
-        loopback: whether the server listens on a loopback address, where ``Host`` can only be such a name.
+        loopback: whether the server listens on a loopback address, where ``Host`` must be a loopback name.
     """
 
     def __init__(self, app: ASGIApp, policy: str, loopback: bool) -> None:
@@ -314,16 +310,14 @@ class SecurityHeaders:
             await send(message)
 
         if names_two_hosts(scope):
-            await problem.response(400, BadRequest.code, "a request has one Host header")(
+            await problem.response(400, BadRequest.code, "the request has several Host headers; send one")(
                 scope, receive, send_with_headers
             )
         elif self._loopback and not names_loopback(scope):
-            refusal = (
-                "this address answers to localhost only; ask http://localhost with the port, or set janitor.http.host"
-            )
+            refusal = "this address serves localhost only; use http://localhost with the port, or set janitor.http.host"
             await problem.response(400, BadRequest.code, refusal)(scope, receive, send_with_headers)
         elif self._loopback and is_of_foreign_page(scope):
-            refusal = "requests from pages of other web sites are refused"
+            refusal = "requests from pages of other web sites are rejected"
             await problem.response(403, Forbidden.code, refusal)(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)

@@ -1,7 +1,7 @@
-"""An optional token before the status page, its API and the metrics; probes need none.
+"""An optional token for the status page, its API and the metrics; probes do not need it.
 
-Prometheus sends it as a bearer token. A browser requests a user and a password: the password is the token, and the
-user name is ignored. The file is read for each request, so a token can be replaced while the janitor runs.
+Prometheus sends it as a bearer token. A browser asks for a user and a password: the password is the token, and the user
+name is ignored. The file is read for each request, so you can replace the token while the janitor runs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CHALLENGE = 'Basic realm="tms-janitor", charset="UTF-8"'
 
 
 def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None = None) -> ASGIApp:
-    """Return an application that answers requests with the token, and probes.
+    """Return an application that serves requests with the token, and probes.
 
     Args:
-        token_file: ``janitor.http.token_file``; None: the application itself, for all clients.
-        failed: delays clients with a wrong token; by the machine's clock by default.
+        token_file: ``janitor.http.token_file``; None to serve all clients.
+        failed: delays clients with a wrong token; uses the machine's clock by default.
 
     Raises:
         ConfigurationError: the file cannot be read, others may read it, or its token is too short.
@@ -50,7 +50,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
             try:
                 is_known = compare_digest(_token_of(scope), read())
             except ConfigurationError as error:
-                # A client without a token must not get a path of this machine.
+                # Do not send a path of this machine to a client without a token.
                 seldom.log(logging.ERROR, "%s", error)
                 refusal = f"{_SETTING} cannot be used; the janitor's log has the reason."
                 await problem.response(503, error.code, refusal)(scope, receive, send)
@@ -70,7 +70,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
 
 
 def _token_of(scope: Scope) -> bytes:
-    """Return the token that a request shows; empty: none."""
+    """Return the token of a request; empty without a token."""
     headers = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, credentials = headers[0].partition(b" ") if len(headers) == 1 else (b"", b"", b"")
     if scheme.lower() == b"bearer":

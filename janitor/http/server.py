@@ -1,6 +1,6 @@
-"""The janitor's HTTP server: small responses from memory, next to more important work.
+"""The janitor's HTTP server, which sends small responses from memory.
 
-A hanging request never keeps the process from stopping.
+A hanging request never prevents the process from stopping.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from starlette.types import ASGIApp
 from tms_core.web.protocol import bounded
 from tms_core.web.thread import ThreadedServer, listen
 
-#: The time limit for running responses when the server stops, in seconds; they are made from memory.
+#: The time limit for running responses when the server stops, in seconds.
 STOP_SECONDS = 2
 
-#: The most connections that wait to be accepted.
+#: The maximum number of connections that wait to be accepted.
 BACKLOG = 128
 
-#: The most connections: a few browsers, Prometheus, probes.
+#: The maximum number of connections, sufficient for a few browsers, Prometheus and probes.
 MAX_CONNECTIONS = 100
 
 
@@ -35,7 +35,7 @@ def check_port(host: str, port: int) -> None:
 
 
 class HttpServer(ThreadedServer):
-    """Serves an application until it is stopped.
+    """A server of an application in a separate thread.
 
     Args:
         host, port: as for :class:`~tms_core.web.thread.ThreadedServer`.

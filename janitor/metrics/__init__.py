@@ -1,8 +1,7 @@
 """The janitor's metrics, for Prometheus.
 
-``Metrics`` gets a status (``janitor.status.status``) at intervals and prepares the response to scrapes from it.
-Therefore a scrape reads no table and no state, and costs only its text. ``docs/reference/metrics.md`` explains each
-metric.
+``Metrics`` receives a status (``janitor.status.status``) at intervals and prepares the response to scrapes from it.
+Therefore a scrape reads no table and no state. ``docs/reference/metrics.md`` explains each metric.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from janitor.sweep.transactions import Problem
 #: Label values of one series, in the order of the metric's labels.
 Labels = tuple[str, ...]
 
-#: Values by label values; None is a series that is not there.
+#: Values by label values; None for a missing series.
 Series = Mapping[Labels, float | None]
 
 
@@ -30,10 +30,10 @@ class Definition:
     """One metric.
 
     Attributes:
-        name: its full name; that of a summary without ``_sum`` and ``_count``.
-        help: its description, in a line.
+        name: its full name; for a summary without ``_sum`` and ``_count``.
+        help: its description in one line.
         labels: the names of its labels.
-        known: the possible series, by their label values; None: the values are names of users.
+        known: the label values of all possible series; None if users choose the values.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Definition:
         """Return the metric with its values.
 
         Args:
-            parts: values by the suffix of the name: ``_sum`` and ``_count`` of a summary, else empty.
+            parts: values by the suffix of the name: ``_sum`` and ``_count`` for a summary, else an empty suffix.
         """
         family = self.empty()
-        # OpenMetrics wants a summary's count and sum next to each other.
+        # OpenMetrics requires count and sum of a summary next to each other.
         ordered = dict.fromkeys(labels for series in parts.values() for labels in series)
         family.samples = [
             Sample(self.name + suffix, dict(zip(self.labels, map(legible, labels), strict=True)), value)
@@ -60,55 +60,53 @@ class Definition:
         return family
 
     def empty(self) -> Metric:
-        """Return the metric without values, as prometheus-client has it: a counter's family is named without
-        ``_total``.
-        """
+        """Return the metric without values; prometheus-client names the family of a counter without ``_total``."""
         return Metric(self.name.removesuffix("_total"), self.help, self.kind)
 
 
 def legible(value: str) -> str:
-    """Return a label value that can be written in UTF-8; the text formats' own escapes are prometheus-client's work."""
+    """Return a label value that is valid UTF-8; prometheus-client adds the escapes of the text formats."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
 
 
 def seconds(moment_ms: int | None) -> float | None:
-    """Return a moment as Prometheus has it."""
+    """Return a time in seconds, the unit of Prometheus."""
     return None if moment_ms is None else moment_ms / 1000
 
 
 TABLES = ("message", "payload")
 
-#: ``RunRecord.result`` of runs that have ended.
+#: ``RunRecord.result`` of finished runs.
 RESULTS = ("done", "partial", "blocked", "interrupted", "failed", "lost")
 
 #: The phases of a run whose duration is measured.
 PHASES = ("message", "invert", "payload", "sync", "compact")
 
-#: Guards that stop a run.
+#: Guards that block a run.
 GUARDS = ("clock", "identity", "adoption")
 
-#: What wall time is compared with (``Status.skew_seconds``).
+#: The clocks with which wall time is compared (``Status.skew_seconds``).
 CLOCKS = ("monotonic",)
 
-#: Why a topic was left undone (``Outcome.failures``).
+#: The reasons why a topic was left undone (``Outcome.failures``).
 FAILURES = ("store", "moved")
 
-#: Operations a store counts (``Store.calls``).
+#: The operations that a store counts (``Store.calls``).
 CALLS = ("cells", "compact", "delete", "get", "invert", "keys", "metadata", "put", "rows", "set", "sync")
 
-#: Rules by which rows go; the other one changes them.
+#: The rules that delete rows.
 DELETING = (Rule.EXPIRED, Rule.OLD_GENERATION, Rule.PROCESSED)
 
 PREFIX = "tms_janitor_"
 
 
 def _counter(name: str, text: str, **labels: Iterable[str]) -> Definition:
-    """Return a counter whose labels take every combination of these values."""
+    """Return a counter whose labels have every combination of these values."""
     return Definition(f"{PREFIX}{name}_total", "counter", text, tuple(labels), _combinations(*labels.values()))
 
 
 def _gauge(name: str, text: str, **labels: Iterable[str]) -> Definition:
-    """Return a gauge, likewise."""
+    """Return a gauge whose labels have every combination of these values."""
     return Definition(f"{PREFIX}{name}", "gauge", text, tuple(labels), _combinations(*labels.values()))
 
 
@@ -175,7 +173,7 @@ GAUGES = (
 
 
 def _of_topic(name: str, text: str) -> Definition:
-    """Return a gauge of every topic."""
+    """Return a gauge with a series for each topic."""
     return Definition(f"tms_topic_{name}", "gauge", text, ("tms_namespace", "topic"), None)
 
 
@@ -188,7 +186,7 @@ TOPICS = (MESSAGES, SIZE, COUNTED, OLDEST, NEWEST)
 
 
 def _of_consumer(name: str, text: str) -> Definition:
-    """Return a gauge of every consumer of every topic."""
+    """Return a gauge with a series for each consumer of each topic."""
     return Definition(f"tms_consumer_{name}", "gauge", text, ("tms_namespace", "topic", "consumer"), None)
 
 

@@ -1,8 +1,7 @@
 """Preparation of the metrics, and their output at a scrape.
 
-All values that depend on the status are prepared once per status, and only written at a scrape. Before the first status
-there are no metrics of the janitor: its counters continue from the state, and a 0 before that would look like a
-restarted counter.
+The values of a status are prepared once, and a scrape only writes them. Before the first status there are no metrics of
+the janitor: its counters continue from the state, and a 0 before that would look like a counter reset.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Metrics(Collector):
 
     Args:
         per_topic: the topics with separate series.
-        top: their number, if ``per_topic`` is ``top``.
-        registry: the registry, which may have other metrics of this process; None: a new registry.
+        top: the number of these topics, if ``per_topic`` is ``top``.
+        registry: the registry, which may have other metrics of this process; None for a new registry.
     """
 
     def __init__(self, per_topic: PerTopic, top: int, registry: CollectorRegistry | None = None) -> None:
@@ -69,14 +68,14 @@ class Metrics(Collector):
         """Return the metrics as text, and its content type.
 
         Args:
-            accept: the request's ``Accept`` header; it may request OpenMetrics.
+            accept: the ``Accept`` header of the request; it may request OpenMetrics.
         """
-        # The library fails on unexpected headers, so it gets a known header instead of the client's.
+        # The library fails for unexpected headers, so do not pass the header of the client.
         encode, content_type = choose_encoder(OPENMETRICS if wants_openmetrics(accept or "") else TEXT)
         return encode(self.registry), content_type
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the prepared metrics; called by the registry."""
+        """Return the prepared metrics; the registry calls this."""
         return self._families
 
 
@@ -94,7 +93,7 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 def _quality(text: str) -> float:
-    """Return a quality as HTTP writes it; 1 for nonsense."""
+    """Return a quality value of HTTP; 1 if it is invalid."""
     return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 1.0
 
 
@@ -102,9 +101,7 @@ def _quality(text: str) -> float:
 
 
 def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
-    """Yield every counter of the catalogue; what else is in the state was written by a newer version and is left
-    out.
-    """
+    """Yield the counters of the catalogue; skip other counters in the state, which a newer version has written."""
     for definition in COUNTERS:
         yield definition.family({"": _counter_values(definition, "", counters)})
     yield PHASE_DURATION.family(
@@ -124,11 +121,11 @@ def _counter_values(definition: Definition, suffix: str, counters: Mapping[Count
     return values
 
 
-# -- gauges: the janitor itself in the status; a gauge without a known value is missing --------------------------------
+# -- gauges from the status; a gauge without a known value is missing --------------------------------------------------
 
 
 def _gauges(status: Status) -> Iterator[Metric]:
-    """Yield every gauge of the catalogue that is not a topic's."""
+    """Yield the gauges of the catalogue, except gauges of topics."""
     values = {**_janitor(status), **_rows(status), **_transactions(status), **_statistics(status)}
     for definition in GAUGES:
         yield definition.family({"": values[definition.name.removeprefix(PREFIX)]})
@@ -151,7 +148,7 @@ def _janitor(status: Status) -> dict[str, Series]:
 
 
 def _rows(status: Status) -> dict[str, Series]:
-    """Return the metrics of rows that stay, and of their topics."""
+    """Return the metrics of kept rows and of their topics."""
     overdue = {(item.table, item.rule): item for item in status.overdue}
     holds = Counter(reason for reason, _ in {(item.reason, item.topic) for item in status.held})
     return {
@@ -167,7 +164,7 @@ def _transactions(status: Status) -> dict[str, Series]:
     """Return the metrics of transactions; empty without a snapshot."""
     snapshot, bound = status.snapshot, status.boundary.bound
     if snapshot.problem == Problem.NOT_CONFIGURED:
-        # The transaction system is gone for good, as the settings say: its figures would only grow old.
+        # The settings have no transaction system any longer, so the last values would only become outdated.
         snapshot, bound = replace(snapshot, timestamp_ms=None), None
     has_snapshot = snapshot.timestamp_ms is not None
     return {

@@ -1,9 +1,9 @@
 """The selection of topics and consumers with their own series, and these series.
 
-Every series costs memory in Prometheus while it is kept. Therefore, in a store with very many topics, only the largest
-are shown, and the others are summed up. Sizes change all the time, and a topic that kept changing sides would leave
-gaps in its line and steps in the sum. Therefore a shown topic stays until another one is larger by a quarter. Clients
-choose the names of consumers, so only those with the largest lags are shown.
+Each series needs memory in Prometheus. Therefore only the largest topics have separate series, and other topics are
+summed up. Sizes change continuously, and a topic that changes sides often would leave gaps in its line and steps in the
+sum. Therefore a topic keeps its series until another topic is larger by a quarter. Clients choose the names of
+consumers, so only the consumers with the largest lags have separate series.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ N = TypeVar("N", bound=tuple[str, ...])
 
 
 class TopicName(NamedTuple):
-    """A topic's name, as labels have it."""
+    """The name of a topic, as in labels."""
 
     tms_namespace: str
     topic: str
 
 
-#: The name for all topics without separate series. A topic with this name is one of them.
+#: The name for all topics without separate series; a topic with this name never has a separate series.
 _OTHER = "_other"
 OTHER = TopicName(_OTHER, _OTHER)
 
@@ -57,12 +57,12 @@ _SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] =
 
 
 def select_series(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTopic, top: int) -> frozenset[N]:
-    """Return the names that get their own series.
+    """Return the names that get separate series.
 
     Args:
-        sizes: by name; None: unknown.
-        before: the names that had series so far.
-        top: their number with ``top``.
+        sizes: sizes by name; None if unknown.
+        before: the names that have had separate series.
+        top: the number of names with ``top``.
     """
     own = {name: size for name, size in sizes.items() if set(name) != {_OTHER}}
     if per_topic == "none":
@@ -71,27 +71,27 @@ def select_series(sizes: Mapping[N, int | None], before: Collection[N], per_topi
 
 
 def sizes_of(topics: Iterable[TopicFigures]) -> dict[TopicName, int | None]:
-    """Return how large topics are."""
+    """Return the sizes of topics by name."""
     return {TopicName(topic.tms_namespace, topic.topic): topic.size_bytes for topic in topics}
 
 
 def largest(sizes: Mapping[N, int], before: Collection[N], top: int) -> frozenset[N]:
-    """Return the largest names; a name of ``before`` leaves only if it is more than a fifth smaller than a new one."""
+    """Return the largest names; a name in ``before`` stays until a new name is larger by more than a quarter."""
     weighed = ((-(5 if name in before else 4) * size, name not in before, name) for name, size in sizes.items())
     return frozenset(name for *_, name in heapq.nsmallest(top, weighed))
 
 
 def families(topics: Sequence[TopicFigures], named: Collection[TopicName]) -> list[Metric]:
-    """Return the series of the topics named, and of all others together."""
+    """Return the series of the named topics, and of all other topics together."""
     own = [topic for topic in topics if (topic.tms_namespace, topic.topic) in named]
     others = [topic for topic in topics if (topic.tms_namespace, topic.topic) not in named]
-    # One set of labels for all series of a topic: they are never changed, and there can be very many.
+    # Share one set of labels between all series of a topic, since there may be very many.
     labelled = [(_labels(topic), topic) for topic in (*own, together(others))]
     return [_family(definition, value, labelled) for definition, value in _SERIES]
 
 
 def together(topics: Collection[TopicFigures]) -> TopicFigures:
-    """Return topics summed up as one, with the oldest count and message and the newest message."""
+    """Sum up topics as one topic, with the oldest count and message and the newest message."""
 
     def known(value: Callable[[TopicFigures], int | None]) -> list[int]:
         return [found for topic in topics if (found := value(topic)) is not None]
@@ -129,24 +129,24 @@ def _family(
 
 
 class ConsumerName(NamedTuple):
-    """A consumer's name, as labels have it."""
+    """The name of a consumer, as in labels."""
 
     tms_namespace: str
     topic: str
     consumer: str
 
 
-#: The name for all consumers without separate series. A consumer with this name is one of them.
+#: The name for all consumers without separate series; a consumer with this name never has a separate series.
 OTHER_CONSUMERS = ConsumerName(_OTHER, _OTHER, _OTHER)
 
 
 def lags_of(consumers: Iterable[ConsumerFigures]) -> dict[ConsumerName, int | None]:
-    """Return the lags of consumers plus one, so that consumers without lag keep their places."""
+    """Return the lags of consumers plus one, so that consumers without lag keep their series."""
     return {_name(found): found.lag_messages + 1 for found in consumers}
 
 
 def consumer_families(consumers: Sequence[ConsumerFigures], named: Collection[ConsumerName]) -> list[Metric]:
-    """Return the series of the consumers named, and of all others together."""
+    """Return the series of the named consumers, and of all other consumers together."""
     own = {_name(found): [found] for found in consumers if _name(found) in named}
     others = [found for found in consumers if _name(found) not in named]
     series = own | ({OTHER_CONSUMERS: others} if others else {})
@@ -167,5 +167,5 @@ def _name(found: ConsumerFigures) -> ConsumerName:
 
 
 def _first(moments: Iterable[int | None]) -> float | None:
-    """Return the earliest that is known."""
+    """Return the earliest known time in seconds."""
     return seconds(min((moment for moment in moments if moment is not None), default=None))
