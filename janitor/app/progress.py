@@ -12,22 +12,22 @@ from tms_core.logs.printable import duration
 from tms_core.topic import TopicId
 
 _EVERY_SECONDS = 0.1
-#: Work that takes less time is over before anyone could read the line.
+#: The time before the first progress line, in seconds: short commands print none.
 _QUIET_SECONDS = 0.5
-_WHAT = {
+_PHASES = {
     "message": "messages",
     "invert": "searching for invalid transactions",
     "payload": "payloads",
-    "references": "looking for messages that need payloads",
-    "compact": "giving space back",
+    "references": "searching for messages that need payloads",
+    "compact": "freeing disk space",
     "audit": "verifying every row against the boundary",
     "read": "reading",
     "wait": "waiting for the current run to finish",
 }
 
 
-def in_words(done: int, expected: int, passed_ms: int) -> str:
-    """Return the share of finished due rows and the remaining time, after a comma; empty: unknown.
+def describe_share(done: int, expected: int, passed_ms: int) -> str:
+    """Return the share of finished due rows and the remaining time, after a comma; empty if unknown.
 
     The expected number is an estimate, so more rows may follow at 100 %.
     """
@@ -70,8 +70,8 @@ class _Line:
         self._next = now + _EVERY_SECONDS
         where = f" of {topic}" if topic else ""
         read = f", {self._rows:,} rows read" if self._rows else ""
-        far = in_words(self._done, self._expected, round((now - self._began) * 1000)) if phase == MEASURED else ""
-        self._stream.write(f"\r\x1b[K{_WHAT.get(phase, phase)}{where}{read}{far}")
+        far = describe_share(self._done, self._expected, round((now - self._began) * 1000)) if phase == MEASURED else ""
+        self._stream.write(f"\r\x1b[K{_PHASES.get(phase, phase)}{where}{read}{far}")
         self._stream.flush()
         self._has_output = True
 

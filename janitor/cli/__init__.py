@@ -1,1 +1,1 @@
-"""The ``janitor`` command: one module for each verb, and shared code in ``context``, ``options`` and ``render``."""
+"""The ``janitor`` command: one module for each verb, and shared code in ``options``, ``outcome`` and ``render``."""

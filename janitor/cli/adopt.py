@@ -35,9 +35,9 @@ def command(once_for: str | None, expect_store: str | None) -> None:
     if is_done(current, "adopt", once_for):
         return
     with current.reading(records=True) as engine:
-        # The place is in the settings, so it can be compared here; only the engine knows the store's id.
-        named = expect_store == current.place.name
-        topics = engine.adopt(once_for=once_for, store_id=None if named else expect_store)
+        # Compare the name here, since it comes from the settings; only the engine knows the id of the store.
+        is_name = expect_store == current.place.name
+        topics = engine.adopt(once_for=once_for, store_id=None if is_name else expect_store)
     if current.as_json:
         render.print_json({"adopted": [str(topic) for topic in topics]})
     else:

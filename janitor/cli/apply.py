@@ -1,4 +1,4 @@
-"""``janitor apply``: carry out a plan file, at most."""
+"""``janitor apply``: the application of a plan file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(file: Path, adopt: bool) -> int:
       janitor apply --config janitor.yaml plan.json
     """
     current = session()
-    # A file that cannot be applied is no reason to open the store for writing.
+    # Check the file before the store is opened for writing.
     plan_file = plan.read(file)
     with current.deciding() as engine:
         report = engine.apply(plan_file, adopt=adopt)

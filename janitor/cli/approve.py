@@ -38,7 +38,7 @@ def is_done(current: Session, verb: str, text: str | None) -> bool:
     with current.place.state() as state:
         done = was_done(state, verb, text)
     if done:
-        click.echo(f"{verb} was done for {text} before; nothing to do", err=True)
+        click.echo(f"{verb} was already done for {text}; nothing to do", err=True)
     return done
 
 
@@ -67,7 +67,7 @@ def command(topic: str | None, everything: bool, clock: bool, once_for: str | No
             "clock is right"
         )
     if topic is not None and everything:
-        raise click.UsageError("a topic and --all exclude each other")
+        raise click.UsageError("a topic and --all cannot be combined: use one of them")
     current = session()
     patterns = (EVERYTHING,) if everything else (topic,) if topic else ()
     if is_done(current, approval(patterns, clock=clock), once_for):
@@ -94,4 +94,4 @@ def _lines(topics: list[TopicId], topic: str | None, *, named: bool, clock: bool
         yield "approved:"
         yield from (f"  {name}" for name in topics)
     elif named:
-        yield "nothing is held" + (f" of {topic}" if topic else "")
+        yield f"no rows of {topic} are held" if topic else "no rows are held"

@@ -1,4 +1,4 @@
-"""``janitor archive``: deleted rows and is still kept, and bringing it back."""
+"""``janitor archive``: the list of archived rows, and their restore."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
-#: The options that say which rows are meant.
+#: The options that select rows.
 selecting = together(
     click.option("--run", "run_id", metavar="ID", help="Only rows that this run deleted."),
     click.option("--since", type=TimeType(), help="Only rows published at this time or later."),
@@ -42,7 +42,7 @@ def command() -> None:
 def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, until: Moment | None) -> int:
     """List archived rows by topic, day and run.
 
-    Exit code 5 when a file of the archive cannot be read; the others are shown.
+    The exit code is 5 if a file of the archive cannot be read; the command lists the other files.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, un
 @click.option("--dry-run", is_flag=True, help="Only list and count the rows; write nothing.")
 @selecting
 @common_options
-def bring_back(
+def restore(
     topic: TopicId,
     target: TopicId | None,
     dry_run: bool,
@@ -121,7 +121,7 @@ def _show_groups(current: Session, groups: list[archived.Group], found: Listing)
     if groups:
         _print_groups(groups)
     else:
-        out.print("nothing of this kind is archived" if found.files else "nothing is archived")
+        out.print("no archived rows match" if found.files else "no rows are archived")
         if not current.settings.janitor.archive.enabled:
             out.print("janitor.archive.enabled is false: deleted rows are lost")
     for error in found.damaged:
@@ -159,8 +159,8 @@ def _show_restored(done: RestoreResult) -> None:
     )
     for figure, meaning in (
         (done.negated, "of them inverted, because the janitor does not know that their transactions committed"),
-        (done.already_there, "already there, unchanged"),
-        (done.skipped, "not asked for"),
+        (done.already_there, "already present, unchanged"),
+        (done.skipped, "not selected"),
     ):
         if figure:
             out.print(f"{figure:,} {meaning}")

@@ -1,4 +1,4 @@
-"""``janitor backup``: a store with everything that belongs to it."""
+"""``janitor backup``: a backup of the store with its side table, log and state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def command(folder: Path) -> None:
 
 
 def _back_up(current: Session, folder: Path) -> int:
-    from janitor.app.backup import back_up, folders_of  # noqa: PLC0415 a help text does without it
+    from janitor.app.backup import back_up, folders_of  # noqa: PLC0415 not needed for help
 
     if current.settings.storage.kind != "leveldb":
         raise ConfigurationError("A store in memory is lost when its process ends.", "Set storage.kind: leveldb.")
@@ -56,7 +56,7 @@ def _back_up(current: Session, folder: Path) -> int:
     except StoreBusy as error:
         raise StoreBusy(
             error.message,
-            "No janitor answers there: stop that process, or start tms serve with its janitor.",
+            "No janitor responds there: stop that process, or start tms serve with its janitor.",
         ) from error
 
 
@@ -69,7 +69,7 @@ def _print_snapshots(current: Session, end: str) -> None:
     message, payload, topics = (table_name(namespace, table).decode() for table in ("message", "payload", "metadata"))
     for table in (message, payload, f"{namespace}:{HBASE_TABLE}", topics, f"{namespace}:{JANITOR_TABLE}"):
         click.echo(f"snapshot '{table}', '{table.partition(':')[2]}-{end}'")
-    click.echo("Stop servers and janitors first: these snapshots are not of one moment.", err=True)
+    click.echo("Stop servers and janitors first: HBase does not take these snapshots at the same time.", err=True)
     transactions = current.settings.transactions
     if transactions.source in ("manager", "directory"):
-        click.echo(f"Copy {transactions.directory} last, if that folder is there.", err=True)
+        click.echo(f"Copy {transactions.directory} last, if it exists.", err=True)

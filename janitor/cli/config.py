@@ -26,7 +26,7 @@ def show() -> None:
     Example:
       janitor config show --config janitor.yaml
     """
-    from tms_core.settings.fields import text  # noqa: PLC0415 the models of settings are not for a help text
+    from tms_core.settings.fields import text  # noqa: PLC0415 not needed for help
 
     current = session()
     entries = current.loaded.entries()
@@ -40,7 +40,7 @@ def show() -> None:
 
 
 def _plain(value: object) -> object:
-    """Return the value as JSON has it."""
+    """Return the value as a JSON value."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)

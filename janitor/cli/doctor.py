@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     )
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-#: Below this share of the disk a compaction may fail.
+#: The share of free disk space below which a compaction may fail.
 _FREE_SHARE = 0.05
 
 
 class Finding(NamedTuple):
-    """A check with its result, and a sentence with the reason or the remedy."""
+    """The result of a check, and a sentence with the reason or the next step."""
 
     check: str
     status: Literal["ok", "warn", "fail"]
@@ -71,14 +71,14 @@ def command() -> int:
 
 
 def examine(current: Session) -> Iterator[Finding]:
-    """Look at everything a run needs, one after the other."""
+    """Yield the results of all checks."""
     sources = sorted(set(current.loaded.origins.values()))
     yield Finding("settings", "ok", f"from {', '.join(sources)}" if sources else "all defaults")
     is_down = False
     try:
         yield _store(current)
     except TmsError as error:
-        # Each further check would wait for HBase as long as this one.
+        # Skip further checks of HBase, which would also wait for the timeout.
         is_down = isinstance(error, StoreUnavailable) and not current.place.exclusive
         yield Finding("store", "fail", str(error))
     for name, check in (
@@ -95,12 +95,12 @@ def examine(current: Session) -> Iterator[Finding]:
     if current.place.exclusive:
         yield _leveldb()
         return
-    for name, look in (("cdap", _cdap), ("tables", _tables), ("regions", _regions)):
-        yield _skip_check(name) if is_down else _run_check(name, partial(look, current.place))
+    for name, check_place in (("cdap", _cdap), ("tables", _tables), ("regions", _regions)):
+        yield _skip_check(name) if is_down else _run_check(name, partial(check_place, current.place))
 
 
 def _check_optional(current: Session) -> Iterator[Finding]:
-    """Check the requirements of settings that are off by default, for a run or for its server."""
+    """Yield the checks of features that are off by default."""
     settings = current.settings
     hbase, transactions, auth = settings.storage.hbase, settings.transactions, settings.server.auth
     is_on_hbase = settings.storage.kind == "hbase"
@@ -129,7 +129,7 @@ def _check_optional(current: Session) -> Iterator[Finding]:
 
 
 def _archive(current: Session) -> Finding:
-    """Return whether pyarrow is installed, and the folder can be written and has space."""
+    """Check that pyarrow is installed, and that the folder is writable and has space."""
     current.archive()
     folder = Path(current.settings.janitor.archive.path)
     parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -146,18 +146,18 @@ def _feedback(current: Session) -> Finding:
 
 
 def _hbase_tls(hbase: HBaseSettings, tls: ClientTlsSettings) -> Finding:
-    """Check the files of ``storage.hbase.tls``; the check of the store tries the servers."""
-    from tms_core.tables.hbase.wire.security import client_tls  # noqa: PLC0415 not for a help text
+    """Check the files of ``storage.hbase.tls``; the check of the store connects to the servers."""
+    from tms_core.tables.hbase.wire.security import client_tls  # noqa: PLC0415 not needed for help
 
     client_tls(hbase)
-    certificate = f", showing {tls.certificate}" if tls.certificate else ""
-    authorities = tls.ca_file or "the authorities of the system"
-    return Finding("hbase tls", "ok", f"servers are checked by {authorities}{certificate}")
+    certificate = f", client certificate {tls.certificate}" if tls.certificate else ""
+    authorities = tls.ca_file or "the certificate authorities of the system"
+    return Finding("hbase tls", "ok", f"servers are verified with {authorities}{certificate}")
 
 
 def _login(name: str, setting: str, kerberos: KerberosSettings) -> Finding:
-    """Fetch a ticket; whether a service accepts it, the checks of store and snapshots show."""
-    from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415 gssapi is of an extra
+    """Fetch a ticket; the checks of store and snapshots show whether the services accept it."""
+    from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415 gssapi belongs to an extra
 
     return Finding(name, "ok", KerberosLogin(setting, kerberos).describe())
 
@@ -168,22 +168,22 @@ def _transaction_token(file: Path) -> Finding:
 
 
 def _certificate(name: str, setting: str, tls: TlsSettings) -> Finding:
-    from tms_core.security.tls import ServerCertificate  # noqa: PLC0415 not for a help text
+    from tms_core.security.tls import ServerCertificate  # noqa: PLC0415 not needed for help
 
     ServerCertificate(f"{setting}.", tls.certificate, tls.key)
     return Finding(name, "ok", f"{tls.certificate} and its key")
 
 
 def _auth(auth: AuthSettings, clock: Clock) -> Finding:
-    from tms_core.server.serving import make_gate  # noqa: PLC0415 the server is not for a help text
+    from tms_core.server.serving import make_gate  # noqa: PLC0415 not needed for help
 
     make_gate(auth, clock)
     return Finding("auth", "ok", f"{auth.kind}, {len(auth.rules)} rules")
 
 
 def _spark() -> Finding:
-    """Return whether janitor spark would start; no other command needs it."""
-    from janitor.spark import session as on  # noqa: PLC0415 not for a help text
+    """Check the requirements of janitor spark; no other command needs them."""
+    from janitor.spark import session as on  # noqa: PLC0415 not needed for help
 
     try:
         on.require_pyspark()
@@ -193,7 +193,7 @@ def _spark() -> Finding:
         on.require_java(os.environ)
     except TmsError as error:
         return Finding("spark", "warn", str(error))
-    return Finding("spark", "ok", "pyspark, pyarrow and Java are there")
+    return Finding("spark", "ok", "pyspark, pyarrow and Java are installed")
 
 
 def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
@@ -211,7 +211,7 @@ def _store(current: Session) -> Finding:
     if not current.place.exclusive:
         with current.place.readable() as store:
             return Finding("store", "ok", f"{current.place.name}, {len(store.metadata.rows())} topics")
-    from tms_core.tables.leveldb.layout import FOLDERS  # noqa: PLC0415 where the store is in HBase, LevelDB is not needed
+    from tms_core.tables.leveldb.layout import FOLDERS  # noqa: PLC0415 a store in HBase does not need LevelDB
 
     topics, copied, holder = _look_inside(current)
     folders = [path for name in FOLDERS.values() if (path := _path(current) / name).exists()]
@@ -219,7 +219,7 @@ def _store(current: Session) -> Finding:
         if not os.access(folder, os.W_OK):
             return Finding("store", "fail", f"{folder} cannot be written; run as its owner")
         if folder.stat().st_uid != os.geteuid():
-            message = f"{folder} belongs to another user, who could not read what a sweep writes; run as its owner"
+            message = f"{folder} belongs to another user, who could not read new files of a sweep; run as its owner"
             return Finding("store", "warn", message)
     return Finding("store", "warn" if copied else "ok", f"{current.place.name}, {topics} topics{holder}{copied}")
 
@@ -229,19 +229,19 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
     holder = current.holder()
     if holder is not None:
         topics = sum(holder.inspect("metadata", (), 0).counts.values())
-        return topics, "", f", held by process {holder.greeting.pid}, which answers"
+        return topics, "", f", held by process {holder.greeting.pid}, which responds"
     from tms_core.tables.leveldb.clone import clone  # noqa: PLC0415 as in _store
 
     with clone(_path(current), current.state_path) as store:
-        copied = "" if store.linked else "; plans copy its files, since they cannot be linked into the state folder"
+        copied = "" if store.linked else "; plans copy its files, because they cannot be linked into the state folder"
         return len(store.metadata.rows()), copied, ""
 
 
 def _state(current: Session) -> Finding:
     record, last = _read_state(current)
     if record is None or record.adopted_ms is None:
-        ways = "look at janitor plan, then: janitor adopt"
-        return Finding("state", "warn", f"{current.place.state_name}: not adopted yet; {ways}")
+        step = "look at janitor plan, then: janitor adopt"
+        return Finding("state", "warn", f"{current.place.state_name}: not adopted yet; {step}")
     ran = f", last run {last.result or 'unfinished'} at {render.moment(last.started_ms)}" if last else ", never run"
     return Finding("state", "ok", f"{current.place.state_name}, adopted {render.moment(record.adopted_ms)}{ran}")
 
@@ -259,10 +259,8 @@ def _snapshots(current: Session) -> Finding:
             "snapshots", "ok", "transactions.source is none: nothing is inverted and no boundary is published"
         )
     if state.problem is not None:
-        return Finding("snapshots", "warn", f"{state.message}; nothing is inverted without one")
-    return Finding(
-        "snapshots", "ok", f"{state.name}" + (f", {len(state.rejected)} passed over" if state.rejected else "")
-    )
+        return Finding("snapshots", "warn", f"{state.message}; nothing is inverted without a snapshot")
+    return Finding("snapshots", "ok", f"{state.name}" + (f", {len(state.rejected)} skipped" if state.rejected else ""))
 
 
 def _clock(current: Session) -> Finding:
@@ -289,7 +287,7 @@ def _lifetime(current: Session) -> Finding:
 
 def _disk(current: Session) -> Finding:
     if not current.place.exclusive:
-        return Finding("disk", "ok", "the store is on the cluster's disks, which HBase watches itself")
+        return Finding("disk", "ok", "the store is on the disks of the cluster, which HBase monitors")
     path = _path(current)
     usage = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists()))
     text = f"{render.size(usage.free)} of {render.size(usage.total)} free"
@@ -297,7 +295,7 @@ def _disk(current: Session) -> Finding:
 
 
 def _leveldb() -> Finding:
-    """Report the LevelDB library in use, and warn about a build with slow compression."""
+    """Check the LevelDB library: a build may have slow compression."""
     from tms_core.tables.leveldb.library import build  # noqa: PLC0415 as in _store
 
     used = build()
@@ -309,22 +307,22 @@ def _leveldb() -> Finding:
 
 
 def _cdap(place: Place) -> Finding:
-    """Return whether CDAP itself still cleans the tables in HBase."""
+    """Check that CDAP itself does not clean the tables in HBase."""
     with place.readable() as store:
         found = [*store.obstacles(), *place.unseen]
-    return _of("cdap", found, "", "neither its observers nor its pruning work on these tables")
+    return _finding("cdap", found, "", "CDAP's observers and pruning do not work on these tables")
 
 
 def _tables(place: Place) -> Finding:
-    """Return whether table settings make HBase keep deleted rows, or delete rows without the janitor."""
-    from tms_core.tables.hbase.described import REQUIRED_SETTINGS  # noqa: PLC0415 HBase's Thrift is not for a help text
+    """Check that table settings do not make HBase keep deleted rows, or delete rows itself."""
+    from tms_core.tables.hbase.described import REQUIRED_SETTINGS  # noqa: PLC0415 not needed for help
 
     found = [
         f"{table.name} has {name} {value}, not {REQUIRED_SETTINGS[name]}"
         for table in place.table_settings()
         for name, value in table.hindering.items()
     ]
-    return _of(
+    return _finding(
         "tables",
         found,
         ": see docs/how-to/hbase.md, Cheap sweeps",
@@ -333,21 +331,22 @@ def _tables(place: Place) -> Finding:
 
 
 def _regions(place: Place) -> Finding:
-    """Return whether each bucket has a separate region, so that buckets are swept and compacted one by one."""
+    """Check that each bucket has a separate region, so that buckets are swept and compacted separately."""
     found = [
         f"{table.name} has no region that starts at {', '.join(f'x{start.hex()}' for start in table.missing_starts)}"
         for table in place.table_settings()
         if table.missing_starts
     ]
-    return _of("regions", found, ": to split, see docs/how-to/hbase.md, Cheap sweeps", "each bucket has one")
+    advice = ": to split, see docs/how-to/hbase.md, Cheap sweeps"
+    return _finding("regions", found, advice, "each bucket has a separate region")
 
 
-def _of(check: str, found: list[str], advice: str, fine: str) -> Finding:
-    return Finding(check, "warn", "; ".join(found) + advice) if found else Finding(check, "ok", fine)
+def _finding(check: str, problems: list[str], advice: str, success: str) -> Finding:
+    return Finding(check, "warn", "; ".join(problems) + advice) if problems else Finding(check, "ok", success)
 
 
 def _read_state(current: Session) -> tuple[StoreRecord | None, RunRecord | None]:
-    """Report the store and the last run from the state; do not create a missing state."""
+    """Return the store and the last run from the state; do not create a missing state."""
     if not current.place.has_state():
         return None, None
     with current.place.state() as state:

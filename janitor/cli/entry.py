@@ -1,4 +1,4 @@
-"""Where the installed command ``janitor`` starts (:mod:`tms_core.cli.entry`)."""
+"""The entry point of the installed command ``janitor`` (:mod:`tms_core.cli.entry`)."""
 
 from __future__ import annotations
 

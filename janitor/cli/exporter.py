@@ -20,6 +20,6 @@ def command() -> None:
     Example:
       janitor exporter --config janitor.yaml
     """
-    from janitor.app.exporter import export  # noqa: PLC0415 its server is not for a help text
+    from janitor.app.exporter import export  # noqa: PLC0415 not needed for help
 
     export(session())

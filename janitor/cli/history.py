@@ -72,10 +72,10 @@ def command(run_id: str | None, limit: int, since: Moment | None) -> None:
 
 
 def status(run: RunRecord, now_ms: int, lease_seconds: int) -> str:
-    """Return the result of a run; of an unfinished run, whether it continues or its heartbeat is overdue (S10).
+    """Return the result of a run; for an unfinished run, whether it is running or its heartbeat is overdue (S10).
 
     Args:
-        lease_seconds: the longest time between two heartbeats.
+        lease_seconds: the maximum time between two heartbeats.
     """
     if run.finished_ms is not None:
         return run.result
@@ -109,10 +109,10 @@ def _took(run: RunRecord) -> str:
 
 
 def _note(run: RunRecord, state: str, report: Report | None) -> str:
-    """Return a remark on a run, in one line."""
+    """Return a remark on a run as one line."""
     if run.finished_ms is None:
         sign = render.moment(_last_sign_ms(run))
-        return f"last sign of life {sign}" + ("; the next run closes it" if state == LOST else "")
+        return f"last heartbeat {sign}" + ("; the next run closes it" if state == LOST else "")
     stopped = [note.message for note in report.guards if note.tripped] if report else []
     errors = [*stopped, *run.errors] if not run.error else [run.error]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""

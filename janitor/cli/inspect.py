@@ -27,9 +27,9 @@ def command() -> None:
 @topic_patterns
 @common_options
 def message(limit: int, patterns: tuple[str, ...]) -> None:
-    """Show messages, decoded, and count them.
+    """Show decoded messages, and count all messages.
 
-    All are counted, by kind and by the state of their transaction.
+    The counts are by kind, and by the state of the transaction.
 
     \b
     Example:
@@ -43,9 +43,9 @@ def message(limit: int, patterns: tuple[str, ...]) -> None:
 @topic_patterns
 @common_options
 def payload(limit: int, patterns: tuple[str, ...]) -> None:
-    """Show stored payloads, decoded, and count them.
+    """Show decoded rows of the payload table, and count all rows.
 
-    All are counted, by the state of their transaction.
+    The counts are by the state of the transaction.
 
     \b
     Example:
@@ -60,7 +60,7 @@ def payload(limit: int, patterns: tuple[str, ...]) -> None:
 def meta(patterns: tuple[str, ...]) -> None:
     """Show topics with generation and ttl.
 
-    Deleted topics (their generation is negative) and rows that cannot be read are among them.
+    The list includes deleted topics, whose generation is negative, and unreadable rows.
 
     \b
     Example:
@@ -73,7 +73,7 @@ def meta(patterns: tuple[str, ...]) -> None:
 @row_limit
 @common_options
 def snapshot(limit: int) -> None:
-    """Show the transaction snapshot a run would use, fresh or not.
+    """Show the transaction snapshot that a run would read, even if it is too old.
 
     \b
     Example:

@@ -35,7 +35,7 @@ def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
     """Show which key ranges were deleted, and by which rule.
 
     The newest entry is first. The command reads the janitor's state, not the store, so it works while a
-    daemon runs. Rows that the rule did not delete may lie between the two keys of an entry.
+    daemon runs. The range of an entry may contain rows that the rule did not delete.
 
     \b
     Examples:
@@ -64,7 +64,7 @@ def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
 
 
 def parts(entry: LedgerEntry, key: bytes) -> dict[str, int]:
-    """Return the numbers in a key of an entry, by name; a short key has only the first of them."""
+    """Return the numbers in a key of an entry, by name; a short key has only the first numbers."""
     rest = key[len(entry.topic.prefix) :]
     found = {}
     for name, size, signed in (("generation", GENERATION_BYTES, True), *_PARTS[entry.table]):
@@ -98,14 +98,14 @@ def cells(entry: LedgerEntry) -> list[str]:
 def policy(entry: LedgerEntry) -> str:
     """Return the policy by which the rows of an entry were deleted, as text."""
     if entry.rule == Rule.EXPIRED:
-        return f"ttl {duration(entry.ttl_seconds * 1000)}, cut-off {render.moment(entry.cutoff_ms)}"
+        return f"ttl {duration(entry.ttl_seconds * 1000)}, cutoff {render.moment(entry.cutoff_ms)}"
     if entry.rule == Rule.PROCESSED:
         return "processed by all consumers"
     return f"generation {entry.metadata_generation}" if entry.rule == Rule.OLD_GENERATION else ""
 
 
 def _place(entry: LedgerEntry, key: bytes) -> str:
-    """Return where in its generation a key lies, for people."""
+    """Return the position of a key in its generation as text."""
     found = parts(entry, key)
     if found.get("generation") != entry.generation:
         return "the end"

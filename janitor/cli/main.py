@@ -1,4 +1,4 @@
-"""The ``janitor`` command: its verbs, and the border where errors become sentences and exit codes."""
+"""The ``janitor`` command: its verbs, and the conversion of errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from tms_core.clock import Clock
 from tms_core.errors import Refused
 
 #: Verbs that change nothing in the store.
-_QUESTIONS = frozenset(
-    {"boundary", "doctor", "history", "inspect", "ledger", "plan", "status", "topic", "verify", "why"}
-)
+_QUERIES = frozenset({"boundary", "doctor", "history", "inspect", "ledger", "plan", "status", "topic", "verify", "why"})
 _UNCHANGED = "interrupted; nothing in the store was changed"
-_INTERRUPTED = "interrupted; completed changes are kept, the next run continues from there"
+_INTERRUPTED = "interrupted; completed changes are kept, and the next run continues"
 _CODES = ((Refused, REFUSED), *outcome.CODES)
 
 
-#: The verbs by sections of the help, one module each, with the first sentence of its help.
+#: The verbs by section of the help, with the first sentence of the help of each verb.
 _VERBS = {
     "Clean": {
         "plan": "Show the rows that a run would delete or invert.",
@@ -83,7 +81,7 @@ def cli() -> None:
       janitor run --once --config janitor.yaml
 
     \b
-    When something looks wrong:
+    To investigate a problem:
       janitor status --config janitor.yaml
       janitor pause --config janitor.yaml
 
@@ -103,7 +101,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
 
     Args:
         arguments: the command line without the program's name; ``sys.argv`` by default.
-        clock: what time it is; the machine's by default.
+        clock: the clock; by default the clock of the machine.
     """
     sys.exit(execute(arguments, clock))
 
@@ -117,6 +115,6 @@ def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) 
         arguments,
         obj=found,
         codes=_CODES,
-        interrupted=lambda: _UNCHANGED if found.get("verb") in _QUESTIONS else _INTERRUPTED,
+        interrupted=lambda: _UNCHANGED if found.get("verb") in _QUERIES else _INTERRUPTED,
         typed=common.arguments,
     )

@@ -1,4 +1,4 @@
-"""Options that many verbs share, and the kinds of values they take."""
+"""Options that many verbs share, and their types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
-#: Commands that work until they are stopped; run with ``--once`` is not one of them.
+#: Commands that run until they are stopped; except run with ``--once``.
 _DAEMONS = ("run", "exporter")
 
 #: Exit codes in addition to the common ones of both programs.
@@ -40,7 +40,7 @@ class PatternType(click.ParamType[str]):
 
 
 _COMMON = together(
-    # An envvar of click would override a file that is given before the verb.
+    # Not with an envvar of click, which would override a file that is given before the verb.
     shared("--config", type=click.Path(path_type=Path), metavar="FILE", env=CONFIG_ENV, help="Settings file (YAML)."),
     shared(
         "--leveldb",
@@ -68,7 +68,7 @@ _COMMON = together(
 
 
 def common_options(command: Command) -> Command:
-    """Add the options that every verb takes; the context stores them in :class:`Common`."""
+    """Add the options of every verb; the context stores them in :class:`Common`."""
 
     @wraps(command)
     def run_command(*args: Any, **options: Any) -> Any:
@@ -89,9 +89,9 @@ topic_patterns = click.option(
 
 
 def session() -> Session:
-    """Return the session of the command that is running; call it once the options have been read.
+    """Return the session of the current command; call this after the options were parsed.
 
-    It imports the modules that commands work with, which help texts and completion do not need.
+    The imports are here, because help texts and completion do not need these modules.
     """
     from janitor.app.session import Session  # noqa: PLC0415
     from tms_core.clock import SystemClock  # noqa: PLC0415
@@ -101,19 +101,19 @@ def session() -> Session:
     common = cast(Common, found["common"])
     if common.config is None and (named := os.environ.get(CONFIG_ENV)):
         common.config = Path(named)
-    _refuse_namesake()
+    _reject_pyjanitor()
     configure(common.log_format, sys.stderr, common.arguments(), daemon=_is_daemon())
     return Session(common, found.get("clock") or SystemClock())
 
 
 def _is_daemon() -> bool:
-    """Return whether this command works until it is stopped."""
+    """Return whether the current command runs until it is stopped."""
     context = click.get_current_context()
     return context.info_name in _DAEMONS and not context.params.get("once")
 
 
-def _refuse_namesake() -> None:
-    """Refuse to work if pyjanitor is installed: its package ``janitor`` and this one overwrite each other."""
+def _reject_pyjanitor() -> None:
+    """Raise an error if pyjanitor is installed: its package ``janitor`` and this package overwrite each other."""
     from importlib import metadata  # noqa: PLC0415
 
     try:
@@ -121,6 +121,6 @@ def _refuse_namesake() -> None:
     except metadata.PackageNotFoundError:
         return
     raise ConfigurationError(
-        "pyjanitor is installed in this environment, and its package is named janitor like this one.",
-        "Install each of the two into a separate environment.",
+        "pyjanitor is installed in this environment, and its package is also named janitor.",
+        "Install pyjanitor and tms-janitor in separate environments.",
     )

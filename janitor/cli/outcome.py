@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 def typed(current: Session, words: str) -> str:
-    """Return a command of the janitor with the options that led here."""
+    """Return a command of the janitor with the options of the current command."""
     return complete_command(f"janitor {words}", current.arguments())
 
 
 def next_pass(current: Session) -> str:
-    """Return how due rows gets done: by the daemon that has the store, or by a run, which a daemon would refuse."""
+    """Return the next step to delete due rows: a run, or the next sweep of the daemon that holds the store."""
     if not _is_held(current):
         return typed(current, "run --once")
     if current.place.exclusive:
-        return f"{typed(current, 'sweep-now')}\nor wait for the next sweep of the process that has the store"
-    return f"{typed(current, 'status')}\nthe daemon that has the store does it with its next sweep"
+        return f"{typed(current, 'sweep-now')}\nor wait for the next sweep of the process that holds the store"
+    return f"{typed(current, 'status')}\nthe daemon that holds the store deletes these rows with its next sweep"
 
 
 def adoption(current: Session) -> str:
-    """Return how a store met for the first time gets adopted: with a run, or alone where a daemon would refuse one."""
+    """Return the command that adopts a new store: with a run, or without a run if a daemon holds the store."""
     return typed(current, "adopt" if _is_held(current) else "run --once --adopt")
 
 
@@ -43,12 +43,12 @@ def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
     """Return the commands that release held topics of a report; empty if an operator cannot release them.
 
     Args:
-        holds: why topics of the report stay.
+        holds: the holds of the report's topics.
     """
     topics = report.held_topics()
     if Hold.FRONTIER in holds:
         topic = min(topic for topic, hold in topics.items() if hold is Hold.FRONTIER)
-        return f"{typed(current, f'approve {topic}')}\nor wait: the janitor releases it later"
+        return f"{typed(current, f'approve {topic}')}\nor wait until the hold expires"
     if Hold.PAUSED in holds:
         return typed(current, f"resume{_paused_pattern(current)}")
     if Hold.QUARANTINED in holds:
@@ -65,7 +65,7 @@ def _paused_pattern(current: Session) -> str:
 
 
 def _is_held(current: Session) -> bool:
-    """Return whether a daemon has the store now."""
+    """Return whether a daemon holds the store now."""
     if current.place.exclusive:
         try:
             return current.holder() is not None
@@ -81,10 +81,10 @@ _PARTIAL = frozenset({"interrupted", "quarantine"})
 
 
 def show(current: Session, report: Report, next_step: str = "", *, summary: bool = False) -> None:
-    """Print a report, for a program or for people.
+    """Print a report as JSON or as text.
 
     Args:
-        next_step: what people would type after looking at it.
+        next_step: the next command, for the text.
     """
     if current.as_json:
         render.print_json(report)
@@ -93,7 +93,7 @@ def show(current: Session, report: Report, next_step: str = "", *, summary: bool
 
 
 def finish(current: Session, report: Report) -> int:
-    """Print a run's report and return the exit code."""
+    """Print the report of a run; return the exit code."""
     show(current, report, _next_step(current, report))
     if report.tripped:
         return REFUSED

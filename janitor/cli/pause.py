@@ -1,4 +1,4 @@
-"""``janitor pause``: a stop of deletions and inversions within one batch."""
+"""``janitor pause``: a pause of deletions and inversions, effective from the next batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``janitor plan``: a preview that writes nothing to the store."""
+"""``janitor plan``: a dry run that does not write to the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tms_core.cli.typed import Moment, TimeType
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
-#: The last time that fits into a row's key.
+#: The last time that fits into the key of a row.
 LAST_MS = 2**63 - 1
 
 

@@ -1,4 +1,4 @@
-"""Results as a person reads them. JSON never passes through here."""
+"""Results as text for operators; JSON is printed by :func:`print_json` alone."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _HOLDS = {
 }
 
 
-#: Columns of the word on the left of a line.
+#: The width of the label on the left of a line, in columns.
 _LABEL_WIDTH = 13
 
-#: A table of more columns than this is one of figures, whose cells are short.
+#: The maximum number of columns of a table with long cells; wider tables have short cells.
 FEW_COLUMNS = 3
 
-#: The width of a table in a file or a pipe, where no line is folded.
+#: The width of a table in a file or a pipe, where lines are not folded.
 PIPE_COLUMNS = 10_000
 
 
@@ -59,18 +59,18 @@ class _PlainConsole(Console):
     """A console that shows control characters of stored data instead of executing them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(_printable(each) for each in objects), **options)
+        super().print(*(_printable(content) for content in objects), **options)
 
 
 class _PlainTable(Table):
     """A table that shows control characters in its cells."""
 
     def add_row(self, *renderables: Any, **options: Any) -> None:
-        super().add_row(*(_printable(each) for each in renderables), **options)
+        super().add_row(*(_printable(content) for content in renderables), **options)
 
 
 def _printable(content: Any) -> Any:
-    """Return a line or a cell as it may reach a terminal; the parts of a table went through here one by one."""
+    """Return a line or a cell without control characters; other objects have printable parts already."""
     if isinstance(content, str):
         return printable.printable(content)
     if isinstance(content, Text) and not content.plain.isprintable():
@@ -79,17 +79,17 @@ def _printable(content: Any) -> Any:
 
 
 def console() -> Console:
-    """Standard output; colours and folded tables on a terminal only, no colours with ``NO_COLOR``.
+    """Return standard output; with colors and folded tables on a terminal only, without colors with ``NO_COLOR``.
 
-    Brackets and colons mean nothing: they stand in patterns and paths. Lines are not broken, so that a command shown
-    can be copied whole.
+    Brackets and colons are not markup, because patterns and paths contain them. Lines are not folded, so that users can
+    copy commands.
     """
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
     return _PlainConsole(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def print_table(table: Table) -> None:
-    """Print a table; on a narrow terminal, print one row after the other, so that no cell is cut."""
+    """Print a table; on a narrow terminal, print its rows as paragraphs, so that no cell is cut."""
     out = console()
     natural = out.measure(table, options=out.options.update(max_width=PIPE_COLUMNS)).maximum
     if len(table.columns) <= FEW_COLUMNS or natural <= out.width:
@@ -105,18 +105,18 @@ def print_table(table: Table) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON on standard output, alone."""
+    """Print a value as JSON on standard output."""
     sys.stdout.write(json.dumps(pack(value), indent=1) + "\n")
 
 
 def print_report(
     report: Report, next_step: str = "", complete: Callable[[str], str] = str, *, summary: bool = False
 ) -> None:
-    """Print a plan or a run: rows deleted by each rule, kept rows with reasons, findings of guards.
+    """Print the report of a plan or a run: deleted rows by rule, kept rows by reason, notes of guards.
 
     Args:
-        summary: one line for each topic, the largest first, and not one for each generation, table and rule.
-        complete: gives the commands that a guard names the options they need here.
+        summary: whether to print one line for each topic, largest first, instead of each generation, table and rule.
+        complete: adds the options of this store to commands in notes of guards.
     """
     out = console()
     out.print(_summary(report))
@@ -140,23 +140,23 @@ def print_report(
 
 
 def guard_line(guard: str, message: str, *, tripped: bool) -> Text:
-    """Return a guard's finding, with its code if the guard stopped the run."""
-    # Not after the message, which often ends with a command to copy.
+    """Return the note of a guard, with the error code if the guard blocked the run."""
+    # Print the code before the message, which often has a command at its end.
     name = f"{guard} [{code_of_guard(guard)}]" if tripped else guard
     return Text(f"{name}: {message}", style="bold red" if tripped else "yellow")
 
 
 def print_next(steps: str, style: str = "") -> None:
-    """Print the next command to type, and remarks about it below."""
+    """Print the next command, followed by remarks."""
     for step in f"next: {steps}".split("\n"):
         console().print(Text(step, style=style))
 
 
 def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
-    """Return an empty table; ``right`` are the columns with numbers."""
+    """Return an empty table; ``right`` has the numbers of right-aligned columns."""
     table = _PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
-        # Only the first column may be long and is folded.
+        # In a table with many columns, only the first column is folded.
         fits = number > 0 and len(columns) > FEW_COLUMNS
         table.add_column(
             printable.printable(column), justify="right" if number in right else "left", overflow="fold", no_wrap=fits
@@ -165,7 +165,7 @@ def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
 
 
 def styled(text: str, style: str) -> Text:
-    """Return a cell with a colour."""
+    """Return text with a style."""
     return Text(text, style=style)
 
 
@@ -191,10 +191,10 @@ def gain(found: StoreBytes) -> str:
 
 
 def messages(mode: str, found: MessagesLeft, began_ms: int | None = None) -> str:
-    """Return how many of how many messages a run or a plan deletes; empty: unknown.
+    """Return the number of deleted messages and of all messages as text; empty if unknown.
 
     Args:
-        began_ms: its start; None: omit the age of the count.
+        began_ms: the start of the run; None to omit the age of the count.
     """
     if found.before is None or found.left is None or found.counted_ms is None:
         return ""
@@ -204,7 +204,7 @@ def messages(mode: str, found: MessagesLeft, began_ms: int | None = None) -> str
 
 
 def on_disk(present: int | None) -> str:
-    """Return the store's size for a plan, as text after the rows to delete."""
+    """Return the size of the store as text, to follow the size of due rows in a plan."""
     return "" if present is None else f", of {size(present)} on disk"
 
 
@@ -223,7 +223,7 @@ def when(ms: int, now_ms: int) -> str:
 
 
 def line(name: str, *parts: str, style: str = "") -> Text:
-    """Return a line of a list: a word on the left, and a text."""
+    """Return a line with a label on the left."""
     text = Text(f"{name:<{_LABEL_WIDTH}}", style="bold")
     return text.append(Text("; ".join(part for part in parts if part), style=style))
 
@@ -242,7 +242,7 @@ def _verb(report: Report) -> str:
 
 
 def _by_entry(report: Report) -> Table:
-    """Return due and waiting rows by topic, generation, table and rule."""
+    """Return due and held rows by topic, generation, table and rule."""
     table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
     for entry in report.topics:
         oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
@@ -253,7 +253,7 @@ def _by_entry(report: Report) -> Table:
 
 
 def _by_topic(report: Report) -> Table:
-    """Return due and waiting rows of each topic, the topic with the most bytes first."""
+    """Return due and held rows by topic, sorted by bytes."""
     found: dict[str, list[int]] = {}
     for entry in report.topics:
         row = found.setdefault(str(entry.topic), [0, 0, 0])
@@ -288,7 +288,7 @@ def _gain_lines(report: Report) -> Iterator[str]:
 
 
 def _remaining_lines(report: Report) -> Iterator[str]:
-    """Yield the line about rows that stayed, if there are any."""
+    """Yield the line about kept rows, if there are any."""
     counts = ((_REASONS[reason], rows) for reason, rows in report.totals.kept.items() if rows)
     if reasons := ", ".join(f"{rows:,} {words}" for words, rows in counts):
         yield f"kept on purpose: {reasons}"

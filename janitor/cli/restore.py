@@ -1,4 +1,4 @@
-"""``janitor restore``: a copy of a backup to the configured folders."""
+"""``janitor restore``: the restore of a backup to the configured folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(folder: Path) -> None:
     Example:
       janitor restore /backup/2026-11-26 --leveldb data/messaging
     """
-    from janitor.app.backup import folders_of, restore  # noqa: PLC0415 a help text does without it
+    from janitor.app.backup import folders_of, restore  # noqa: PLC0415 not needed for help
 
     current = session()
     if current.settings.storage.kind != "leveldb":

@@ -1,4 +1,4 @@
-"""``janitor resume``: resuming paused and quarantined topics."""
+"""``janitor resume``: the end of pauses and quarantines."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def command(topic: str | None) -> int:
         resumed, retried = _resume(state, pattern) if state else ([], [])
         pauses = state.pauses() if state else []
     current.refresh_status()
-    over = [pause for pause in pauses if _is_within(pattern, pause.pattern)]
+    wider_pauses = [pause for pause in pauses if _is_within(pattern, pause.pattern)]
     if current.as_json:
         render.print_json({"resumed": resumed, "retried": retried, "paused": pauses})
     else:
         _show(pattern, resumed, retried, pauses)
-        for pause in over:
+        for pause in wider_pauses:
             wider = "" if pause.pattern == EVERYTHING else f" {shlex.quote(pause.pattern)}"
             render.console().print(f"next: {typed(current, f'resume{wider}')}")
-    return FAILED if over else DONE
+    return FAILED if wider_pauses else DONE
 
 
 def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
-    """Remove pauses within the pattern; return the removed pauses, and the topics that are tried again."""
+    """Delete pauses within the pattern; return the deleted pauses, and the topics that the next run retries."""
     with state.transaction():
         resumed = [pause.pattern for pause in state.pauses() if _is_within(pause.pattern, pattern)]
         for paused_pattern in resumed:
@@ -71,7 +71,7 @@ def _show(pattern: str, resumed: list[str], retried: list[str], pauses: list[Pau
     if resumed:
         out.print(f"resumed: {', '.join('everything' if name == EVERYTHING else name for name in resumed)}")
     if retried:
-        out.print(f"tried again with the next run: {', '.join(retried)}")
+        out.print(f"retried by the next run: {', '.join(retried)}")
     if not resumed and not retried:
         out.print("nothing is paused" if not pauses else f"{pattern} was not paused under this name")
     if pauses:

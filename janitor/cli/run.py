@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @click.command("run", cls=Command)
 @click.option("--once", is_flag=True, help="Make one pass and exit, for example from cron.")
-@click.option("--adopt", is_flag=True, help="Adopt the store, with all rows that are due.")
+@click.option("--adopt", is_flag=True, help="Adopt the store, and delete its due rows.")
 @click.option("--skip-if-locked", is_flag=True, help="Exit with 0 if another process holds the store.")
 @topic_patterns
 @common_options
@@ -50,7 +50,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
     with ExitStack() as stack:
         try:
             if not once:
-                from janitor.app.serve import serve  # noqa: PLC0415 its servers are for nothing else
+                from janitor.app.serve import serve  # noqa: PLC0415 only the daemon needs its servers
 
                 mode: Mode = "apply" if current.settings.janitor.apply else "plan"
                 with current.attempting(mode, skips_busy=skip_if_locked):

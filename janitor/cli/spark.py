@@ -1,4 +1,4 @@
-"""``janitor spark``: the same work at cluster size."""
+"""``janitor spark``: counts and sweeps of a large store on Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command() -> None:
 @command.command("stats")
 @on_spark
 @topic_patterns
-@click.option("--out", metavar="PATH", help="Also write them as Parquet into PATH/day=YYYY-MM-DD.")
+@click.option("--out", metavar="PATH", help="Also write the counts as Parquet to PATH/day=YYYY-MM-DD.")
 @click.option(
     "--remember/--no-remember",
     default=True,
@@ -54,9 +54,9 @@ def stats(
 ) -> None:
     """Count all rows of a store, and the overdue rows.
 
-    Every row is read: how many there are, how old, how many are overdue and by which rule, which
-    payloads no message refers to, which are missing, and what blocks readers. Changes nothing in
-    the store.
+    The command reads every row. It shows the number and age of rows, overdue rows by rule, payloads
+    without a message, references to missing payloads, and the transactions that block readers. It
+    does not change the store.
 
     \b
     Examples:
@@ -100,8 +100,8 @@ def stats(
 
 @command.command("sweep")
 @on_spark
-@click.option("--dry-run", is_flag=True, help="Only plan; nothing is written to the store.")
-@click.option("--adopt", is_flag=True, help="Adopt the store, with all rows that are due.")
+@click.option("--dry-run", is_flag=True, help="Only make a plan; do not write to the store.")
+@click.option("--adopt", is_flag=True, help="Adopt the store, and delete its due rows.")
 @click.option("--skip-if-locked", is_flag=True, help="Exit with 0 if another process holds the store.")
 @topic_patterns
 @common_options
@@ -115,10 +115,10 @@ def sweep(
 ) -> int:
     """Delete expired rows with tasks on Spark.
 
-    One pass, as janitor run --once makes it: the same rules, guards, lease, report and exit codes.
-    In HBase tasks delete, each under one salt, and the rate is shared out among them. A large salt
-    has several tasks if its topics were counted. In LevelDB tasks look, on clones, and this process
-    deletes where they have found something.
+    The command makes one pass like janitor run --once, with the same rules, guards, lease, report and
+    exit codes. On HBase, each task deletes rows of one salt, and the tasks share the rate limit. A
+    large salt has several tasks if its topics were counted. On LevelDB, the tasks search clones of
+    the store, and this process deletes the rows that they find.
 
     \b
     Examples:
@@ -157,7 +157,7 @@ def sweep(
 
 
 def source_options(current: Session, patterns: tuple[str, ...], partitions: int | None) -> dict[str, str]:
-    """Return options of the source for the store of a command, valid in any folder."""
+    """Return the options of the Spark source for the store of a command, with absolute paths."""
     common, found = current.common, {}
     if common.config is not None:
         found["config"] = str(common.config.absolute())
@@ -175,7 +175,7 @@ def source_options(current: Session, patterns: tuple[str, ...], partitions: int 
 
 
 def _absolute(place: str) -> str:
-    """Return a path or a URL, for processes that work in other folders."""
+    """Return an absolute path, or a URL unchanged."""
     return place if "://" in place else str(Path(place).absolute())
 
 
@@ -212,7 +212,7 @@ def show_stats(found: list[GenerationStats], now_ms: int) -> None:
     blocked = [one for one in found if one.blocking_transaction is not None]
     if blocked:
         worst = min(blocked, key=lambda one: one.blocking_transaction or 0)
-        out.print(f"readers of {worst.topic} are held up longest, by transaction {worst.blocking_transaction}")
+        out.print(f"transaction {worst.blocking_transaction} has blocked readers of {worst.topic} for longest")
 
 
 def _age(ms: int | None, now_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""The state without the store, for verbs that look back: they work while a daemon runs and when the store is gone."""
+"""Access to the state without the store, for verbs that work while a daemon runs and without a store."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _DAY_MS = 86_400_000
 
 @contextmanager
 def open_state(current: Session) -> Iterator[State | None]:
-    """Open the state; None: it does not exist, and is not created.
+    """Open the state; yield None if it does not exist, without creating it.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the state cannot be read.
     """
     if not current.place.has_state():
         yield None
@@ -47,7 +47,7 @@ def unknown_run(current: Session, run_id: str) -> click.UsageError:
 
 
 def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the topics of the last run with this prefix, for shell completion; empty: the state is unreadable."""
+    """Return the known topics with a prefix, for shell completion; empty if the state is unreadable."""
     before = context.find_root().params
     config, leveldb, hbase = (context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase"))
     try:
@@ -60,12 +60,10 @@ def complete_topics(context: click.Context, _: click.Parameter, incomplete: str)
 
 
 def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Place:
-    """Return where the state is; of a LevelDB store without loading the settings, for which a shell would have to
-    wait.
-    """
+    """Return the place of the state; for a LevelDB store without loading the settings, which is slow in a shell."""
     folder = None if hbase else _state_folder(config, leveldb)
     if folder is not None:
-        from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 a run on HBase needs no LevelDB
+        from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 a store in HBase does not need LevelDB
 
         return LevelDBPlace(Path(), folder)
     from janitor.app.session import Session  # noqa: PLC0415
@@ -74,9 +72,7 @@ def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Pla
 
 
 def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
-    """Return the state folder of a LevelDB store, as flags, environment and file say it; None for another kind of
-    store.
-    """
+    """Return the state folder of a LevelDB store from flags, environment and file; None for other kinds of stores."""
     content = yaml_file.read(config) if config else {}
 
     def setting(path: str, default: str = "") -> str:
@@ -95,7 +91,7 @@ def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
 
 
 def beginning(state: State | None) -> dict[str, Any]:
-    """Return when the state was made and the store was adopted, as JSON values."""
+    """Return the times of the creation of the state and of the adoption, as JSON values."""
     record = state.store() if state else None
     return {
         "known_since_ms": state.created_ms() if state else None,
@@ -104,10 +100,10 @@ def beginning(state: State | None) -> dict[str, Any]:
 
 
 def explain_beginning(current: Session, state: State | None, oldest_ms: int | None = None) -> list[str]:
-    """Return sentences about the first time that the state has records of, and why it has no earlier records.
+    """Return sentences about the time from which on the state has records, and the reason for missing records.
 
     Args:
-        oldest_ms: the oldest thing that is shown; a file that an earlier version started has runs of before.
+        oldest_ms: the time of the oldest shown record, which may be before the recorded creation of the state.
     """
     archive = "rows that were archived can still be listed: janitor archive list"
     archive = complete(archive, current.arguments())
@@ -118,7 +114,7 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     known = beginning(state)
     since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
     if since_ms is None:
-        return ["this state does not say since when it has records"]
+        return ["this state has no record of its creation"]
     lines = []
     if oldest_ms is not None:
         since_ms = min(since_ms, oldest_ms)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from janitor.app.progress import in_words
+from janitor.app.progress import describe_share
 from janitor.cli import render
 from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from janitor.app.session import Session
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
-#: What monitoring plugins call each level, and their exit codes.
+#: The word and the exit code of a monitoring plugin, by level.
 _PLUGIN = {"well": ("OK", 0), "attention": ("WARNING", 1), "down": ("CRITICAL", 2)}
 _UNKNOWN = 3
-#: The most lines of one kind; further ones are only counted.
+#: The maximum number of lines of one kind; further lines are only counted.
 _NAMED = 10
 #: The interval of --watch, in seconds.
 WATCH_SECONDS = 2
@@ -80,7 +80,7 @@ def command(check: bool, watch: bool) -> int:
 
 def _show(current: Session, *, clear: bool = False) -> None:
     """Print the whole status; on a terminal, replace the previous output if ``clear`` is true."""
-    # With --watch, the other process must not collect the status every few seconds.
+    # With --watch, do not make the other process collect the status every few seconds.
     status = _status(current, fresh=not clear)
     health = judge(status)
     if current.as_json:
@@ -94,7 +94,7 @@ def _show(current: Session, *, clear: bool = False) -> None:
 
 
 def _check(current: Session) -> int:
-    """Return one line as monitoring plugins print it; returns their exit code."""
+    """Print one line like a monitoring plugin; return its exit code."""
     try:
         health = judge(_status(current))
     except TmsError as error:
@@ -111,10 +111,10 @@ def _check(current: Session) -> int:
 
 
 def _status(current: Session, *, fresh: bool = True) -> Status:
-    """Return the status of the running janitor, or else the status in the state.
+    """Return the status of the running janitor, or else the status from the state.
 
     Args:
-        fresh: whether the janitor that runs collects it again first.
+        fresh: whether the running janitor first collects the status again.
     """
     try:
         holder = current.holder()
@@ -127,18 +127,18 @@ def _status(current: Session, *, fresh: bool = True) -> Status:
     with open_state(current) as state:
         if state is not None:
             status = collect(state, current.deployment(), current.clock)
-            status = replace(status, running=_under_way(current, state, status.now_ms))
+            status = replace(status, running=_find_running(current, state, status.now_ms))
             # A janitor on another machine cannot be called; its lease shows that it is alive.
             lease = LeaseRecord.parse(state.lease())
             elsewhere = not current.place.exclusive and lease is not None and lease.is_renewed(status.now_ms)
             return replace(status, process="between_runs") if elsewhere else status
-    current.place.require()  # a place without a store is a mistake, and no quiet one
+    current.place.require()  # raise an error if there is no store
     with SqliteState.in_memory() as nothing:
         return collect(nothing, current.deployment(), current.clock)
 
 
-def _under_way(current: Session, state: State, now_ms: int) -> Running | None:
-    """Return a live run of another process; its progress is unknown here."""
+def _find_running(current: Session, state: State, now_ms: int) -> Running | None:
+    """Return a running run of another process, whose progress is unknown here."""
     lease_seconds = current.settings.janitor.lease.seconds
     for run in state.unfinished_runs():
         if run_status(run, now_ms, lease_seconds) == RUNNING:
@@ -147,10 +147,10 @@ def _under_way(current: Session, state: State, now_ms: int) -> Running | None:
 
 
 def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]:
-    """Yield the status in lines.
+    """Yield the status as lines.
 
     Args:
-        arguments: options to be typed after a command.
+        arguments: the options of this store for commands.
     """
     for reason in health.reasons:
         yield Text(reason.text, style=_STYLES[health.level])
@@ -170,9 +170,9 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
     for late in status.late[:_NAMED]:
         what = f"transaction {late.transaction} of {printable(late.client) or 'an unknown client'}"
         since = f"since {render.when(late.since_ms, status.now_ms)}"
-        yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, style="yellow")
+        yield render.line("blocked", f"readers of {late.readers}", f"by {what}", since, style="yellow")
     for entry in status.ahead[:_NAMED]:
-        newest = f"messages are dated ahead of the clock, the newest {render.when(entry.newest_ms, status.now_ms)}"
+        newest = f"messages have future timestamps, the newest {render.when(entry.newest_ms, status.now_ms)}"
         yield render.line("ahead", entry.topic, newest)
     yield from _statistics(status)
     for guard in status.guards:
@@ -200,16 +200,16 @@ def _statistics(status: Status) -> Iterator[Text]:
 
 
 def _runs(status: Status) -> Iterator[Text]:
-    under_way = status.running
-    if under_way is not None:
-        where = f" of {under_way.topic}" if under_way.topic else ""
-        began = f"run {under_way.id} of another process, started {render.when(under_way.started_ms, status.now_ms)}"
-        far = f"{under_way.phase}{where}, {under_way.rows:,} rows read"
-        if under_way.phase == MEASURED:
-            far += in_words(under_way.done, under_way.expected, under_way.heartbeat_ms - under_way.started_ms)
-        yield render.line("under way", far if under_way.phase else began)
+    running = status.running
+    if running is not None:
+        topic = f" of {running.topic}" if running.topic else ""
+        started = f"run {running.id} of another process, started {render.when(running.started_ms, status.now_ms)}"
+        progress = f"{running.phase}{topic}, {running.rows:,} rows read"
+        if running.phase == MEASURED:
+            progress += describe_share(running.done, running.expected, running.heartbeat_ms - running.started_ms)
+        yield render.line("in progress", progress if running.phase else started)
     if status.last_run is None:
-        yield render.line("last run", "never" if under_way is None else "none has finished yet")
+        yield render.line("last run", "never" if running is None else "none has finished yet")
     else:
         yield render.line("last run", render.when(status.last_run.started_ms, status.now_ms), _outcome(status.last_run))
     if status.next_run_ms is not None:
@@ -228,7 +228,7 @@ def _outcome(run: RunRecord) -> str:
 
 
 def _next(status: Status, health: Health, arguments: str) -> str:
-    """Return the command for the gravest reason that has one, or an empty string."""
+    """Return the command for the most severe reason with a command, or an empty string."""
     for reason in health.reasons:
         if command := _command(status, reason.about):
             return complete_command(command, arguments)
@@ -236,7 +236,7 @@ def _next(status: Status, health: Health, arguments: str) -> str:
 
 
 def _command(status: Status, about: str) -> str:
-    """Return what to type about a part of the status, or an empty string."""
+    """Return the command for a section of the status, or an empty string."""
     if about == "aside":
         topics = [entry.topic for entry in status.quarantined] or [pause.pattern for pause in status.paused]
         return "janitor resume" + ("" if topics[0] == EVERYTHING else f" {shlex.quote(topics[0])}")
@@ -259,15 +259,15 @@ def _inactive_topics(status: Status) -> Iterator[Text]:
         yield render.line("paused", what, f"since {render.when(pause.since_ms, status.now_ms)}", style="yellow")
     for hold in status.held[:_NAMED]:
         until = "" if hold.until_ms is None else f"until {render.when(hold.until_ms, status.now_ms)}"
-        waits = f"{hold.rows:,} rows wait ({hold.reason.replace('_', ' ')})"
-        yield render.line("held", hold.topic, waits, hold.cause, until, style="yellow")
+        rows = f"{hold.rows:,} rows ({hold.reason.replace('_', ' ')})"
+        yield render.line("held", hold.topic, rows, hold.cause, until, style="yellow")
     for entry in status.quarantined[:_NAMED]:
-        retry = f"tried again {render.when(entry.probe_ms, status.now_ms)}"
+        retry = f"next attempt {render.when(entry.probe_ms, status.now_ms)}"
         failed = f"failed {entry.strikes} times: {entry.error.rstrip('.')}"
         yield render.line("quarantined", entry.topic, failed, retry, style="yellow")
     for name, found in (("paused", status.paused), ("held", status.held), ("quarantined", status.quarantined)):
         if len(found) > _NAMED:
-            yield render.line("", f"and {len(found) - _NAMED:,} more {name}", "all of them with --format json")
+            yield render.line("", f"and {len(found) - _NAMED:,} more {name}", "--format json lists all")
 
 
 def _transactions(status: Status) -> Iterator[Text]:
@@ -297,13 +297,11 @@ def _consumers(status: Status) -> Iterator[Text]:
         claims = claimed(one.open_claims, one.redelivered)
         yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, counted, claims)
     if len(consumers) > _NAMED:
-        yield render.line(
-            "", f"and {len(consumers) - _NAMED:,} more consumers with a lag", "all of them with --format json"
-        )
+        yield render.line("", f"and {len(consumers) - _NAMED:,} more consumers with a lag", "--format json lists all")
 
 
 def _overdue(status: Status) -> Iterator[Text]:
     for item in status.overdue:
         oldest = "" if item.oldest_ms is None else f"the oldest {duration(status.now_ms - item.oldest_ms)} old"
-        rows = f"{item.rows:,} rows of the {item.table} table were due in the last run and stayed"
+        rows = f"{item.rows:,} due rows of the {item.table} table were not deleted by the last run"
         yield render.line("overdue", rows, item.rule.replace("_", " "), oldest)

@@ -28,9 +28,9 @@ def command() -> None:
     if holder is None:
         hint = f"Sweep from here: {typed(current, 'run --once')}"
         if current.place.exclusive:
-            raise StoreError(f"No janitor answers in {current.state_path}, so no sweep started.", hint)
+            raise StoreError(f"No janitor responds in {current.state_path}, so no sweep was started.", hint)
         raise StoreError(
-            "A store in HBase is not held by one process, so its janitor has no control socket.",
+            "The janitor of a store in HBase has no control socket, because no single process holds the store.",
             f"Send SIGHUP to the process of the janitor. {hint}",
         )
     holder.sweep_now()

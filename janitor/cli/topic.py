@@ -22,7 +22,7 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
-#: Blocks from an eighth to the whole.
+#: Characters for a curve, lowest first.
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -40,7 +40,7 @@ def command(topic: TopicId) -> None:
       janitor topic default:orders --config janitor.yaml
     """
     current = session()
-    # The state has a recent change of the TTL only after this.
+    # After this, the state has recent changes of the TTL.
     current.refresh_status()
     with open_state(current) as state:
         found = topic_detail(state, collect(state, current.deployment(), current.clock), topic) if state else None
@@ -69,20 +69,20 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
         late = found["next_due_ms"] <= now_ms
         yield render.line("next due", "now" if late else render.when(found["next_due_ms"], now_ms))
     if figures["overdue_rows"]:
-        yield render.line("overdue", f"{figures['overdue_rows']:,} rows were due in the last run and stayed")
+        yield render.line("overdue", f"{figures['overdue_rows']:,} due rows were not deleted by the last run")
     if found["ahead"]:
-        ways = (f"tms topic delete {topic}", f"tms topic create {topic}")
-        way_out = "; then: ".join(complete_command(one, current.arguments()) for one in ways)
+        commands = (f"tms topic delete {topic}", f"tms topic create {topic}")
+        steps = "; then: ".join(complete_command(step, current.arguments()) for step in commands)
         yield render.line(
             "ahead",
-            "messages are dated ahead of the clock, and outlive their ttl by that time; set the clock right if it is "
-            f"behind; else read the messages, then: {way_out}",
+            "messages have future timestamps, so they are deleted later than their ttl; if the clock is behind, set it "
+            f"right; otherwise read the messages, then: {steps}",
             style="yellow",
         )
     yield from _hold_lines(found["held"], now_ms)
     if found["quarantined"]:
         entry = found["quarantined"]
-        retry = f"tried again {render.when(entry['probe_ms'], now_ms)}"
+        retry = f"next attempt {render.when(entry['probe_ms'], now_ms)}"
         yield render.line("quarantined", f"failed {entry['strikes']} times: {entry['error'].rstrip('.')}; {retry}")
     for consumer in found["consumers"]:
         claims = claimed(consumer["open_claims"], consumer["redelivered"])
@@ -98,7 +98,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
 
 
 def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
-    """Return the lag of a consumer, in words."""
+    """Return the lag of a consumer as text."""
     if not consumer["lag_messages"]:
         return f"has read all, {render.when(consumer['updated_ms'], now_ms)}"
     lag_text = describe_lag(consumer["lag_messages"], consumer["oldest_unread_ms"], now_ms)
@@ -132,16 +132,16 @@ def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms
         yield render.line("newest", render.when(figures["newest_ms"], now_ms))
     if len(sizes) > 1:
         since = duration(now_ms - sizes[0]["counted_ms"])
-        curve, most = _curve([size["size_bytes"] for size in sizes])
-        yield render.line("over time", f"{curve} in the last {since}, at most {render.size(most)}")
-        curve, most = _curve([size["messages"] for size in sizes])
-        yield render.line("", f"{curve} at most {most:,} messages")
+        curve, highest = _curve([size["size_bytes"] for size in sizes])
+        yield render.line("over time", f"{curve} in the last {since}, at most {render.size(highest)}")
+        curve, highest = _curve([size["messages"] for size in sizes])
+        yield render.line("", f"{curve} at most {highest:,} messages")
 
 
 def _curve(figures: Sequence[int]) -> tuple[str, int]:
-    """Return numbers as blocks in a line, and the highest number."""
-    most = max(figures)
-    return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (most or 1)] for figure in figures), most
+    """Return numbers as a curve of block characters, and the highest number."""
+    highest = max(figures)
+    return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (highest or 1)] for figure in figures), highest
 
 
 def _hold_lines(hold: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
@@ -154,9 +154,9 @@ def _hold_lines(hold: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
         "held", f"{hold['rows']:,} rows, {render.size(hold['size_bytes'])} ({reason}){until}{cause}", style="yellow"
     )
     if hold["command"]:
-        yield render.line("let it go", hold["command"])
+        yield render.line("release", hold["command"])
     for command_ in hold["keep"]:
-        yield render.line("keep it", command_)
+        yield render.line("keep", command_)
 
 
 def _describe_change(change: Mapping[str, Any]) -> str:

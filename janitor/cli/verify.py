@@ -1,4 +1,4 @@
-"""``janitor verify``: prove or refute the boundary by reading every row."""
+"""``janitor verify``: the verification of the boundary against every row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command() -> int:
         render.print_json(found.to_json())
     else:
         out = render.console()
-        unrecognized = f" ({found.unrecognized:,} of them under unrecognized keys)" if found.unrecognized else ""
+        unrecognized = f" ({found.unrecognized:,} of them with unrecognized keys)" if found.unrecognized else ""
         rows = f"{found.cells:,} transactional rows read{unrecognized}"
         out.print(f"{rows}, {found.open_cells:,} of invalid transactions not inverted")
         if found.bound is None and found.withdrawn:
@@ -37,12 +37,10 @@ def command() -> int:
         elif found.bound is None:
             out.print("no boundary is published yet, so there is nothing to verify")
         elif found.refuted:
-            out.print(
-                f"refuted: {found.refuted:,} rows up to {found.bound} carry the pointer of an invalid transaction"
-            )
+            out.print(f"refuted: {found.refuted:,} rows up to {found.bound} have the pointer of an invalid transaction")
             for key in found.sample_keys:
                 out.print(f"  {key.hex()}")
             out.print("the boundary is withdrawn, and the next run makes a full pass; do not change the invalid list")
         else:
-            out.print(f"proven: no row up to {found.bound} carries the pointer of an invalid transaction")
+            out.print(f"proven: no row up to {found.bound} has the pointer of an invalid transaction")
     return 1 if found.refuted or found.withdrawn else 0

@@ -26,13 +26,13 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
-#: The most named runs that may have deleted a row.
+#: The maximum number of named runs that may have deleted a row.
 NAMED_RUNS = 5
 
 _TRANSACTIONS = {
     "": "published outside a transaction",
     "rolled_back": "its transaction was rolled back, or was invalid and its row inverted",
-    "positive": "of a transaction; its state is unknown without a snapshot",
+    "positive": "of a transaction whose state is unknown without a snapshot",
     "invalid": "of an invalid transaction",
     "undecided": "of a transaction that may still commit",
     "committed": "of a committed transaction",
@@ -80,10 +80,10 @@ def _restore_commands(current: Session, answer: Why) -> Iterator[str]:
 
 
 def lines(answer: Why, arguments: str = "") -> Iterator[str]:
-    """Yield the answer in sentences.
+    """Yield the answer as text.
 
     Args:
-        arguments: options to be typed after a command.
+        arguments: the options of this store for commands.
     """
     yield f"{answer.topic}, {_metadata(answer)}; as of {render.moment(answer.now_ms)}"
     for found in answer.found:
@@ -99,7 +99,7 @@ def lines(answer: Why, arguments: str = "") -> Iterator[str]:
     for missing in answer.missing:
         yield from _missing(answer, missing)
     if answer.message_id.in_payload_table and answer.found and not answer.found[0].refers:
-        yield "the id names a stored payload, but the message carries its own"
+        yield "the id refers to a stored payload, but the message contains its payload"
 
 
 def _metadata(answer: Why) -> str:
@@ -114,7 +114,7 @@ def _metadata(answer: Why) -> str:
 
 def _heading(found: FoundRow) -> str:
     what, when = ("message", "published") if found.table == "message" else ("payload", "stored")
-    return f"{what} of generation {found.generation}, {when} {render.moment(found.time_ms)}, is there"
+    return f"{what} of generation {found.generation}, {when} {render.moment(found.time_ms)}, exists"
 
 
 def _fate(answer: Why, found: FoundRow, arguments: str) -> str:
@@ -167,7 +167,7 @@ def _hold(answer: Why, fate: Fate, arguments: str) -> str:
         resume = ", ".join(complete_command(f"janitor resume '{pattern}'", arguments) for pattern in answer.resume)
         return f"; its topic is paused, until: {resume}"
     if fate.hold is Hold.QUARANTINED:
-        return f"; its topic failed too often and is tried again {until}".rstrip()
+        return f"; its topic failed too often, next attempt {until}".rstrip(" ,")
     if fate.hold is Hold.PROTECTED:
         return "; never deleted, because janitor.protect names its topic"
     return complete("; until the store is adopted: janitor adopt", arguments) if fate.hold else ""
@@ -181,7 +181,7 @@ def _missing(answer: Why, missing: MissingRow) -> Iterator[str]:
     if len(missing.taken) > NAMED_RUNS:
         yield f"  and {len(missing.taken) - NAMED_RUNS} more runs; --format json lists all"
     since_ms = answer.ledger_reach.complete_since_ms
-    known = "the start of this state's records is unknown"
+    known = "this state has no record of its creation"
     if since_ms is not None:
         known = f"the state has all deletions since {render.moment(since_ms)}"
     if not missing.taken:

@@ -196,7 +196,7 @@ def test_run_of_a_dead_process_is_closed_as_lost(store: Store) -> None:
     closed = kit.state.run(run.id)
     assert closed is not None
     assert (closed.result, closed.finished_ms) == ("lost", NOW_MS + MINUTE)
-    assert "process ended" in closed.error
+    assert "process died" in closed.error
     [entry] = kit.state.ledger(10)
     assert (entry.run_id, entry.rows, entry.topic) == (run.id, None, orders.id)
     lost = {dict(key.labels)["result"]: n for key, n in kit.state.counters().items() if key.name == "sweeps_total"}

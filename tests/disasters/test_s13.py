@@ -207,7 +207,7 @@ def test_backup_put_back_is_told_by_a_plan(
     restore(backup, folder)
     with clone(folder, tmp_path / "clones") as cloned:
         plan = known.restart(store=cloned).engine.preview()
-        assert "backup that was put back" in " ".join(note.message for note in plan.guards)
+        assert "restored from a backup" in " ".join(note.message for note in plan.guards)
     with LevelDBStore(folder) as store:
         assert_first_contact(known.restart(store=store))
 

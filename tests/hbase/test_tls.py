@@ -46,7 +46,7 @@ def test_tls_reaches_both_thrifts(config: Path, tmp_path: Path, doctor: Doctor) 
     found = doctor(config)
     assert found["hbase tls"] == (
         "ok",
-        f"servers are checked by {tmp_path / 'server.pem'}, showing {tmp_path / 'janitor.pem'}",
+        f"servers are verified with {tmp_path / 'server.pem'}, client certificate {tmp_path / 'janitor.pem'}",
     )
     assert [found[check][0] for check in ("store", "state", "tables", "regions")] == ["ok", "warn", "ok", "ok"]
     assert execute(["run", "--once", "--adopt", "--config", str(config)]) == 0

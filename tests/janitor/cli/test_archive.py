@@ -76,7 +76,7 @@ def test_archive_list_by_options_shows_the_topics(archived: CommandKit, options:
 def test_given_no_archive_when_listed_then_it_says_whether_there_will_be_one(kit: CommandKit) -> None:
     assert "deleted rows are lost" in kit.janitor("archive list").out
     kit.set(ARCHIVED)
-    assert kit.janitor("archive list").out == "nothing is archived\n"
+    assert kit.janitor("archive list").out == "no rows are archived\n"
 
 
 def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown(archived: CommandKit) -> None:

@@ -62,7 +62,7 @@ def test_plan_and_run_hold_and_show_what_a_consumer_has_not_read(consumer: Comma
         1,
         until_ms,
     )
-    assert "1 rows wait (consumer); until 2023-11-15 22:13:20 UTC (in 1 d)" in consumer.janitor("status").out
+    assert "1 rows (consumer); until 2023-11-15 22:13:20 UTC (in 1 d)" in consumer.janitor("status").out
 
 
 def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer: CommandKit) -> None:

@@ -301,4 +301,4 @@ def test_command_beside_pyjanitor_is_refused_by_name(
     out, err = capsys.readouterr()
     assert out == ""
     assert "pyjanitor is installed in this environment" in err
-    assert "Install each of the two into a separate environment" in err
+    assert "Install pyjanitor and tms-janitor in separate environments" in err

@@ -206,7 +206,7 @@ def test_run_logs_its_start_and_its_counts(kit: CommandKit) -> None:
 def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logged(kit: CommandKit) -> None:
     (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
     said = kit.janitor("run --once --log-format text").err
-    assert "ERROR adoption: this store is not adopted yet" in said
+    assert "ERROR adoption: nothing is deleted, because this store is not adopted" in said
     assert "WARNING snapshot: skipped snapshot.1699999999999" in said
 
 

@@ -97,7 +97,7 @@ def test_given_quarantined_topics_when_resumed_then_those_that_fit_are_tried_aga
         aside = Strikes(3, NOW_MS, "broken", quarantined_ms=NOW_MS, probe_ms=NOW_MS + DAY)
         state.save_strikes({**dict.fromkeys(names, aside), TopicId("default", "once"): Strikes(1, NOW_MS, "broken")})
     done = kit.janitor("resume 'default:*'")
-    assert done.out == "tried again with the next run: default:orders, default:retired\n"
+    assert done.out == "retried by the next run: default:orders, default:retired\n"
     with SqliteState(kit.folder / STATE) as state:
         assert sorted(map(str, state.strikes())) == ["default:once", "system:x"]
 
@@ -149,7 +149,7 @@ def test_given_more_of_a_kind_than_are_read_at_a_glance_then_the_rest_is_counted
             state.pause(f"default:t{number}", NOW_MS)
     shown = kit.janitor("status").out
     assert shown.count("\npaused       ") == 10
-    assert "and 2 more paused; all of them with --format json" in shown
+    assert "and 2 more paused; --format json lists all" in shown
 
 
 def test_status_names_a_run_of_another_process(kit: CommandKit) -> None:

@@ -64,7 +64,7 @@ def test_given_no_store_any_more_then_the_state_is_read_all_the_same(kit: Comman
         (NOW_MS - 40 * DAY, NOW_MS - 40 * DAY, ["known: the last 30 days"]),
         (NOW_MS - HOUR, NOW_MS - DAY, ["known since 2023-11-14 21:13:20 UTC; nothing older", "are lost"]),
         (NOW_MS - HOUR, None, ["known since 2023-11-14 21:13:20 UTC; nothing older"]),
-        (None, None, ["does not say since when"]),
+        (None, None, ["has no record of its creation"]),
     ],
 )
 def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
@@ -99,7 +99,7 @@ def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(kit: Comma
 def test_history_of_a_blocked_or_failed_run_says_why(kit: CommandKit, state: SqliteState) -> None:
     kit.janitor("run --once")
     assert "blocked" in kit.janitor("history").out
-    assert "this store is not adopted yet" in kit.janitor("history").out
+    assert "nothing is deleted, because this store is not adopted" in kit.janitor("history").out
     state.begin_run(RunRecord("bad", "apply", NOW_MS + 1))
     state.finish_run(RunRecord("bad", "apply", NOW_MS + 1, NOW_MS + 2, "failed", error="the disk is full"))
     assert "the disk is full" in kit.janitor("history --limit 1").out
@@ -175,7 +175,7 @@ def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(kit: C
     newest, oldest = (" ".join(line.split()) for line in kit.janitor("ledger").out.splitlines()[-2:])
     assert oldest == (
         "default:orders 1 message expired 1,234 2023-11-12 22:13:20 UTC #3 2023-11-13 22:13:20 UTC #3"
-        " ttl 1 d, cut-off 2023-11-13 22:13:20 UTC 2023-11-14 22:13:20 UTC run"
+        " ttl 1 d, cutoff 2023-11-13 22:13:20 UTC 2023-11-14 22:13:20 UTC run"
     )
     assert newest.endswith("generation -2 none run")
     shown = kit.janitor("ledger --format json").json
@@ -277,7 +277,7 @@ APPROVE = "or at once with: janitor approve default:orders --config janitor.yaml
         ),
         (
             replace(HELD, hold=Hold.QUARANTINED, until_ms=NOW_MS),
-            f"{EXPIRED}; its topic failed too often and is tried again 2023-11-14 22:13:20 UTC",
+            f"{EXPIRED}; its topic failed too often, next attempt 2023-11-14 22:13:20 UTC",
         ),
         (
             replace(LIVE, hold=Hold.PROTECTED, goes_ms=None),
@@ -320,7 +320,7 @@ def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> Non
     inverted = message(replace(LIVE, action="invert", invert=True), transaction="invalid")
     shown = "\n".join(lines(answer(rolled_back, inverted)))
     assert shown.startswith("default:orders, generation 1, ttl 1 h; as of 2023-11-14 22:13:20 UTC\n")
-    assert "message of generation 1, published 2023-11-13 22:13:20 UTC, is there" in shown
+    assert "message of generation 1, published 2023-11-13 22:13:20 UTC, exists" in shown
     assert "perhaps inverted by run r1, 2023-11-14 22:13:20 UTC, as invalid transaction, with no snapshot" in shown
     assert shown.count("the next run inverts it") == 1
 
@@ -333,8 +333,7 @@ def test_why_of_a_lost_row_tells_sure_runs_from_possible_ones() -> None:
     assert "the message does not exist" in shown
     assert (
         "deleted, if it existed, by run r1, 2023-11-14 22:13:20 UTC,"
-        " as expired (ttl 1 min, cut-off 2023-11-14 22:13:20 UTC), with the snapshot of 2023-11-14 22:13:20 UTC"
-        in shown
+        " as expired (ttl 1 min, cutoff 2023-11-14 22:13:20 UTC), with the snapshot of 2023-11-14 22:13:20 UTC" in shown
     )
     assert "perhaps deleted by run r2" in shown
     assert "that run died, or is still running" in shown
@@ -351,12 +350,12 @@ def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_k
         " it was deleted earlier or by CDAP, or never existed"
     )
     unknown = list(lines(answer(missing=(gone,), ledger_reach=LedgerReach(None, None, 30))))[-1]
-    assert "the start of this state's records is unknown" in unknown
+    assert "this state has no record of its creation" in unknown
 
 
 def test_why_of_an_id_with_a_payload_it_does_not_need_says_so() -> None:
     asked = answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
-    assert list(lines(asked))[-1] == "the id names a stored payload, but the message carries its own"
+    assert list(lines(asked))[-1] == "the id refers to a stored payload, but the message contains its payload"
 
 
 def test_why_before_and_after_a_run_names_it(kit: CommandKit) -> None:

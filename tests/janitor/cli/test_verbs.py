@@ -37,9 +37,9 @@ def test_given_held_topics_when_one_is_approved_then_that_one_goes(kit: CommandK
 
 def test_given_nothing_held_when_approved_then_that_is_said(kit: CommandKit) -> None:
     kit.janitor("adopt")
-    assert kit.janitor("approve --all").out == "nothing is held\n"
+    assert kit.janitor("approve --all").out == "no rows are held\n"
     assert kit.janitor("approve --clock").out == "the clock is accepted\nnext: janitor plan --config janitor.yaml\n"
-    assert kit.janitor("approve default:orders").out == "nothing is held of default:orders\n"
+    assert kit.janitor("approve default:orders").out == "no rows of default:orders are held\n"
 
 
 def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_itself(kit: CommandKit) -> None:

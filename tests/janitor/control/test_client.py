@@ -79,7 +79,7 @@ def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path
         while connection.recv(1 << 20):
             pass
 
-    with server(tmp_path, silent, 0.05) as remote, pytest.raises(StoreBusy, match="does not answer"):
+    with server(tmp_path, silent, 0.05) as remote, pytest.raises(StoreBusy, match="does not respond"):
         remote.verify()
 
 

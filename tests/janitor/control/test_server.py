@@ -58,7 +58,7 @@ def test_given_the_socket_of_a_dead_process_then_it_is_replaced(kit: ControlKit)
 def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(kit: ControlKit, tmp_path: Path) -> None:
     kit.start()
     second = ControlKit(tmp_path, kit.janitor, kit.observers)
-    with pytest.raises(StoreBusy, match="Another janitor answers"):
+    with pytest.raises(StoreBusy, match="Another janitor listens"):
         second.start()
     assert kit.remote().greeting.store == STORE
 

@@ -326,7 +326,7 @@ def test_snapshots_that_cannot_be_read_give_the_reason(caplog: pytest.LogCapture
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         "the transaction snapshot could not be read: the folder is empty",
-        "transaction snapshots can be read again",
+        "transaction snapshots are readable again",
     ]
 
 

@@ -174,7 +174,7 @@ def test_runs_come_newest_first_a_hundred_unless_told_otherwise(app: Direct, vie
 def test_runs_by_a_wrong_limit_are_refused(app: Direct, views: StillViews, limit: str) -> None:
     answer = app.ask(f"/api/runs?limit={limit}")
     assert answer.status == 400
-    assert problem_of(answer) == ("TMS-BAD-REQUEST", "limit has to be a number from 1 to 1000")
+    assert problem_of(answer) == ("TMS-BAD-REQUEST", "limit must be a number from 1 to 1000")
     assert views.asked == []
 
 

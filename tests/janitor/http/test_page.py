@@ -566,7 +566,7 @@ def test_page_of_an_error_repeats_it(look: Look, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(views, "status", lambda: 1 / 0)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
-    assert "this could not be made; the janitor's log has the reason" in page.text("h1")
+    assert "the response failed; the janitor's log has the reason" in page.text("h1")
 
 
 def test_moment_that_passes_between_two_answers_is_now(look: Look) -> None:

@@ -82,7 +82,11 @@ def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
 
 
 def test_log_of_a_blocked_run_says_that_nothing_was_done(caplog: pytest.LogCaptureFixture) -> None:
-    RunLog().write(replace(report_of(), guards=[GuardNote("adoption", True, "this store is not adopted yet")]))
+    RunLog().write(
+        replace(
+            report_of(), guards=[GuardNote("adoption", True, "nothing is deleted, because this store is not adopted")]
+        )
+    )
     assert ": nothing was done (" in said(caplog)[-2]
 
 

@@ -115,7 +115,7 @@ def test_damaged_line_stays_in_the_file_and_is_reported_by_number(
         assert state.intents() == [SECOND]
         state.clear_intents()
         assert f"kept 1 damaged lines of {file} (lines 4):" in caplog.text
-        monkeypatch.setattr(state.driver.loose, "_allowed", 0)
+        monkeypatch.setattr(state.driver.loose, "_max_bytes", 0)
         state.intend(FIRST)
         assert state.intents() == [FIRST]
         state.clear_intents()
