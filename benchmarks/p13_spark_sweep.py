@@ -99,7 +99,7 @@ def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
             yield SparkSender(spark, StoreEnvironment(access.at(copied)))
 
     with LevelDBStore(path) as store, SqliteState.in_memory() as state:
-        yield on_spark(store, state, SparkSender(spark, StoreEnvironment(access)), access, looking=looking)
+        yield on_spark(store, state, SparkSender(spark, StoreEnvironment(access)), access, open_reading=looking)
 
 
 def on_spark(store: Store, state: State, sender: Sender, access: Access, **options: Any) -> Engine:

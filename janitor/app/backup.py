@@ -1,14 +1,15 @@
-"""Backups of a LevelDB store with everything that belongs to it, and their restore.
+"""Backups of a LevelDB store with its side table, transaction log and state, and their restore.
 
 A backup is a folder with the layout of the store: ``messaging`` with the three tables, and next to it
-``messaging.side``, ``messaging.tx`` and ``messaging.janitor``. Tables are hard links if the file system has them, so a
-backup next to the store takes little time and space. The folder gets its name when all files are complete and synced.
+``messaging.side``, ``messaging.tx`` and ``messaging.janitor``. Tables are hard links if the file system supports them,
+so a backup next to the store needs little time and space. The folder gets its name when all files are complete and
+synced.
 
-The process that has the store open blocks its writes while files are linked, so the backup equals the state after a
-crash at that time. The transaction log is copied during the block: no transaction in it can be committed without its
-messages. The janitor's state is copied before: it then publishes nothing about rows that it does not know to be clean.
+The process that holds the store blocks its writes while files are linked, so the backup equals the store after a crash
+at that time. The transaction log is copied during the block, so that each committed transaction in it has its messages.
+The janitor's state is copied before the block, so that it proves nothing about later rows.
 
-The trade: without hard links, writes are blocked until the tables are copied.
+Without hard links, writes are blocked until the tables are copied.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import SideTable
 
-#: The store's name in a backup.
+#: The name of the store in a backup.
 STORE = "messaging"
-#: Files of a transaction log: snapshots, the log since, and the id of the transaction system.
+#: The files of a transaction log: snapshots, later edits, and the id of the transaction system.
 _LOG_FILES = re.compile(r"snapshot\.\d+|txlog\.\d+|system")
 
 
 class Folders(NamedTuple):
-    """The folders of a store and everything that belongs to it.
+    """The folders of a store, its side table, its transactions and its state.
 
     Attributes:
-        transactions: the folder of the transaction log or of snapshots; None: not on this machine.
+        transactions: the folder of the transaction log or of snapshots; None if it is not on this machine.
     """
 
     store: Path
@@ -60,7 +61,7 @@ class Folders(NamedTuple):
 
 
 def folders_of(settings: AllSettings) -> Folders:
-    """Return the folders that the settings name; of a store in LevelDB."""
+    """Return the folders of a LevelDB store from the settings."""
     transactions, store = settings.transactions, settings.storage.leveldb.path
     is_local = transactions.source in ("manager", "directory") and "://" not in transactions.directory
     log = Path(transactions.directory) if is_local else None
@@ -71,16 +72,16 @@ def back_up(found: Folders, target: Path, *, store: Store | None = None, side: S
     """Write a backup.
 
     Args:
-        target: a folder that does not exist, or an empty one.
-        store, side: as this process has them open; None: no process has the store open.
+        target: a folder that does not exist or is empty.
+        store, side: the store and side table that this process has open; None if no process has the store open.
 
     Returns:
-        The size of the backup in bytes; linked table files share theirs with the store.
+        The size of the backup in bytes, including linked files, which share their space with the store.
 
     Raises:
-        ConfigurationError: the target is not empty, or lies inside the store.
+        ConfigurationError: the target is not empty, or is inside the store.
         StoreBusy: another process has the store open.
-        StoreError, StateError: something could not be read or written; the target is unchanged.
+        StoreError, StateError: a file could not be read or written; the target is unchanged.
     """
     tables = find_tables(found.store)
     _require_empty(target)
@@ -112,7 +113,7 @@ def restore(source: Path, found: Folders) -> list[Path]:
         The created folders.
 
     Raises:
-        ConfigurationError: a folder is not empty, or lies inside the backup; nothing was changed.
+        ConfigurationError: a folder is not empty, or is inside the backup; nothing was changed.
         StoreError: the source is not a backup, or a file could not be copied; no folder was filled.
     """
     try:
@@ -123,14 +124,14 @@ def restore(source: Path, found: Folders) -> list[Path]:
     for folder in folders_by_source.values():
         _require_empty(folder)
         _require_outside(folder, source)
-    # No folder gets its name before all are copied: without space for the last, a second attempt would find the others.
+    # Rename the folders after all are copied: a retry after a full disk must not find some of them.
     with ExitStack() as folders:
         for folder, target in reversed(folders_by_source.items()):
             made = folders.enter_context(_new_folder(target))
             try:
                 shutil.copytree(folder, made, dirs_exist_ok=True)
             except shutil.Error as error:
-                # It lists every file; the first one is reason enough.
+                # The error lists all files; report the reason of the first file.
                 raise OSError(error.args[0][0][2]) from error
     return list(folders_by_source.values())
 
@@ -138,7 +139,7 @@ def restore(source: Path, found: Folders) -> list[Path]:
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
     """Yield a folder to fill, which gets its name after the block; remove it after an error."""
-    # A link stays a link: its target is filled.
+    # Resolve a symbolic link, so that the folder behind the link is replaced.
     target = target.resolve()
     with convert_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +157,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 def _require_outside(target: Path, source: Path) -> None:
     if target.resolve().is_relative_to(source.resolve()):
-        raise ConfigurationError(f"{target} lies inside {source}, which is copied.", "Name a folder elsewhere.")
+        raise ConfigurationError(f"{target} is inside {source}, which is copied.", "Choose another folder.")
 
 
 def _require_empty(folder: Path) -> None:
@@ -165,16 +166,16 @@ def _require_empty(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be used: {error.strerror}.", "Name another folder.") from error
+        raise ConfigurationError(f"{folder} cannot be used: {error.strerror}.", "Choose another folder.") from error
     if is_used:
         raise ConfigurationError(
             f"{folder} is not empty, and this command does not overwrite files.",
-            "Name a new folder, or move this one away first. Nothing was changed.",
+            "Nothing was changed. Choose a new folder, or move this folder away first.",
         )
 
 
 def _copy_state(source: Path, target: Path) -> None:
-    """Copy the janitor's present state, even while a janitor writes it."""
+    """Copy the janitor's state, also while a janitor writes it."""
     if not (source / FILE_NAME).is_file():
         return
     target.mkdir(mode=0o700)
@@ -184,7 +185,7 @@ def _copy_state(source: Path, target: Path) -> None:
 
 
 def _copy_log(source: Path, target: Path) -> None:
-    """Copy a transaction log, again if its manager starts a new one; its last edits may be truncated."""
+    """Copy a transaction log; repeat the copy if the manager starts a new log. The last edits may be truncated."""
     while True:
         target.mkdir(mode=0o700)
         names = _log_files(source)

@@ -1,14 +1,14 @@
-"""The janitor inside ``tms serve``: one process, one store, nothing else to start.
+"""The janitor inside ``tms serve``.
 
-It is the daemon of ``janitor run``, with the store, transaction manager, clock and metrics of the server, and without
-signal handlers: the server starts and stops it. Commands of other processes reach it through its control socket as
-usual. A store that the server has just created is adopted at once; any other store is a first contact, and unchanged
-until it is adopted. The same applies to topics: an empty topic that this server created under an unused name is not
-held like an unknown topic (invariant S8).
+It is the daemon of ``janitor run`` with the store, transaction manager, clock and metrics of the server, and without
+signal handlers: the server starts and stops it. Commands of other processes reach it through the control socket. A
+store that the server has just created is adopted at once; any other store is a first contact and stays unchanged until
+it is adopted. Similarly, an empty topic that this server created with an unused name is not held like an unknown topic
+(invariant S8).
 
-Its deletes use the same LevelDB as publishes, and a publish waits for the batch before it. Therefore its batches are
-small, and without a configured rate it uses one that leaves most of the disk to publishers. A sweep takes a few times
-longer than it could.
+Deletions and publishes share one LevelDB, and a publish waits for the batch before it. Therefore batches are small, and
+without a configured rate the janitor uses a rate that leaves most of the disk to publishers. In return, a sweep takes a
+few times longer.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tms_core.tables.leveldb.clone import remove_stale
 from tms_core.tables.side import SideTable
 from tms_core.transaction.source.source import SnapshotSource
 
-#: Flags of the server's that are the janitor's too.
+#: The flags that server and janitor share.
 _FLAGS = ("leveldb", "hbase", "snapshots")
-#: Its limits next to a server: rows in a batch, and rows in a second unless the settings have a rate.
+#: The maximum number of rows in a batch, and the default rate in rows per second, next to a server.
 GENTLE_BATCH_ROWS, GENTLE_ROWS_PER_SECOND = 500, 50_000
 
 
@@ -51,12 +51,12 @@ class Embedded:
 
     Args:
         daemon: the daemon to run.
-        resources: its resources, closed after it.
-        hold_seconds: its setting ``janitor.hold_seconds``; None: it only plans.
+        resources: the resources to close after the daemon.
+        hold_seconds: the setting ``janitor.hold_seconds``; None if the daemon only makes plans.
 
     Attributes:
         daemon: the running daemon.
-        hold_seconds: as given.
+        hold_seconds: the argument.
         url: the address of the status page.
     """
 
@@ -69,7 +69,7 @@ class Embedded:
         self._thread.start()
 
     def run_now(self) -> None:
-        """Have the daemon sweep as soon as possible."""
+        """Request a sweep as soon as possible."""
         self.daemon.sweep_now()
 
     def stop(self) -> None:
@@ -80,10 +80,10 @@ class Embedded:
 
 
 def start(context: CompanionContext) -> Embedded:
-    """Start the janitor that the host's settings describe (``tms_core.server.companions.Start``).
+    """Start the janitor with the settings of the server (``tms_core.server.companions.Start``).
 
     Raises:
-        TmsError: a setting is wrong, or its state, lease or port cannot be had.
+        TmsError: a setting is wrong, or the state, lease or port is not available.
     """
     with ExitStack() as stack:
         session = EmbeddedSession(context, stack)
@@ -127,7 +127,7 @@ class EmbeddedSession(Session):
         self._context = context
         self._folder = super().state_path
         if self.settings.storage.kind == "memory":
-            # A store in memory disappears with its process, and so does its state.
+            # The state of a store in memory is temporary, like the store.
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tms-janitor-")))
 
     def refusal(self) -> str:
@@ -149,7 +149,7 @@ class EmbeddedSession(Session):
 
     def hold_store(self) -> AbstractContextManager[Store]:
         remove_stale(self._folder)
-        # The host closes it.
+        # The server closes it.
         return nullcontext(self._context.store.with_own_counter())
 
     def terms(self) -> Terms:

@@ -1,9 +1,9 @@
 """Metrics and status page for sweeps by CronJobs, without a daemon.
 
-A run of a few seconds cannot be scraped, but its results in the state can. This process reads the state every few
-seconds, never the store, and shows what a daemon would show. It opens the state each time, because runs may replace it,
-and a missing state is not an error. It never creates a state: an empty one at a wrong path would look like a store that
-was never swept.
+Prometheus cannot scrape a run of a few seconds, but the state has its results. This process reads the state every few
+seconds, never the store, and serves the same data as a daemon. It opens the state each time, because runs may replace
+it, and a missing state is not an error. It never creates a state: an empty state at a wrong path would look like a
+store that was never swept.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tms_core.cli.entry import ending
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
-#: The interval of reading the state, in seconds: much shorter than the interval of scrapes.
+#: The interval at which the state is read, in seconds; much shorter than the interval of scrapes.
 REFRESH_SECONDS = 5
-#: A refresh that is later than this, in milliseconds, means that the process hangs.
+#: The time without a refresh after which the process counts as hanging, in milliseconds.
 LATE_MS = 60_000
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Exporter:
     Args:
         place: the place of the state.
         deployment: the description of this janitor in the status.
-        metrics: get each new status.
+        metrics: the metrics, which receive each new status.
     """
 
     def __init__(self, place: Place, deployment: Deployment, metrics: Metrics, clock: Clock) -> None:
@@ -55,25 +55,25 @@ class Exporter:
             self._status = collect(nothing, deployment, clock)
 
     def refresh(self) -> None:
-        """Read the state; while that fails, the data read last is shown, and the reason is in the log once."""
+        """Read the state; after an error, keep the last data and log the reason once."""
         problem = self._read()
         if problem and problem != self._problem:
             logger.warning("%s", problem)
         elif self._problem and not problem:
-            logger.info("the state is read: %s", self._place.state_name)
+            logger.info("the state is readable: %s", self._place.state_name)
         self._problem = problem
         self._refreshed_ms = self._clock.monotonic_ms()
 
     def keep_fresh(self, stop: Event) -> None:
-        """Read the state again and again until ``stop`` is set."""
+        """Read the state periodically until ``stop`` is set."""
         while not stop.wait(REFRESH_SECONDS):
             self.refresh()
 
     def _read(self) -> str:
-        """Take the status; returns why that was not possible, or nothing."""
+        """Read the status; return the reason if that fails, else an empty string."""
         try:
             if not self._place.has_state():
-                return f"there is no state in {self._place.state_name} yet; the first janitor run makes it"
+                return f"there is no state in {self._place.state_name} yet; the first janitor run creates it"
             with self._place.state() as state:
                 status = collect(state, self._deployment, self._clock)
         except TmsError as error:
@@ -83,36 +83,36 @@ class Exporter:
         return ""
 
     def status(self) -> Status:
-        """Return the status at the last refresh; before the first refresh: the status of a new janitor."""
+        """Return the status of the last refresh; before the first refresh, the status of a new janitor."""
         return self._status
 
     def past(self) -> AbstractContextManager[State | None]:
-        """Yield the open state; None: it does not exist yet.
+        """Yield the open state; None if it does not exist yet.
 
         Raises:
-            StoreError: it cannot be opened.
+            StoreError: the state cannot be opened.
         """
         return self._place.state() if self._place.has_state() else nullcontext()
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        """Return the metrics' text and its content type."""
+        """Return the metrics as text, and their content type."""
         return self._metrics.render(accept)
 
     def alive(self) -> str:
-        """Return why this process should be restarted; empty: it is healthy."""
+        """Return the reason to restart this process; empty if it is healthy."""
         late_ms = self._clock.monotonic_ms() - self._refreshed_ms
         return f"the state was last read {late_ms // 1000} s ago" if late_ms > LATE_MS else ""
 
     def ready(self) -> str:
-        """Return why there is no data, or no new data; empty: the data is current."""
+        """Return the reason for missing or old data; empty if the data is current."""
         return self._problem
 
 
 def export(current: Session) -> None:
-    """Show the data of the state until a signal stops it."""
+    """Serve the data of the state until a signal stops the process."""
     settings = current.settings.janitor
     typed = current.common.arguments(anywhere=True)
-    deployment = replace(current.deployment(), schedule=settings.started_by or "started from outside", arguments=typed)
+    deployment = replace(current.deployment(), schedule=settings.started_by or "external schedule", arguments=typed)
     metrics = Metrics(settings.metrics.per_topic, settings.metrics.top)
     exporter = Exporter(current.place, deployment, metrics, current.clock)
     exporter.refresh()

@@ -1,4 +1,4 @@
-"""Where a store in HBase and its state are (:mod:`janitor.app.place`)."""
+"""The place of a store in HBase and of its state (:mod:`janitor.app.place`)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tms_core.tables.side import SideTable
 #: The tables that a sweep changes.
 _SALTED: tuple[TableName, ...] = ("message", "payload")
 _OBSERVERS_UNSEEN = (
-    "whether the tables still carry CDAP's observers could not be checked, which takes a Thrift 2 server: set "
-    "storage.hbase.thrift2, or see that describe in the HBase shell shows no coprocessor of CDAP's"
+    "the janitor could not check whether the tables still have CDAP's observers, which needs a Thrift 2 server: set "
+    "storage.hbase.thrift2, or check that describe in the HBase shell shows no coprocessor of CDAP"
 )
 
 
 class HBasePlace:
-    """Tables in an HBase namespace.
+    """The tables in an HBase namespace.
 
     Args:
         settings: the namespace and the addresses.
-        clock: the clock of calls.
+        clock: the clock for timeouts of calls.
     """
 
     exclusive = False
@@ -52,7 +52,7 @@ class HBasePlace:
 
     def require(self) -> None:
         with self.writable():
-            """It could be opened, so it is there."""
+            """Opening the store checks that it exists."""
 
     def writable(self) -> AbstractContextManager[Store]:
         return HBaseStore(self._settings, self._clock)
@@ -63,7 +63,7 @@ class HBasePlace:
             yield read_only(store)
 
     def has_state(self) -> bool:
-        # Checking costs as much as opening it, and an empty table does no harm.
+        # A check would cost as much as opening it, and an empty table is harmless.
         return True
 
     def state(self) -> AbstractContextManager[State]:
@@ -71,8 +71,7 @@ class HBasePlace:
 
     @contextmanager
     def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
-        # The server of this project creates the table; without the server, the janitor needs neither table nor
-        # permission.
+        # tms serve creates the table; without the server, the janitor needs neither the table nor a permission.
         with HBaseSide(self._pool(), self._settings.namespace, self._clock, create=False) as side:
             yield side
 

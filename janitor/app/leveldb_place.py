@@ -1,4 +1,4 @@
-"""Where a LevelDB store and its state are (:mod:`janitor.app.place`)."""
+"""The place of a LevelDB store and of its state (:mod:`janitor.app.place`)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class LevelDBPlace:
-    """A LevelDB folder and the state folder.
+    """The folder of a LevelDB store, and the folder of its state.
 
     Args:
-        path: the store.
-        state_path: the folder of its state.
+        path: the folder of the store.
+        state_path: the folder of the state.
     """
 
     exclusive = True
@@ -59,7 +59,7 @@ class LevelDBPlace:
         with clone(self._path, self._state_path) as store:
             if not store.linked:
                 logger.warning(
-                    "the store's files were copied (%d bytes), since they cannot be hard-linked into %s",
+                    "copied the files of the store (%d bytes), because they cannot be hard-linked into %s",
                     store.copied_bytes,
                     self._state_path,
                 )

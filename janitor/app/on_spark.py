@@ -1,4 +1,4 @@
-"""A session whose engines make their passes on Spark; it takes pyspark to import it."""
+"""A session whose engines make their passes on Spark; the import needs pyspark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SessionOnSpark(Session):
             self.deps(store, state, source=source, **options),
             sender=SparkSender(self._spark, StoreEnvironment(access)),
             cut=cutter(access, self._partitions, state.counts),
-            looking=self._reading_tasks if access.is_leveldb else None,
+            open_reading=self._reading_tasks if access.is_leveldb else None,
         )
 
     @contextmanager
@@ -46,6 +46,6 @@ class SessionOnSpark(Session):
             yield SparkSender(self._spark, StoreEnvironment(Access(self.settings).at(copied)))
 
     def preview(self, patterns: tuple[str, ...]) -> Report:
-        """Return the plan of a run, from an engine that cannot write."""
+        """Return the plan of a run from an engine that cannot write."""
         with self._open_clone() as engine:
             return engine.plan(patterns=patterns).report

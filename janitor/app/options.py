@@ -1,4 +1,4 @@
-"""The options that every verb takes, as one value."""
+"""The common options of all verbs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Common:
-    """Options every verb takes; given before the verb or after it, the latter wins."""
+    """The common options of all verbs; an option after the verb overrides the same option before the verb."""
 
     config: Path | None = None
     leveldb: str | None = None
@@ -23,10 +23,10 @@ class Common:
     log_format: LogFormat = "auto"
 
     def arguments(self, *, anywhere: bool = False) -> str:
-        """Return the options that name the store, to be typed again after another verb.
+        """Return the options that select the store, for use with another verb.
 
         Args:
-            anywhere: in whatever folder that is: with absolute paths.
+            anywhere: whether to use absolute paths, which are valid in any folder.
         """
         names = ("config", "leveldb", "hbase", "snapshots")
         values = {name: getattr(self, name) for name in names}

@@ -1,8 +1,8 @@
-"""The places of a store and its state by kind: how they are opened, and which processes may have them open.
+"""The place of a store and its state: how they are opened, and which processes may open them.
 
-A LevelDB store belongs to one process at a time, so questions use a clone or the process that holds it; its state is a
-file next to it. A store in HBase is open to all, its state is a table next to its own, and only the lease separates two
-janitors.
+Only one process at a time can open a LevelDB store, so queries use a clone or the process that holds the store; its
+state is a file next to it. All processes can open a store in HBase; its state is a table next to its tables, and only
+the lease excludes a second janitor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place(Protocol):
         name: the store, for operators.
         state_name: the state, for operators.
         exclusive: whether only one process can have the store open.
-        unseen: obstacles to a prune boundary that cannot be checked here, a sentence each.
+        unseen: obstacles to a prune boundary that cannot be checked here, as clauses.
     """
 
     name: str
@@ -48,35 +48,35 @@ class Place(Protocol):
         ...
 
     def disk_bytes(self) -> int | None:
-        """Return ``Store.disk_bytes``, without opening the store; None: unknown."""
+        """Return ``Store.disk_bytes``, without opening the store; None if unknown."""
         ...
 
     def require(self) -> None:
         """Check that the store exists.
 
         Raises:
-            StoreNotFound: it does not exist.
+            StoreNotFound: the store does not exist.
         """
         ...
 
     def writable(self) -> AbstractContextManager[Store]:
-        """Return the store itself.
+        """Return the store for writing.
 
         Raises:
-            StoreBusy: another process has it open.
+            StoreBusy: another process has the store open.
         """
         ...
 
     def readable(self) -> AbstractContextManager[Reads]:
-        """Return the store's contents, with nothing that could write (invariant S5).
+        """Return the contents of the store, without methods that write (invariant S5).
 
         Raises:
-            StoreBusy: another process has it open.
+            StoreBusy: another process has the store open.
         """
         ...
 
     def has_state(self) -> bool:
-        """Return whether there is a state already."""
+        """Return whether the state exists."""
         ...
 
     def state(self) -> AbstractContextManager[State]:
@@ -84,11 +84,10 @@ class Place(Protocol):
         ...
 
     def side(self, *, read_only: bool) -> AbstractContextManager[SideTable | None]:
-        """Return the side table, with messages that have their own TTLs (rule L6) and with consumers; None: no side
-        table.
+        """Return the side table with own TTLs of messages (rule L6) and consumers; None if it does not exist.
 
         Args:
-            read_only: read a copy if another process may have it open.
+            read_only: whether to read a copy, because another process may have the side table open.
         """
         ...
 
@@ -102,7 +101,7 @@ class Place(Protocol):
 
 logger = logging.getLogger(__name__)
 
-#: How often a janitor on standby checks whether the lease is free, in seconds.
+#: The interval at which a janitor on standby checks whether the lease is free, in seconds.
 STANDBY_SECONDS = 5.0
 
 
@@ -117,18 +116,18 @@ def hold_lease(
     standby: Event | None = None,
     until: Event | None = None,
 ) -> Iterator[Lease]:
-    """Hold the lease while the block runs.
+    """Hold the lease inside the block.
 
     Args:
         settings: the settings of the lease.
-        state: the state with its cell.
-        sole: no other holder can be alive.
+        state: the state that stores the lease.
+        sole: whether no other holder can be alive.
         store: the identity of the store, if only one process can open it; see :class:`Lease`.
-        standby: wait while another process has it, until this is set; None: do not wait.
-        until: wait for the lease of a dead holder to expire, or until this is set; None: do not wait.
+        standby: an event; until it is set, wait while another process has the lease. None: do not wait.
+        until: an event; until it is set, wait for the lease of a dead holder to expire. None: do not wait.
 
     Raises:
-        LeaseHeld: another process has it.
+        LeaseHeld: another process has the lease.
     """
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     lease = Lease(state, holder, settings.seconds, clock, store=store)
@@ -145,7 +144,7 @@ def hold_lease(
 
 
 def _wait_for(lease: Lease, end: Event) -> None:
-    """Wait until the lease is free; watching that it is not renewed needs no wall clock (invariant S12)."""
+    """Wait until the lease is free or no longer renewed, which needs no wall clock (invariant S12)."""
     is_logged = False
     while True:
         try:
@@ -174,7 +173,7 @@ def _wait_out(lease: Lease, until: Event) -> None:
         return
     if found is None:
         raise rejection
-    logger.warning("%s If that process is dead, this run begins in %d s.", rejection.message, found.seconds)
+    logger.warning("%s If that process is dead, this run starts in %d s.", rejection.message, found.seconds)
     for _ in range(int(found.seconds / STANDBY_SECONDS) + 2):
         if until.wait(STANDBY_SECONDS):
             break

@@ -1,4 +1,4 @@
-"""Shows progress of long work: one line on a terminal, rewritten at most ten times a second; nothing elsewhere."""
+"""Progress of long work: one line on a terminal, updated at most ten times a second; nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_share(done: int, expected: int, passed_ms: int) -> str:
     part = min(done / expected, 0.99) if expected else 0.0
     if not part or passed_ms <= 0:
         return ""
-    return f", {part:.0%} of what is due, about {duration(round(passed_ms * (1 - part) / part))} left"
+    return f", {part:.0%} of due rows, about {duration(round(passed_ms * (1 - part) / part))} left"
 
 
 @contextmanager

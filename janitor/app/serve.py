@@ -1,4 +1,4 @@
-"""Runs the daemon: opens everything that it needs, in order, and closes it again."""
+"""The start of the daemon: it opens the daemon's resources in order, and closes them at the stop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tms_core.transaction.model import Transaction
 
 #: The interval of attempts of a daemon whose store does not respond, in seconds.
 RETRY_SECONDS = 10.0
-#: The interval in which background counts continue, in seconds; each time they read the metadata.
+#: The interval of background counts, in seconds; each count reads the metadata.
 COUNT_SECONDS = 60
 #: The interval of requests for late transactions to the transaction manager, in seconds.
 LATE_SECONDS = 10
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
-    """A daemon that may start, and its status page's address."""
+    """A daemon that is ready to start, and the address of its status page."""
 
     daemon: Daemon
     url: str
@@ -61,17 +61,17 @@ class Opened(NamedTuple):
 def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = (), standby: bool = False) -> int:
     """Run the daemon until a signal stops it; return an exit code.
 
-    It waits for a store that does not respond, as HBase during its start. If several processes can open the store, it
-    answers probes in the meantime: the process is alive, and not ready.
+    It waits for a store that does not respond, such as HBase during its start. If several processes can open the store,
+    it responds to probes during the wait: the process is alive, but not ready.
 
     Args:
-        adopt: adopt a store of a first contact.
+        adopt: whether to adopt an unknown store.
         patterns: topics to sweep; empty: all.
-        standby: wait while another janitor has the lease of a store that several processes can open.
+        standby: whether to wait while another janitor has the lease of a store that several processes can open.
 
     Raises:
         StoreBusy: another process has the store or its lease.
-        TmsError: another part could not be opened.
+        TmsError: another resource could not be opened.
     """
     stop = Event()
     with ExitStack() as stack:
@@ -98,10 +98,10 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
 
 
 def _open_when_reachable(begin: Callable[[], Opened], stop: Event) -> Opened:
-    """Open everything as soon as the store answers.
+    """Open the daemon as soon as the store responds.
 
     Raises:
-        StoreUnavailable, StateUnavailable: it does not, and one is to end.
+        StoreUnavailable, StateUnavailable: the store does not respond, and ``stop`` was set.
     """
     is_logged = False
     while True:
@@ -109,7 +109,7 @@ def _open_when_reachable(begin: Callable[[], Opened], stop: Event) -> Opened:
             return begin()
         except (StoreUnavailable, StateUnavailable) as error:
             if not is_logged:
-                logger.warning("%s The janitor tries again every %d s.", error.message, RETRY_SECONDS)
+                logger.warning("%s The janitor retries every %d s.", error.message, RETRY_SECONDS)
             is_logged = True
             if stop.wait(RETRY_SECONDS):
                 raise
@@ -121,7 +121,7 @@ def _http(current: Session, app: ASGIApp) -> HttpServer:
 
 
 class _OpenStore(NamedTuple):
-    """The store and state of the daemon; ``side`` has messages with their own TTLs, and consumers."""
+    """The store, state and side table of the daemon."""
 
     store: Store
     state: State
@@ -138,16 +138,16 @@ def opened(
     standby: bool = False,
     waiting: ExitStack | None = None,
 ) -> Iterator[Opened]:
-    """Yield the open parts of a daemon, including its servers; the daemon does not work yet.
+    """Yield a daemon with its servers, before its start.
 
     Args:
-        stop: stops the daemon, even before it has started.
-        standby: as of :func:`serve`.
-        waiting: the server at the status page's address until then; closed when the page can be shown.
+        stop: the event that stops the daemon, even before its start.
+        standby: as for :func:`serve`.
+        waiting: the server of probes, closed before the server of the status page opens the same address.
 
     Raises:
         StoreBusy: another process has the store or its lease.
-        TmsError: a part could not be opened.
+        TmsError: a resource could not be opened.
     """
     stop = stop or Event()
     with ExitStack() as stack:
@@ -185,7 +185,7 @@ def _assemble(
     read = current.source()
     source = CachedSource(read) if read is not None else None
     engine = current.engine(
-        # What only plans gets no object that could write (invariant S5).
+        # S5: a daemon that only makes plans gets a read-only store.
         store if janitor.apply else read_only(store),
         state,
         source=source,
@@ -198,7 +198,7 @@ def _assemble(
     )
     for run_id in engine.recover():
         logger.warning(
-            "run %s did not finish; its result is now lost, and the ledger lists the rows that it may have deleted",
+            "run %s did not finish; it is recorded as lost, and the ledger has the rows that it may have deleted",
             run_id,
         )
 
@@ -207,8 +207,8 @@ def _assemble(
 
     schedule = Schedule(clock, failed)
     trigger = cron(janitor.cron) if janitor.cron else every(janitor.every_seconds or 60)
-    census = TopicSizeCounter(read_only(store), state, clock, is_stopping=stop.is_set)
-    jobs = [Job("count", COUNT_SECONDS, census.step, after_sweeps=True)]
+    sizes = TopicSizeCounter(read_only(store), state, clock, is_stopping=stop.is_set)
+    jobs = [Job("count", COUNT_SECONDS, sizes.step, after_sweeps=True)]
     transactions = stack.enter_context(current.transactions())
     if transactions is not None:
         jobs.append(Job("late", LATE_SECONDS, partial(note_late, state, transactions, clock)))
@@ -218,7 +218,7 @@ def _assemble(
             side,
             state,
             clock,
-            census.pacer,
+            sizes.pacer,
             reader=partial(_reader, source),
         )
         jobs.append(Job("lag", COUNT_SECONDS, lags.step, after_sweeps=True))
@@ -244,9 +244,9 @@ def _assemble(
 
 
 def _reader(source: CachedSource | None) -> Transaction:
-    """Return a reader with the view of the last snapshot."""
+    """Return the view of transactions in the last snapshot."""
     if source is not None:
-        # A missing snapshot is reported by the code that reads snapshots.
+        # The job that reads snapshots reports a missing snapshot.
         with suppress(NoSnapshot, SnapshotError, OSError):
             return source.latest().snapshot.dummy_transaction()
     return UNINFORMED
@@ -255,39 +255,43 @@ def _reader(source: CachedSource | None) -> Transaction:
 def _open_servers(
     current: Session, daemon: Daemon, observers: Observers, open_store: _OpenStore, stack: ExitStack
 ) -> str:
-    """Open the HTTP server and the control socket; returns the status page's address."""
+    """Open the HTTP server and the control socket; return the address of the status page."""
     page = make_app(daemon, current.settings.janitor.http.host, current.common.arguments(anywhere=True))
     http = stack.enter_context(_http(current, page))
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
     if current.place.exclusive:
-        _answer(current, daemon, observers, open_store, page, stack)
+        _open_control_socket(current, daemon, observers, open_store, page, stack)
     return f"{http.url}/"
 
 
-def _answer(
+def _open_control_socket(
     current: Session, daemon: Daemon, observers: Observers, open_store: _OpenStore, page: ASGIApp, stack: ExitStack
 ) -> None:
-    """Answer the commands that cannot open the store because this process has it."""
+    """Serve the commands of other processes, which cannot open the store that this process holds."""
     store, state, side = open_store
     unknown_row_log = daemon.engine.deps.unknown_row_log
 
     def reader(observer: Observer, is_stopping: Callable[[], bool]) -> Questions:
-        # What only reads gets no object that could write (invariant S5).
-        face = read_only(store)
-        return Questions(
-            current.deps(
-                face, state, is_stopping=is_stopping, observer=observer, unknown_row_log=unknown_row_log, side=side
-            )
+        # S5: a query gets a read-only store.
+        deps = current.deps(
+            read_only(store),
+            state,
+            is_stopping=is_stopping,
+            observer=observer,
+            unknown_row_log=unknown_row_log,
+            side=side,
         )
+        return Questions(deps)
 
-    who = greeting(store.identity(), current.digest)
-    saves = partial(back_up, folders_of(current.settings), store=store, side=side)
-    saving = saves if current.settings.storage.kind == "leveldb" else None
-    control = ControlServer(current.state_path, ControlBackend(daemon, reader, daemon, who, observers, page, saving))
+    identity = greeting(store.identity(), current.digest)
+    backup = partial(back_up, folders_of(current.settings), store=store, side=side)
+    backup_or_none = backup if current.settings.storage.kind == "leveldb" else None
+    backend = ControlBackend(daemon, reader, daemon, identity, observers, page, backup_or_none)
+    control = ControlServer(current.state_path, backend)
     try:
         control.start()
         stack.callback(control.stop)
     except StoreError as error:
-        # The daemon still works; only commands cannot reach it.
+        # The daemon works without the socket; only commands cannot reach it.
         logger.warning("commands cannot reach this janitor: %s", error)

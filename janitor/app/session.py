@@ -1,4 +1,4 @@
-"""A session: creates a command's objects from its options: settings, store or clone, state, snapshots, engine."""
+"""The session of a command: its settings, and the creation of store or clone, state, snapshots and engine."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ from tms_core.tables.side import SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
 from tms_core.transaction.source.source import SnapshotSource
 
-#: Handles signals while a block runs (:func:`tms_core.cli.entry.ending`). The first SIGTERM or SIGINT requests a stop
-#: between two batches; the second stops the process at once. Neither loses data: the next janitor continues.
+#: Handles signals inside a block (:func:`tms_core.cli.entry.ending`). The first SIGTERM or SIGINT requests a stop
+#: between two batches; the second signal stops the process at once. No data is lost: the next run continues.
 ending = partial(entry.ending, text=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")
 
 logger = logging.getLogger(__name__)
@@ -77,15 +77,15 @@ class Session:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the settings that decide about deletions (:func:`janitor.settings.config_digest`)."""
+        """Return the digest of the settings that affect deletions (:func:`janitor.settings.config_digest`)."""
         return config_digest(self.settings)
 
     def refusal(self) -> str:
-        """Return the reason why the surrounding process cannot work now; empty if it can, or without one."""
+        """Return the reason why the surrounding server cannot work now; empty if it can, or without a server."""
         return ""
 
     def topic_changes(self) -> int:
-        """Return the number of topic changes that this process knows of; 0 if the janitor runs alone."""
+        """Return the number of topic changes by the surrounding server; 0 without a server."""
         return 0
 
     def arguments(self) -> str:
@@ -94,18 +94,18 @@ class Session:
 
     @cached_property
     def place(self) -> Place:
-        """Return the location of the store and its state.
+        """Return the place of the store and its state.
 
         Raises:
-            ConfigurationError: this program cannot clean this kind of store.
+            ConfigurationError: the janitor cannot clean this kind of store.
         """
         storage = self.settings.storage
         if storage.kind == "hbase":
-            from janitor.app.hbase_place import HBasePlace  # noqa: PLC0415 a store in LevelDB needs no Thrift
+            from janitor.app.hbase_place import HBasePlace  # noqa: PLC0415 a store in LevelDB does not need Thrift
 
             return HBasePlace(storage.hbase, self.clock)
         if storage.kind == "leveldb":
-            from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 a store in HBase needs no LevelDB
+            from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 a store in HBase does not need LevelDB
 
             return LevelDBPlace(Path(storage.leveldb.path), self.state_path)
         raise ConfigurationError(
@@ -143,16 +143,16 @@ class Session:
         if named is not None and "://" not in named and not Path(named).is_dir():
             raise ConfigurationError(
                 f"--snapshots {named}: the folder does not exist.",
-                "Name the folder that has the transaction snapshots.",
+                "Set it to the folder with the transaction snapshots.",
             )
         return source_of(self.settings.transactions)
 
     @contextmanager
     def feedback(self) -> Iterator[Feedback | None]:
-        """Yield the transaction manager that gets proven boundaries; None: no manager, or nothing is written.
+        """Yield the transaction manager that receives proven ids; None without feedback, or if runs are only plans.
 
         Raises:
-            ConfigurationError: the settings require it, and there is no transaction manager.
+            ConfigurationError: the settings enable feedback, but there is no transaction manager.
         """
         settings = self.settings.janitor.boundary
         if not settings.feedback or not self.settings.janitor.apply:
@@ -162,23 +162,23 @@ class Session:
             yield Feedback(manager, settings.participants)
 
     def transactions(self) -> AbstractContextManager[LateSource | None]:
-        """Return the source of late transactions; None: there is no transaction manager."""
+        """Return the source of late transactions; None without a transaction manager."""
         if self.settings.transactions.source != "thrift":
             return nullcontext()
         return TransactionClient.configured(self.settings.transactions)
 
     def truncator(self) -> AbstractContextManager[Truncator]:
-        """Return the transaction manager, at its address.
+        """Return a client of the transaction manager.
 
         Raises:
-            ConfigurationError: the settings name no transaction manager.
+            ConfigurationError: the settings have no transaction manager.
         """
         transactions = self.settings.transactions
         if transactions.source in ("directory", "none"):
             raise ConfigurationError(
                 f"janitor.boundary.feedback is on, but transactions.source is {transactions.source}: there is no "
-                "transaction manager that the janitor could tell which transactions are clean.",
-                "Set transactions.source: thrift and transactions.thrift to its address, or janitor.boundary.feedback: "
+                "transaction manager that could remove proven transactions.",
+                "Set transactions.source: thrift and transactions.thrift: HOST:PORT, or janitor.boundary.feedback: "
                 "off.",
             )
         return TransactionClient.configured(transactions)
@@ -201,19 +201,19 @@ class Session:
             return None
         if greeting.store != self.place.identity():
             raise ConfigurationError(
-                f"The janitor that answers in {self.state_path} (process {greeting.pid}) holds another store.",
+                f"The janitor that responds in {self.state_path} (process {greeting.pid}) holds another store.",
                 "Give each store a separate state folder (janitor.state).",
             )
         if greeting.settings != self.digest:
             logger.warning(
-                "process %d holds the store and has other settings than this command; the settings of that process "
-                "count",
+                "process %d holds the store with settings that differ from this command; the settings of that process "
+                "apply",
                 greeting.pid,
             )
         return RemoteEngine(caller, greeting)
 
     def refresh_status(self) -> None:
-        """Make the running janitor show changes of the state at once; the changes take effect in any case."""
+        """Make the running janitor show changes of the state at once; they take effect in any case."""
         try:
             holder = self.holder()
             if holder is not None:
@@ -223,10 +223,10 @@ class Session:
 
     @contextmanager
     def reading(self, *, records: bool = False) -> Iterator[AnyEngine]:
-        """Yield an engine for questions: the janitor that holds the store, or an engine on a clone (invariant S5).
+        """Yield an engine for queries: the janitor that holds the store, or an engine on a clone (invariant S5).
 
         Args:
-            records: write to the side table itself, which records an adoption.
+            records: whether to open the side table for writing, to record an adoption.
         """
         with ExitStack() as stack:
             yield self._engine_for(partial(self._open_clone, records=records), stack)
@@ -242,11 +242,11 @@ class Session:
         """Yield an engine on the store.
 
         Args:
-            feedback: the transaction manager that gets proven boundaries.
-            waits: wait for the lease of a dead holder to expire.
+            feedback: the transaction manager that receives proven ids.
+            waits: whether to wait for the lease of a dead holder to expire.
 
         Raises:
-            StoreBusy: another process holds it; if that is a janitor, the hint tells how to reach it.
+            StoreBusy: another process holds the store; if it is a janitor, the hint has the command to reach it.
         """
         stop, opened_bytes = Event(), self.place.disk_bytes()
         with (
@@ -259,19 +259,18 @@ class Session:
                 store, state, side, lease, is_stopping=stop.is_set, feedback=feedback, opened_bytes=opened_bytes
             ) as engine,
         ):
-            # The store and the lease are held, so runs without a result are of dead processes.
+            # This process holds the store and the lease, so unfinished runs belong to dead processes.
             engine.recover()
-            logger.info("the store is open to be written: %s", self.place.name)
+            logger.info("opened the store for writing: %s", self.place.name)
             yield engine
 
     @contextmanager
     def attempting(self, mode: Mode = "apply", *, skips_busy: bool = False) -> Iterator[None]:
-        """Record a run that fails while the block opens its objects; a store without a state gets no record.
+        """Record a failed run if the block fails to open its objects, and if a state exists.
 
         Args:
             mode: the mode of the run.
-            skips_busy: whether to skip the run while another process has the store. A working janitor is never a
-                failure.
+            skips_busy: whether the run is skipped, not failed, while another process has the store.
         """
         try:
             yield
@@ -281,7 +280,7 @@ class Session:
             try:
                 self._record_failure(mode, error)
             except TmsError as unrecorded:
-                logger.warning("this failure could not be recorded in %s: %s", self.place.state_name, unrecorded)
+                logger.warning("the failed run could not be recorded in %s: %s", self.place.state_name, unrecorded)
             raise
 
     def _record_failure(self, mode: Mode, error: Exception) -> None:
@@ -309,7 +308,7 @@ class Session:
 
     @contextmanager
     def _open_clone(self, *, records: bool = False) -> Iterator[Engine]:
-        # The store first, so that no state is created without a store.
+        # Open the store first, so that no state is created without a store.
         with (
             self.place.readable() as store,
             self.place.state() as state,
@@ -319,10 +318,10 @@ class Session:
             yield engine
 
     def hold_store(self) -> AbstractContextManager[Store]:
-        """Return the store, opened to be written.
+        """Return the store, opened for writing.
 
         Raises:
-            StoreBusy: another process holds it; if that is a janitor, the hint says how to reach it.
+            StoreBusy: another process holds the store; if it is a janitor, the hint has the command to reach it.
         """
         try:
             return self.place.writable()
@@ -336,25 +335,25 @@ class Session:
             ) from error
 
     def side(self) -> AbstractContextManager[SideTable | None]:
-        """Open the side table of a held store: TTLs of messages, and consumers."""
+        """Open the side table of a held store, with own TTLs of messages and consumers."""
         return self.place.side(read_only=False)
 
     def lease(
         self, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
     ) -> AbstractContextManager[Lease]:
-        """Yield the lease on the store, held while the block runs (invariant S12).
+        """Hold the lease of the store inside the block (invariant S12).
 
         Args:
-            standby: wait for the lease until this is set, if several processes can open the store.
-            until: wait at most for the lease of a dead holder to expire, or until this is set.
+            standby: an event; until it is set, wait for the lease, if several processes can open the store.
+            until: an event; until it is set, wait for the lease of a dead holder to expire.
 
         Raises:
-            LeaseHeld: another process has the lease, and this one may not wait or has waited long enough. If only one
-                process can open the store: the state folder belongs to another store whose janitor is running.
+            LeaseHeld: another process has the lease. If only one process can open the store, the state folder belongs
+                to another store whose janitor is running.
         """
         settings, exclusive = self.settings.janitor.lease, self.place.exclusive
-        # If only one process can open the store, a recorded holder of its lease is dead. The state of a restored store
-        # names another store until adoption; then the lease shows what its holder had.
+        # If only one process can open the store, a recorded holder of its lease is dead. But the state of a restored
+        # store names another store until adoption, and that store's janitor may be running.
         record, identity = state.store(), store.identity()
         sole = exclusive and (record is None or record.identity == identity)
         standby = None if exclusive else standby
@@ -384,19 +383,19 @@ class Session:
         )
 
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
-        """Return a janitor's dependencies by the settings; ``options`` are further fields, which override them."""
+        """Return the dependencies from the settings; ``options`` are further fields of ``Deps``, which override."""
         own = {"token_hex": secrets.token_hex, "division": Threads(self.settings.janitor.workers)}
         return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
 
     def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
-        """Return an engine by the settings; ``options`` as of :meth:`deps`."""
+        """Return an engine with the settings; ``options`` as for :meth:`deps`."""
         return Engine(self.deps(store, state, source=source, **options))
 
     @contextmanager
     def _engine(
         self, store: Reads, state: State, side: SideTable | None, lease: Lease | None = None, **options: Any
     ) -> Iterator[Engine]:
-        # A query deletes nothing, so it must not need the archive's packages.
+        # A query must not need the packages of the archive.
         archive = self.archive() if isinstance(store, Store) else None
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, side=side, lease=lease, archive=archive, **options)

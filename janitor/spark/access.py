@@ -1,9 +1,9 @@
 """Access to the store from a task, on any machine.
 
-Executors get settings, never connections. On LevelDB each task opens its own clone (invariant S5): a folder can
-be open in one process only, and hard links cost little. On HBase each task has its own connections.
+Executors get settings, never connections. On LevelDB each task opens a clone (invariant S5): only one process can open
+a folder, and hard links cost little. On HBase each task opens connections.
 
-The trade-off on LevelDB: no process may hold the store while tasks clone it, and each task sees the store at its start.
+On LevelDB, no process may hold the store while tasks clone it, and each task sees the store at its start.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.rpc.client import source_of
 
-# Every task imports this: HBase's client is for stores in HBase alone.
+# Every task imports this module, and only stores in HBase need the client.
 if TYPE_CHECKING:
     from tms_core.tables.hbase.store import HBaseStore
 
 logger = logging.getLogger(__name__)
 
 
-def spare_collections() -> None:
-    """Exempt the imported modules from garbage collection, once in a process that does tasks.
+def freeze_modules() -> None:
+    """Exempt the imported modules from garbage collection, once in a process of tasks.
 
-    PySpark collects all garbage after each task, which takes 60 ms with our modules and pandas: more than most tasks.
+    PySpark collects all garbage after each task, which takes 60 ms with these modules: longer than most tasks.
     """
     if not gc.get_freeze_count():
         gc.collect()
@@ -67,7 +67,7 @@ class Access:
         return self.settings.storage.kind == "leveldb"
 
     def at(self, path: Path) -> Access:
-        """Return the access to a LevelDB store with other folders and otherwise the same settings."""
+        """Return the access to a LevelDB store in another folder, with otherwise the same settings."""
         leveldb = self.settings.storage.leveldb.model_copy(update={"path": str(path.absolute())})
         storage = self.settings.storage.model_copy(update={"leveldb": leveldb})
         return Access(self.settings.model_copy(update={"storage": storage}))
@@ -119,13 +119,13 @@ class Access:
 
     @contextmanager
     def side(self) -> Iterator[SideTable | None]:
-        """Yield the side table; None: no server has ever written one.
+        """Yield the side table; None if it does not exist.
 
         Open it after the store, so that it has the expiry of every message in the store.
 
         Raises:
             StoreBusy: another process has the LevelDB store open.
-            StoreError: it cannot be read.
+            StoreError: the side table cannot be read.
         """
         with ExitStack() as stack:
             side: SideTable
@@ -147,7 +147,7 @@ class Access:
 
     @contextmanager
     def expiries(self) -> Iterator[Expiries | None]:
-        """Yield the TTLs of single messages (rule L6); None, and raises, as :meth:`side`."""
+        """Yield the expiries of messages (rule L6); None and errors as for :meth:`side`."""
         with self.side() as side:
             yield None if side is None else Expiries(side)
 
@@ -156,23 +156,23 @@ class Access:
 
         Raises:
             ConfigurationError: the store is not in HBase.
-            StoreError: it does not exist, or does not respond.
+            StoreError: the store does not exist, or does not respond.
         """
         if self.settings.storage.kind != "hbase":
             raise ConfigurationError(
-                f"storage.kind is {self.settings.storage.kind}, and Spark reads stores that outlive a process.",
-                "Set storage.kind: leveldb or hbase, or give leveldb or hbase.",
+                f"storage.kind is {self.settings.storage.kind}, but tasks of Spark can read only a store on disk.",
+                "Set storage.kind: leveldb or hbase, or the option leveldb or hbase.",
             )
         from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415
 
         return HBaseStore(self.settings.storage.hbase)
 
     def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:
-        """Return a view by the newest usable snapshot, or without a snapshot (invariant S14).
+        """Return the view of the newest usable snapshot, or a view without a snapshot (invariant S14).
 
         Args:
-            now_ms: the time by which rows are judged.
-            clock: the clock for the age of a snapshot, which is of the present, independent of ``now_ms``.
+            now_ms: the time at which the rules are evaluated.
+            clock: the present clock, which determines the age of a snapshot, independent of ``now_ms``.
         """
         transactions, lifetime = self.settings.transactions, self.settings.lifetime
         state = txstate.refresh(
@@ -184,7 +184,7 @@ class Access:
         return TransactionView(state.usable, now_ms, lifetime.undecided_ms)
 
     def policy(self, store: Reads, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
-        """Return the rules at a time, without holds, but with protected topics.
+        """Return the rules at a time, without holds except for protected topics.
 
         Args:
             changes: hypothetical TTLs of topics.

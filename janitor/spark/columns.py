@@ -1,11 +1,11 @@
 """Keys as columns, and the deletion rules over columns, without a loop over rows.
 
-A page of keys is sorted, so the rows of a topic are adjacent. Keys of equal length form a matrix of bytes, and every
-number of the key is a slice of it. The rules are comparisons of whole columns. This second implementation is acceptable
-because a property test compares it with ``decide`` row by row. If they disagree, :mod:`janitor.rules.policy` is right.
+A page of keys is sorted, so the rows of a topic are adjacent. Keys of equal length form a matrix of bytes, and each
+number of a key is a slice of the matrix. The rules are comparisons of whole columns. A property test compares this
+second implementation with ``decide`` row by row. If they disagree, :mod:`janitor.rules.policy` is right.
 
-A payload row's key does not show whether a message refers to it. If the decision depends on that (rule L5), it is
-``candidate``: the rule deletes the row unless a message that stays refers to it.
+The key of a payload row does not show whether a message refers to the row. If the decision depends on that (rule L5),
+it is ``candidate``: the rule deletes the row unless a remaining message refers to it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]
 
 KEEP, DELETE, INVERT, CANDIDATE = range(4)
-#: The meaning of the codes in ``Verdicts.action``.
+#: The meaning of the codes in ``Decisions.action``.
 ACTIONS = ("keep", "delete", "invert", "candidate")
-#: The meaning of the codes in ``Verdicts.rule``: the rule that deletes a row, or the reason why it stays.
+#: The meaning of the codes in ``Decisions.rule``: the rule that deletes a row, or the reason to keep it.
 RULES = (*map(str, Rule), *map(str, Reason))
 
 _CODE = {name: code for code, name in enumerate(RULES)}
 _TAIL = {"message": GENERATION_BYTES + MESSAGE_TAIL_BYTES, "payload": GENERATION_BYTES + PAYLOAD_TAIL_BYTES}
-#: Later than anything.
+#: The expiry of a message without its own TTL.
 NEVER_MS = LONG_MAX
 
 
 class Columns(NamedTuple):
-    """The keys of a page, part by part; an unrecognized key has the numbers 0.
+    """The keys of a page as columns; an unrecognized key has the numbers 0.
 
     Attributes:
         topics: the topics of the page.
-        topic: the index in ``topics``; -1: an unrecognized key.
+        topic: the index in ``topics``; -1 for an unrecognized key.
         pointer: the write pointer in a payload key; 0 in message keys.
         time_ms: the publish time of a message, the write time of a payload.
         sequence: the sequence id, or payload sequence id.
@@ -65,10 +65,10 @@ class Columns(NamedTuple):
 
 
 def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
-    """Take keys apart.
+    """Parse keys into columns.
 
     Args:
-        keys: in key order, without salt.
+        keys: the keys, sorted and without salt.
     """
     packed: Any = pa.array(keys, pa.binary())
     _, offsets_buffer, data_buffer = packed.buffers()
@@ -93,7 +93,7 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
             parts[0, at:end] = len(topics)
             _numbers(table, data[offsets[at] : offsets[end]], size, parts[1:, at:end])
         else:
-            # Keys cut short or too long lie among them.
+            # Some keys of the topic have another length.
             rows = data[offsets[at:end][is_complete][:, None] + np.arange(size)]
             some = np.zeros((4, len(rows)), dtype=np.int64)
             _numbers(table, rows.reshape(-1), size, some)
@@ -104,7 +104,7 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
 
 
 def _numbers(table: DataTable, keys: NDArray[np.uint8], size: int, into: Longs) -> None:
-    """Generation, pointer, time and sequence of keys of one topic, which follow one another and all have ``size``."""
+    """Parse generation, pointer, time and sequence of adjacent keys of one topic, which all have ``size`` bytes."""
 
     def part(kind: str, from_end: int) -> NDArray[Any]:
         return np.ndarray((len(keys) // size,), kind, keys, size - from_end, (size,))
@@ -117,14 +117,14 @@ def _numbers(table: DataTable, keys: NDArray[np.uint8], size: int, into: Longs) 
 
 
 class Pointers(NamedTuple):
-    """Stored write pointers of message rows; ``present`` says which rows have one."""
+    """The stored write pointers of message rows; ``present`` marks rows with a pointer."""
 
     value: Longs
     present: Flags
 
 
 class Decisions(NamedTuple):
-    """The decision about each row, as codes of ``ACTIONS`` and ``RULES``."""
+    """The decisions about rows, as codes of ``ACTIONS`` and ``RULES``."""
 
     action: Codes
     rule: Codes
@@ -132,7 +132,7 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The facts that rows are judged by.
+    """The deletion rules with their facts, for pages of rows.
 
     Attributes:
         topics: metadata and frontier of each topic with readable metadata (rule L1).
@@ -145,11 +145,11 @@ class Policy:
     def judge(
         self, table: DataTable, rows: Columns, pointers: Pointers | None = None, expires_ms: Longs | None = None
     ) -> Decisions:
-        """Return the rules' decision about each row (:func:`janitor.rules.policy.decide`).
+        """Return the decisions about rows (:func:`janitor.rules.policy.decide`).
 
         Args:
-            pointers: the pointers of message rows; None: no row has one.
-            expires_ms: the expiry of messages by their own TTL (L6), ``NEVER_MS`` without one; None: no row has one.
+            pointers: the pointers of message rows; None if no row has a pointer.
+            expires_ms: the expiries of messages (L6), ``NEVER_MS`` without their own TTL; None if no row has a TTL.
         """
         terms = self._terms(rows)
         unrecognized = (rows.topic < 0) | (rows.generation <= 0) | (rows.time_ms < 0)
@@ -183,23 +183,23 @@ class Policy:
         rule[processed] = _CODE[Rule.PROCESSED]
         rule[is_due & ~reached] = _CODE[Reason.HELD]
 
-        going = is_due & reached
-        action = np.where(going, DELETE, KEEP).astype(np.int8)
+        deleted = is_due & reached
+        action = np.where(deleted, DELETE, KEEP).astype(np.int8)
         if table == "payload":
-            candidates = going & ~old_either
+            candidates = deleted & ~old_either
             undecided = candidates & self._undecided(rows.pointer)
             action[candidates], action[undecided] = CANDIDATE, KEEP
             rule[undecided] = _CODE[Reason.UNDECIDED]
         if pointers is not None:
-            inverted = ~going & (rows.topic >= 0) & pointers.present & self._invalid(pointers.value)
+            inverted = ~deleted & (rows.topic >= 0) & pointers.present & self._invalid(pointers.value)
             action[inverted], rule[inverted] = INVERT, _CODE[Rule.INVALID_TRANSACTION]
         return Decisions(action, rule)
 
     def _terms(self, rows: Columns) -> dict[str, Longs]:
-        """Return the values by which each row's topic is judged; zeros for unknown topics."""
+        """Return the rule parameters of each row's topic; zeros for unknown topics."""
         found = [_terms_of(*self.topics.get(topic, (None, None))) for topic in rows.topics]
         by_topic = np.array([*found, _terms_of(None, None)], dtype=np.int64)
-        # Most pages are of one topic, whose terms need not be there once for each row.
+        # Most pages have one topic, whose values need not be repeated for each row.
         alone = len(rows.topic) > 0 and rows.topic.min() == rows.topic.max()
         by_row = by_topic[rows.topic[:1]] if alone else by_topic[rows.topic]
         return dict(zip(_TERMS, by_row.T, strict=True))
@@ -237,7 +237,7 @@ _TERMS = (
 
 
 def _terms_of(topic: TopicMetadata | None, frontier: Frontier | None) -> tuple[int, ...]:
-    """Return the values named by ``_TERMS``."""
+    """Return the values of ``_TERMS``."""
     if topic is None or frontier is None:
         return (0,) * len(_TERMS)
     return (

@@ -1,11 +1,11 @@
 """The Spark session of the janitor's commands, and the conversion of Spark's errors.
 
-An error on Spark returns as a stack trace of two languages. If it is an error of this project, its last traceback line
-has its name and message. The conversion looks for that line and raises the same error here; otherwise it shows the line
-with Spark's reason.
+Spark reports an error as a stack trace of two languages. For an error of this project, the last line of the traceback
+has its name and message. The conversion searches for that line and raises the same error here; otherwise it shows the
+line with Spark's reason.
 
-The session of a command hides Spark's log, which would repeat the stack trace. To read the log, name a folder with your
-own configuration.
+The session of a command hides Spark's log, which would repeat the stack trace. To see the log, set SPARK_CONF_DIR to a
+folder with a log4j2.properties file.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt): .+)$",
 _CAUSED = re.compile(r"^(?:Caused by: |: )(?:[\w$]+\.)+([\w$]+: .+)$", re.MULTILINE)
 #: The default ports of Spark Connect and of a Spark master.
 _PORTS = {"sc": 15002, "spark": 7077}
-#: The time limit for a response from them, in seconds; Spark itself would try for minutes.
+#: The timeout for a connection to them, in seconds; Spark itself would retry for minutes.
 _ANSWER_SECONDS = 10
 #: The interval at which the thread that waits for Spark checks other conditions, in seconds.
 LOOK_SECONDS = 1.0
 #: The interval at which progress is logged, in seconds.
 TELL_SECONDS = 10.0
-_JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless) and let JAVA_HOME or PATH name it."
+_JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless), and set JAVA_HOME or PATH."
 _QUIET_LOG = Path(__file__).with_name("log4j2.properties")
-_LOG = "Spark's own log says more: let SPARK_CONF_DIR name a folder with a log4j2.properties of yours."
+_LOG = "To see Spark's log, set SPARK_CONF_DIR to a folder with a log4j2.properties file."
 
 #: The number of attempts of each task on a single machine, as on a cluster.
 LOCAL = "local[*,4]"
 
 
 def require_pyspark() -> None:
-    """Make sure that pyspark and pyarrow can be loaded, without loading them.
+    """Check that pyspark and pyarrow are installed, without loading them.
 
     Raises:
-        ConfigurationError: one of them is not installed.
+        ConfigurationError: pyspark or pyarrow is not installed.
     """
     for name in ("pyspark", "pyarrow"):
         if find_spec(name) is None:
@@ -79,7 +79,7 @@ def require_pyspark() -> None:
 
 
 def require_java(environ: Mapping[str, str]) -> None:
-    """Make sure that Spark finds a supported Java.
+    """Check that Spark finds a supported Java.
 
     Raises:
         ConfigurationError: no Java was found, or its version is not supported.
@@ -87,13 +87,13 @@ def require_java(environ: Mapping[str, str]) -> None:
     home = environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH"))
     if found is None or not Path(found).is_file():
-        where = f"JAVA_HOME is {home}, and there is no bin/java in it." if home else "There is no java on the PATH."
+        where = f"JAVA_HOME is {home}, but it has no bin/java." if home else "The PATH has no java."
         raise ConfigurationError(f"Spark needs Java. {where}", _JDK)
     output = subprocess.run([found, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_SECONDS)  # noqa: S603
     match = _VERSION.search(output.stderr + output.stdout)
     if match is None or int(match[1]) not in JAVA:
-        version = f"Java {match[1]}" if match else "no Java that says its version"
-        raise ConfigurationError(f"Spark runs on Java {' or '.join(map(str, JAVA))}, and {found} is {version}.", _JDK)
+        version = f"Java {match[1]}" if match else "an unknown version"
+        raise ConfigurationError(f"Spark needs Java {' or '.join(map(str, JAVA))}, but {found} is {version}.", _JDK)
 
 
 @contextmanager
@@ -101,8 +101,8 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
     """Yield a session; stop it afterwards unless it existed before.
 
     Args:
-        master: Spark's name of a cluster (``local[*]``, ``spark://…``, ``k8s://…``, or ``sc://…`` for Spark Connect);
-            None: that of ``spark-submit``, or all cores of this machine.
+        master: the Spark master (``local[*]``, ``spark://…``, ``k8s://…``, or ``sc://…`` for Spark Connect); None for
+            the master of ``spark-submit``, or all cores of this machine.
 
     Raises:
         ConfigurationError: pyspark or Java is missing.
@@ -133,7 +133,7 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
         try:
             yield spark
         except BaseException:
-            # Without a JVM (see run_on_spark), stop fails too; the first error says more.
+            # Without a JVM (see run_on_spark), stop fails, too; raise the first error.
             if before is None:
                 with suppress(Exception):
                     spark.stop()
@@ -171,12 +171,12 @@ def convert_sigterm() -> Iterator[None]:
 def run_on_spark(
     spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None, *, name: str = ""
 ) -> T:
-    """Do work on Spark, and cancel it if the caller cannot wait any longer.
+    """Do work on Spark, and cancel it if ``alive`` raises an error.
 
     Args:
         spark: a session whose jobs all belong to the caller.
         alive: called at intervals during the wait.
-        name: the name of the work for the log and Spark's own pages; empty: progress is not logged.
+        name: the name of the work in the log and in Spark's UI; empty to log no progress.
 
     Raises:
         Interrupted: ``alive`` raised it.
@@ -189,9 +189,9 @@ def run_on_spark(
                 alive()
                 progress.log()
         except (Interrupted, KeyboardInterrupt):
-            # The JVM is gone already if the signal went to the whole process group, as systemd and timeout send it.
+            # The JVM may have stopped: systemd and timeout send signals to the whole process group.
             with suppress(Exception):
-                # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
+                # Cancel all jobs: a classic session applies a tag only in the thread that has set it.
                 spark.interruptAll()
             raise
         return future.result()
@@ -224,10 +224,10 @@ class _Progress:
         if self._name and self._remote:
             self._spark.removeProgressHandler(self._handler)
         if self._has_logged:
-            logger.info("%s: over after %.0f s", self._name, time.monotonic() - self._began)
+            logger.info("%s: finished after %.0f s", self._name, time.monotonic() - self._began)
 
     def described(self, work: Callable[[], T]) -> T:
-        """Do the work in this thread, under its name in Spark's own pages."""
+        """Do the work in this thread, with its name in Spark's UI."""
         if not self._name or self._remote:
             return work()
         self._spark.sparkContext.setJobDescription(self._name)
@@ -258,7 +258,7 @@ class _Progress:
 
 
 def require_answer(master: str) -> None:
-    """Make sure that a program listens at the address of a cluster, if the name of the master has one.
+    """Check that a program listens at the address of the master, if the master has an address.
 
     Raises:
         TmsError: no program listens there.
@@ -273,12 +273,12 @@ def require_answer(master: str) -> None:
                 return
         except (OSError, ValueError):
             continue
-    raise TmsError(f"No Spark answers at {master}.", "Start it there, or correct --master.")
+    raise TmsError(f"No Spark responds at {master}.", "Start Spark there, or correct --master.")
 
 
 @contextmanager
 def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment of a new JVM while the block runs, but of no other program."""
+    """Set the environment variables of a new JVM inside the block."""
     # Tasks on this machine run in the interpreter of this process.
     variables = {"PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
     if master.startswith("local"):

@@ -1,11 +1,10 @@
 """The contents of a store by topic and generation, counted on Spark.
 
-It makes one pass over each table, and one join of the two, because neither table alone shows payloads without a
-message, or messages without their payloads. The join also decides payload rows that the rules leave open
-(``candidate``, rule L5).
+It makes one pass over each table, and joins them, because neither table alone shows payloads without a message, or
+messages without their payloads. The join also decides about ``candidate`` payload rows (rule L5).
 
-In contrast to ``janitor plan``, it reads and counts everything, including rows that stay. No holds apply, because these
-are the results of the rules, not of a run.
+In contrast to ``janitor plan``, it reads and counts all rows, including kept rows. Holds do not apply, because the
+counts show the results of the rules, not of a run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _HOUR_MS = 3_600_000
-#: Upper bounds of the age histogram, in milliseconds, and their names; older rows are in the last bar.
+#: The upper bounds of the age histogram in milliseconds, and their names; older rows are in the last bar.
 AGES = (
     (_HOUR_MS, "under_1h"),
     (24 * _HOUR_MS, "under_1d"),
@@ -44,7 +43,7 @@ OLDEST = "older"
 
 _GROUP = ("namespace", "topic", "generation")
 _OVERDUE = (Rule.EXPIRED, Rule.OLD_GENERATION)
-#: Java's absolute value, by which plain readers look for payloads; the lowest number is its own (rule L5).
+#: Java's absolute value, with which plain readers search payloads; the lowest number is its own absolute (rule L5).
 _JAVA_ABS = "if(write_pointer between -9223372036854775807 and -1, -write_pointer, write_pointer)"
 
 
@@ -54,15 +53,15 @@ class GenerationStats:
 
     Attributes:
         rows, payload_rows: the numbers of rows in the message and in the payload table.
-        size_bytes: the size of keys, write pointers and payloads of both, as in ``janitor status``.
-        oldest_ms, newest_ms: publish times; None: no messages.
+        size_bytes: the size of keys, write pointers and payloads in both tables, as in ``janitor status``.
+        oldest_ms, newest_ms: publish times; None without messages.
         ages: messages by age, by the names of ``AGES``.
         overdue: rows of both tables that the rules delete, by rule.
-        invalid_transaction: messages whose pointer is to be inverted.
-        orphan_payloads: payload rows that no message refers to, as if their message was never published.
-        missing_payloads: references to payloads without a row.
-        blocking_transaction: the oldest undecided write pointer among the messages, which blocks all transactional
-            readers; None: there is none.
+        invalid_transaction: messages with a pointer to invert.
+        orphan_payloads: payload rows that no message refers to.
+        missing_payloads: references to payloads that do not exist.
+        blocking_transaction: the oldest undecided write pointer of the messages, which blocks all transactional
+            readers; None if readers are not blocked.
     """
 
     topic: TopicId
@@ -81,7 +80,7 @@ class GenerationStats:
 
     @property
     def blocking_since_ms(self) -> int | None:
-        """Return the start of the blocking transaction; None: there is none."""
+        """Return the start of the blocking transaction; None without such a transaction."""
         return None if self.blocking_transaction is None else transaction_ms(self.blocking_transaction)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def count(
 
     Args:
         options: the options of the source: store, topics, policy.
-        now_ms: the time that rows are judged by.
+        now_ms: the time at which the rules are evaluated.
         transactions: the facts about transactions, to find blocked readers.
 
     Raises:
@@ -111,14 +110,14 @@ def count(
     with translated():
         messages, payloads = (_rows(spark, options, now_ms, table) for table in ("message", "payload"))
         rows = _count_frame(messages, payloads, now_ms, transactions).collect()
-    # Sorted here, because Spark would do most of the query twice to see where to divide the few rows of its answer.
+    # Sort here: for a sort, Spark would execute most of the query twice to partition the few rows of the result.
     return [_of_row(row.asDict()) for row in sorted(rows, key=lambda row: [row[name] for name in _GROUP])]
 
 
 def save(
     state: State, found: list[GenerationStats], living: Mapping[TopicId, int], now_ms: int, *, whole: bool
 ) -> None:
-    """Replace the results of the last background count by these, for status page and metrics.
+    """Replace the results of the last background count, for status page and metrics.
 
     Args:
         living: the counted topics that exist, with their generations.
@@ -159,7 +158,7 @@ def summary(found: list[GenerationStats], now_ms: int) -> StatisticsFigures:
 
 
 def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: str) -> str:
-    """Write statistics as Parquet, one folder per day; replace those of the same day.
+    """Write statistics as Parquet to a folder per day; replace the statistics of the same day.
 
     Args:
         folder: a path or a URL that Spark can write.
@@ -198,7 +197,7 @@ def _count_frame(messages: DataFrame, payloads: DataFrame, now_ms: int, transact
     payloads = payloads.where("write_ms >= 0")
     refers = F.col("payload_bytes").isNull() & F.col("write_pointer").isNotNull()
     bars = _bars(now_ms)
-    # By pointer first, for messages without one too: so each row is read once, and one join settles all.
+    # Group by pointer first, also messages without a pointer, so that each row is read once and one join is enough.
     sent = messages.groupBy(*_GROUP, F.expr(_JAVA_ABS).alias("write_pointer")).agg(
         F.count("*").alias("rows"),
         F.sum(_size(pointer=True)).alias("size"),
@@ -263,7 +262,7 @@ def _bars(now_ms: int) -> list[tuple[str, Column]]:
 
 
 def _is_undecided(transactions: TransactionView) -> Column:
-    """Return which messages no transactional reader may pass."""
+    """Return a condition for messages of undecided transactions, which block transactional readers."""
     pointer, snapshot = F.col("write_pointer"), transactions.snapshot
     if snapshot is None:
         return F.lit(False)

@@ -210,7 +210,7 @@ def test_doctor_and_boundary_name_the_observer(
     for line, label in (("doctor", "cdap"), ("boundary --explain", "obstacle:" if has_thrift2 else "not known:")):
         [said] = [shown for shown in asked(line).splitlines() if shown.startswith(label) and "observer" in shown]
         assert ("still has CDAP" in said) is has_thrift2
-        assert ("takes a Thrift 2 server" in said) is not has_thrift2
+        assert ("needs a Thrift 2 server" in said) is not has_thrift2
     answer = json.loads(asked("boundary --format json"))
     assert bool(answer["unseen"]) is not has_thrift2
     assert any("observer" in said for said in answer["obstacles"]) is has_thrift2

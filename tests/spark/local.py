@@ -95,9 +95,9 @@ def salted(run: Run) -> list[tuple[Part, Reads]]:
     return [(Part(run, number, number), part) for number, part in enumerate(run.store.parts())]
 
 
-def on_spark(*arguments: Any, sender: Any, cut: Any, looking: Any = None, **options: Any) -> Engine:
+def on_spark(*arguments: Any, sender: Any, cut: Any, open_reading: Any = None, **options: Any) -> Engine:
     """An engine whose passes are done by tasks; arguments and options are those of ``make_deps``."""
-    return spark_engine(make_deps(*arguments, **options), sender=sender, cut=cut, looking=looking)
+    return spark_engine(make_deps(*arguments, **options), sender=sender, cut=cut, open_reading=open_reading)
 
 
 @dataclass

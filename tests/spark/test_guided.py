@@ -17,7 +17,7 @@ from janitor.archive.writer import ParquetArchive
 from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
-from janitor.spark.sweep.engine import Cut, Looking, cutter
+from janitor.spark.sweep.engine import Cut, OpenReading, cutter
 from janitor.spark.sweep.ranged import RangedReads
 from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.base import State, StoreRecord
@@ -63,7 +63,7 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
     return cut
 
 
-def copying(store: Store, state: State, clock: ManualClock) -> Looking:
+def copying(store: Store, state: State, clock: ManualClock) -> OpenReading:
     """Tasks that look at a copy of a store, made when they are needed."""
 
     @contextmanager
@@ -80,7 +80,7 @@ def copying(store: Store, state: State, clock: ManualClock) -> Looking:
 
 
 def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: Terms, **options: Any) -> Engine:
-    given = {"token_hex": same, "sender": LocalSender(None), "looking": copying(store, state, clock)}
+    given = {"token_hex": same, "sender": LocalSender(None), "open_reading": copying(store, state, clock)}
     return on_spark(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
 
 
@@ -242,7 +242,7 @@ def test_guided_sweep_with_an_unreadable_topic_claims_nothing() -> None:
             watch(sender.environment.store, fail)
             yield sender
 
-    engine, state = run_on(store, looking=looking)
+    engine, state = run_on(store, open_reading=looking)
     before = len(rows_of(store)[1])
     report = engine.run_once(adopt=True)
     assert any("default:retired" in error and "a block is damaged" in error for error in report.errors)
@@ -260,7 +260,7 @@ def test_guided_sweep_with_tasks_that_fail_fails_after_messages() -> None:
     def looking() -> Iterator[Any]:
         yield Lost()
 
-    engine, state = run_on(filled(), looking=looking)
+    engine, state = run_on(filled(), open_reading=looking)
     with pytest.raises(StoreUnavailable):
         engine.run_once(adopt=True)
     assert [run.result for run in state.runs(10)] == ["failed"]
@@ -281,7 +281,7 @@ def test_guided_sweep_that_is_stopped_keeps_what_it_did() -> None:
 
         yield Stopped()
 
-    engine, state = run_on(store, looking=looking, is_stopping=lambda: bool(asked))
+    engine, state = run_on(store, open_reading=looking, is_stopping=lambda: bool(asked))
     report = engine.run_once(adopt=True)
     assert [note.guard for note in report.guards] == ["interrupted"]
     assert (asked, state.runs(1)[0].result) == (["invert"], "interrupted")

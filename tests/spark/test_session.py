@@ -54,7 +54,7 @@ def test_given_a_java_that_spark_runs_on_when_looked_for_then_all_is_well(versio
     [
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11"),
         ('java version "1.8.0_392"', "is Java 8"),
-        ("no such option", "no Java that says its version"),
+        ("no such option", "an unknown version"),
     ],
 )
 def test_given_another_java_when_looked_for_then_its_version_is_named(says: str, message: str, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_given_another_java_when_looked_for_then_its_version_is_named(says: str,
 
 
 def test_given_no_java_when_looked_for_then_the_hint_installs_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no java on the PATH") as raised:
+    with pytest.raises(ConfigurationError, match="The PATH has no java") as raised:
         require_java({"PATH": str(tmp_path)})
     assert "openjdk-17" in raised.value.hint
     with pytest.raises(ConfigurationError, match="JAVA_HOME is"):
@@ -131,7 +131,7 @@ def test_given_a_stack_when_it_comes_back_then_the_line_with_the_reason_is_told(
 
 @pytest.mark.parametrize("master", ["sc://127.0.0.1:1/;user_id=x", "spark://127.0.0.1:1,127.0.0.1:2", "spark://h:x"])
 def test_session_without_a_master_that_listens_fails_at_once(master: str) -> None:
-    with pytest.raises(TmsError, match="No Spark answers at"), session(master):
+    with pytest.raises(TmsError, match="No Spark responds at"), session(master):
         pass
 
 

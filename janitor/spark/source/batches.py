@@ -53,7 +53,7 @@ CLAIM_COLUMNS = (
     StructField("deliveries", IntegerType()),
     StructField("state", StringType()),
 )
-#: Columns of one word that are kept: a few words, in pages of the full length and of a few others.
+#: The number of cached columns with one repeated value.
 _CACHE_SIZE = 64
 _ARROW: Mapping[type, Any] = {
     StringType: pa.string(),
@@ -74,7 +74,7 @@ def columns_of(table: SourceTable, ask: RowFields) -> tuple[StructField, ...]:
 
 
 def row_batch(table: DataTable, page: Rows, rows: Columns, decisions: Decisions, keep: Flags, salt: int | None) -> Any:
-    """Return those rows of a page that are kept, with their decisions, as an Arrow batch."""
+    """Return the selected rows of a page with their decisions, as an Arrow batch."""
     at = None if keep.all() else np.flatnonzero(keep)
 
     def some(values: Any) -> Any:
@@ -122,7 +122,7 @@ def _names(names: Sequence[str], codes: NDArray[Any]) -> Any:
 
 @lru_cache(_CACHE_SIZE)
 def _repeat_value(word: str | None, number: int) -> Any:
-    """Return a column that says the same in every row, as most do in most pages; never changed, so it is made once."""
+    """Return a column with one repeated value; cached, because most columns of most pages are the same."""
     return pa.repeat(pa.scalar(word, pa.string()), number)
 
 
@@ -132,7 +132,7 @@ def _nulls(number: int) -> Any:
 
 
 def arrow_batch(columns: tuple[StructField, ...], found: Mapping[str, Any]) -> Any:
-    """Return values by name as an Arrow batch of these columns."""
+    """Return an Arrow batch of these columns from values by name."""
     kinds = [(field.name, _ARROW[type(field.dataType)]) for field in columns]
     arrays = [_as(kind, found[name]) for name, kind in kinds]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))

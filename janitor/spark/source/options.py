@@ -1,7 +1,6 @@
 """The options of ``spark.read.format("tms")``, parsed and checked.
 
-Settings come from the same layers as for every command (file, environment, flags), so that a job and the janitor use
-the same store without repetition.
+Settings come from the same layers as in commands (file, environment, flags), so that a job and the janitor share them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class SourceOptions:
     """The options of a query.
 
     Attributes:
-        now_ms: the time by which rows are judged; None: the present.
+        now_ms: the time at which the rules are evaluated; None: now.
         partitions: the approximate number of tasks; None: by the size of the data.
         changes: hypothetical changes of the policy.
     """
@@ -53,15 +52,15 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> SourceOptions:
-        """Read options as Spark has them.
+        """Parse Spark's options.
 
         Raises:
-            ConfigurationError: names the option and what to write.
+            ConfigurationError: an option is wrong; the error has its name and a valid value.
         """
         found = {name.lower(): value for name, value in options.items()}
         if unknown := sorted(set(found) - _OPTIONS):
             raise ConfigurationError(
-                f"{unknown[0]} is not an option of format {NAME}.", f"There are {', '.join(sorted(_OPTIONS))}."
+                f"{unknown[0]} is not an option of format {NAME}.", f"Valid options: {', '.join(sorted(_OPTIONS))}."
             )
         table = found.get("table", "message")
         if table not in _TABLES:

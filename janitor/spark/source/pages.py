@@ -32,23 +32,23 @@ from tms_core.tables.base import (
 )
 from tms_core.tables.leveldb.store import STORED, LevelDBMessageReads, decode, pointer_of
 
-#: Rows of the first page and of the first page after a jump, and the most rows of other pages. A small page reaches the
-#: next jump soon, before it reads many unneeded rows.
+#: The number of rows in the first page and in the first page after a seek, and the maximum of other pages. Small pages
+#: avoid the read of unneeded rows before the next seek.
 FIRST_ROWS, PAGE_ROWS = 64, 8192
-#: First byte of a message's value: plain, and transactional with a payload; any other is a reference's.
+#: The first byte of a message's value: plain, and transactional with a payload; other values are references.
 _PLAIN, _TRANSACTIONAL = 0, 1
-#: The bytes before the payload of a plain message and of a transactional one.
+#: The number of bytes before the payload of a plain message and of a transactional message.
 _PLAIN_BYTES, _TX_BYTES = 1, 9
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A page.
+    """A page of rows.
 
     Attributes:
-        pointers: the pointers of message rows; None: payload rows, whose pointers are in their keys.
-        sizes: the size of each row's payload in bytes, and which rows have one; None: not requested.
-        payloads: the payloads; None: not requested.
+        pointers: the pointers of message rows; None for payload rows, whose keys have the pointers.
+        sizes: the sizes of payloads in bytes, and flags of rows with a payload; None if not requested.
+        payloads: the payloads; None if not requested.
     """
 
     keys: list[bytes]
@@ -66,7 +66,7 @@ class RowFields:
 
 
 def scan(table: MessageReads | PayloadReads, piece: Piece, selection: RowSelection, ask: RowFields) -> Iterator[Rows]:
-    """Yield the rows of a piece, skipping unneeded ranges; some unneeded rows may be among them.
+    """Yield the rows of a piece; skip unneeded ranges, but possibly not all unneeded rows.
 
     Raises:
         StoreError: the table could not be read.
@@ -109,7 +109,7 @@ def _read(
 
 
 def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
-    """Message rows with their values as LevelDB has them; an unreadable one has neither pointer nor payload."""
+    """Parse message rows with LevelDB values; an unreadable value has neither pointer nor payload."""
     buffers: list[Any] = pa.array(values, pa.binary()).buffers()
     offsets = np.frombuffer(buffers[1], dtype=np.int32)[: len(values) + 1]
     data = np.frombuffer(buffers[2] if buffers[2] is not None else b"", dtype=np.uint8)
@@ -134,7 +134,7 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
 
 
 def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes | None]:
-    """Message rows whose payloads are not sent."""
+    """Return message rows with their pointers, without reading payloads."""
     pointers: dict[bytes, int] = {}
     if page.items:
         cells = every(partial(table.read, CELLS), page.items[0], page.items[-1] + b"\x00", len(page.items))

@@ -1,10 +1,10 @@
 """Pieces of a table, one for each task.
 
-Topics are not suitable units: one may have nine tenths of all rows, and a thousand others a few each. A piece is one or
-several key ranges, and a cut may be inside a topic or a generation, because every decision is about one row. LevelDB
-returns the bytes between two keys within microseconds, so pieces have about equal bytes. In HBase the salt is a hash of
-the whole key, and divides already. A sweep cuts a large salt by the counted rows of topics; a query of the rows between
-two times cuts each salt into equal periods.
+Topics are not suitable units: one topic may have 90 % of all rows, and a thousand topics a few rows each. A piece
+consists of key ranges, and a cut may be inside a topic or a generation, because each decision is about one row. LevelDB
+returns the bytes between two keys within microseconds, so pieces have about equal sizes. In HBase the salt is a hash of
+the whole key, so salts have about equal sizes. A sweep cuts a large salt by the counted rows of topics; a query for the
+rows between two times cuts each salt into equal periods.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from tms_core.tables.base import KeyRange, KeyReads, Reads
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import TX_PER_MS
 
-#: The bytes on disk of a piece, if no number of pieces is set.
+#: The size of a piece on disk in bytes, if no number of pieces is set.
 PIECE_BYTES = 16 << 20
-#: The messages of a piece under one salt of HBase, if no number of pieces is set: half a minute's work.
+#: The number of messages in a piece of a salt of HBase, if no number of pieces is set; about 30 s of work.
 PIECE_ROWS = 1_000_000
-#: LevelDB estimates sizes by blocks of about 4 KiB: smaller pieces could not be equal.
-LEAST_BYTES = 64 << 10
-#: What LevelDB reads and compresses at once.
+#: The minimum size of a piece: LevelDB estimates sizes in blocks of about 4 KiB, too coarse for smaller pieces.
+MIN_PIECE_BYTES = 64 << 10
+#: The size of a LevelDB block, which is read and compressed as a whole.
 _BLOCK_BYTES = 4096
-#: The tolerance of a cut, as a share of the whole: one part in this number.
+#: The divisor of a piece's size that gives the tolerance of a cut.
 _TOLERANCE = 20
-#: Bytes of a key that are looked at when the middle between two keys is sought; as long as a name, a generation and a
-#: time are.
+#: The number of key bytes in the search for the middle between two keys; enough for a name, a generation and a time.
 _WIDTH = 96
 
 
 class Piece(NamedTuple):
-    """Rows of one task.
+    """The rows of one task.
 
     Attributes:
-        salt: their salt; None: no salts.
-        ranges: their keys, in order.
-        times_ms: the half-open interval of their times; None: all.
+        salt: the salt of the rows; None if the store has no salts.
+        ranges: the key ranges, in order.
+        times_ms: the half-open interval of the rows' times; None for all times.
     """
 
     salt: int | None
@@ -60,18 +59,18 @@ class Piece(NamedTuple):
         return f"{salt}keys {_describe_key(first) or 'from the first'} to {end}{several}{times}"
 
     def of(self, selection: RowSelection) -> RowSelection:
-        """Return the wanted rows within this piece."""
+        """Return the selection, limited to this piece."""
         return (
             selection if self.times_ms is None else replace(selection, from_ms=self.times_ms[0], to_ms=self.times_ms[1])
         )
 
 
-#: No rows at all.
+#: The piece without rows.
 NOTHING = Piece(None, ())
 
 
 def pieces(parts: Sequence[tuple[int | None, Reads]], selection: RowSelection, number: int | None) -> list[Piece]:
-    """Return the pieces to read for the wanted rows.
+    """Return the pieces to read for a selection.
 
     Args:
         parts: the parts of the store by their salts.
@@ -111,7 +110,7 @@ def cut_keys(table: KeyReads, stretches: Sequence[KeyRange], number: int | None)
         number: the number of pieces; fewer if they would become too small. None: by the bytes.
     """
     ruler = _MeasuredRanges(table, stretches)
-    number = min(number or -(-ruler.length // PIECE_BYTES), ruler.length // LEAST_BYTES)
+    number = min(number or -(-ruler.length // PIECE_BYTES), ruler.length // MIN_PIECE_BYTES)
     if number < 2:
         return []
     tolerance = ruler.length // number // _TOLERANCE
@@ -121,11 +120,10 @@ def cut_keys(table: KeyReads, stretches: Sequence[KeyRange], number: int | None)
 def cut_by_counts(
     counts: Mapping[TopicId, TopicCount], topics: Iterable[TopicMetadata], salts: int, number: int | None
 ) -> list[bytes]:
-    """Return the keys at which to cut each salt of a store in HBase, which cannot tell sizes.
+    """Return the keys at which to cut each salt of a store in HBase, which does not report sizes.
 
-    A cut has a counted share of the messages before it. The messages of a topic count as evenly distributed over the
-    time from the oldest to the newest. The payloads of that time sort by transaction, so each cut has a second key for
-    them.
+    Cuts divide the counted messages evenly, as if the messages of a topic were evenly distributed over time. Payloads
+    sort by transaction, so each cut has a second key for them.
 
     Args:
         counts: the counts of counted topics.
@@ -155,11 +153,11 @@ def cut_by_counts(
 
 
 def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple[KeyRange, ...]]:
-    """Yield the ranges before the first cut, between two cuts, and after the last one; some may be empty.
+    """Yield the ranges before the first cut, between two cuts, and after the last cut; some may be empty.
 
     Args:
-        ranges: in key order and disjoint.
-        cuts: in key order.
+        ranges: the ranges, sorted and disjoint.
+        cuts: the keys, sorted.
     """
     rest = deque(ranges)
     for cut in (*cuts, None):
@@ -175,9 +173,9 @@ def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple
 
 
 def _times(selection: RowSelection, share: int) -> list[tuple[int, int] | None]:
-    """Return the intervals of time that each salt is cut into, of equal length if possible.
+    """Return the time intervals into which each salt is cut, of equal length if possible.
 
-    Payloads are not cut, because their keys do not sort by time, so a task could not skip rows.
+    Payloads are not cut: their keys do not sort by time, so a task could not skip rows.
     """
     if share < 2 or selection.table == "payload" or selection.from_ms is None or selection.to_ms is None:
         return [None]
@@ -188,10 +186,10 @@ def _times(selection: RowSelection, share: int) -> list[tuple[int, int] | None]:
 
 
 class _MeasuredRanges:
-    """Ranges of a table laid one after the other, measured in bytes.
+    """Consecutive ranges of a table, with their sizes.
 
     Attributes:
-        length: the sum of their bytes on disk.
+        length: the total size on disk in bytes.
     """
 
     def __init__(self, table: KeyReads, stretches: Sequence[KeyRange]) -> None:
@@ -201,7 +199,7 @@ class _MeasuredRanges:
         self.length = self._ends[-1] if self._ends else 0
 
     def key(self, mark: int, tolerance: int) -> bytes:
-        """Return a key before which so many bytes lie, give or take as many and a block."""
+        """Return a key before which the ranges have ``mark`` bytes, with a tolerance in bytes plus a block."""
         at = bisect_right(self._ends, mark)
         start, stop = self._stretches[at]
         share = mark - (self._ends[at - 1] if at else 0)

@@ -1,7 +1,7 @@
-"""The rows that a query needs, and the parts of a table that need not be read for them.
+"""The selection of rows for a query, which skips parts of a table.
 
-It combines options and pushed filters. Results never depend on it alone: Spark evaluates its filters again, so a filter
-that is missing here, or unusable, only costs reading.
+It combines options and pushed filters. Spark evaluates its filters again, so a filter that is not used here only costs
+additional reads.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tms_core.topic import TopicId
 
 #: The characters that end the literal prefix of a shell pattern.
 _MAGIC = frozenset("*?[")
-#: Keys in one read if the distance to the next wanted key is unknown.
-_MOST_ROWS = 4096
+#: The maximum number of keys in one read of the search for ranges.
+_MAX_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Rows of one table.
+    """A selection of rows of one table.
 
     Attributes:
-        table: which.
-        patterns: shell patterns of topics; none for all, and for rows of no topic too.
-        namespaces, names: of the topics, exactly; None for any.
-        from_ms, to_ms: of the row's own time, half-open (invariant S1); None for no such bound.
-        salts: only under these; None for all.
+        table: the table.
+        patterns: shell patterns of topics; empty for all rows, including rows without a topic.
+        namespaces, names: the exact namespaces and names of topics; None for all.
+        from_ms, to_ms: the half-open interval of the rows' times (invariant S1); None for no limit.
+        salts: the salts; None for all.
     """
 
     table: DataTable
@@ -48,7 +48,7 @@ class RowSelection:
 
     @property
     def is_recognized_only(self) -> bool:
-        """Return whether unrecognized keys are left out, because they have neither topic nor time."""
+        """Return whether to skip unrecognized keys, because they have neither topic nor time."""
         return self.names_topics or self.from_ms is not None or self.to_ms is not None
 
     @property
@@ -56,7 +56,7 @@ class RowSelection:
         return bool(self.patterns) or self.namespaces is not None or self.names is not None
 
     def wants(self, topic: TopicId) -> bool:
-        """Return whether rows of the topic are wanted."""
+        """Return whether rows of the topic are selected."""
         if self.namespaces is not None and topic.namespace not in self.namespaces:
             return False
         if self.names is not None and topic.topic not in self.names:
@@ -64,7 +64,7 @@ class RowSelection:
         return not self.patterns or topic.matches(self.patterns)
 
     def ranges(self) -> list[KeyRange]:
-        """Return where their keys can lie, in key order and apart from one another."""
+        """Return the ranges of possible keys, sorted and disjoint."""
         starts = {_literal(pattern) for pattern in self.patterns}
         if not starts and self.namespaces is not None:
             starts = {f"{namespace}:".encode() for namespace in self.namespaces}
@@ -79,7 +79,7 @@ class RowSelection:
         return found
 
     def mask(self, rows: Columns) -> Flags:
-        """Return which rows of a page are wanted."""
+        """Return flags of the selected rows of a page."""
         keep = np.ones(len(rows.topic), dtype=np.bool_)
         if self.is_recognized_only:
             keep &= rows.topic >= 0
@@ -92,7 +92,7 @@ class RowSelection:
         return keep
 
     def find_next_key(self, key: bytes) -> bytes | None:
-        """Return the next key to read after a key, if the following rows are not wanted; None: the next row."""
+        """Return the next key to read after a key, if the following rows are not selected; None for the next row."""
         if not self.is_recognized_only:
             return None
         prefix = topic_prefix(key)
@@ -101,7 +101,7 @@ class RowSelection:
         topic = TopicId.from_prefix(prefix)
         if topic is not None and not self.wants(topic):
             return topic_stop(prefix)
-        # Payload rows sort by transaction, which says nothing certain about their own time.
+        # Payload rows sort by transaction, which does not determine their times.
         parsed = MessageKey.parse(key) if self.table == "message" else None
         if parsed is None or parsed.publish_ms < 0:
             return None
@@ -114,10 +114,9 @@ class RowSelection:
         return None
 
     def through(self, key: bytes) -> bytes | None:
-        """Return the upper bound of the wanted rows that start at this key; None: the key is not wanted, or has no
-        topic.
+        """Return the upper bound of the selected range that starts with this key; None if the key is not selected.
 
-        For payload rows, the bound is that of the topic.
+        For payload rows, it is the bound of the topic.
         """
         prefix = topic_prefix(key)
         topic = None if prefix is None else TopicId.from_prefix(prefix)
@@ -133,9 +132,9 @@ class RowSelection:
         return _generation_stop(prefix, parsed.generation)
 
     def stretches(self, table: KeyReads) -> list[KeyRange]:
-        """Return ranges of wanted rows, narrower than :meth:`ranges`, found by seeking from each range to the next.
+        """Return the ranges of selected rows, narrower than :meth:`ranges`, found by seeks from range to range.
 
-        They only weigh the data; wanted rows outside are read, too.
+        They serve only as estimates of sizes; selected rows outside of them are read, too.
 
         Raises:
             StoreError: the table could not be read.
@@ -148,7 +147,7 @@ class RowSelection:
             limit = 1
             while start is not None and (last is None or start < last):
                 page = table.read(KEYS, start, last, limit)
-                start, limit = page.resume, min(2 * limit, _MOST_ROWS)
+                start, limit = page.resume, min(2 * limit, _MAX_ROWS)
                 if page.items and (stop := self._skip_to_range(page.items[-1], found)) is not None:
                     start, limit = stop, 1
         return found
@@ -162,10 +161,10 @@ class RowSelection:
         return stop
 
     def narrowed(self, filters: Iterable[Filter]) -> RowSelection:
-        """Return the rows that also pass filters, as far as their keys show that."""
+        """Return the selection, limited by the filters that keys can evaluate."""
         found = self
-        for one in filters:
-            found = found._narrowed_by(one)
+        for condition in filters:
+            found = found._narrowed_by(condition)
         return found
 
     def _narrowed_by(self, one: Filter) -> RowSelection:
@@ -221,8 +220,6 @@ def _generation_stop(prefix: bytes, generation: int) -> bytes:
 
 
 def _literal(pattern: str) -> bytes:
-    """Return the common prefix of all names that match a shell pattern; a name without wildcards is followed by a
-    colon.
-    """
+    """Return the literal prefix of a shell pattern; a pattern without wildcards gets a colon."""
     at = next((at for at, char in enumerate(pattern) if char in _MAGIC), None)
     return (f"{pattern}:" if at is None else pattern[:at]).encode()

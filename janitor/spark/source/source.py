@@ -6,8 +6,8 @@
     rows = spark.read.format("tms").option("leveldb", "data/messaging").option("table", "message").load()
     rows.groupBy("topic", "action", "rule").count().show()
 
-Rows are returned as Arrow batches, one for each page. The rules judge them by the time at which the query was planned,
-without frontiers, because invariant S8 limits runs only. ``docs/how-to/spark.md`` has the options and columns.
+Rows are returned as Arrow batches, one for each page. The rules are evaluated at the time of the query's planning,
+without holds, because invariant S8 limits runs only. ``docs/how-to/spark.md`` has the options and columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructField, StructType
 
 from janitor.report import DataTable
-from janitor.spark.access import spare_collections
+from janitor.spark.access import freeze_modules
 from janitor.spark.columns import NEVER_MS, Longs, split
 from janitor.spark.session import plain_kind
 from janitor.spark.source import pages
@@ -103,7 +103,7 @@ class TmsSource(DataSource):
 
 
 class FilteringSource(TmsSource):
-    """The same source with push-down; Spark refuses to run it in a session without push-down."""
+    """The source with filter push-down; Spark rejects it in a session without push-down."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _small(self.request) or FilteringReader(self.request)
@@ -124,7 +124,7 @@ class RowReader(DataSourceReader):
 
     Attributes:
         selection: the selection of rows.
-        policy: the rules that judge them.
+        policy: the rules for the rows.
 
     Raises:
         StoreError: the store cannot be read; raised when the query is planned.
@@ -155,13 +155,13 @@ class RowReader(DataSourceReader):
             open_expiries() as expiries,
         ):
             yield from self.batches(part, piece, expiries)
-        spare_collections()
+        freeze_modules()
 
     def batches(self, part: Reads, piece: Piece, expiries: Expiries | None) -> Iterator[Any]:
         """Yield the rows of a piece, as Arrow batches.
 
         Args:
-            expiries: the expiries of messages; None: payload rows, which have no own TTL.
+            expiries: the expiries of messages; None for payload rows, which have no TTL of their own.
         """
         table = part.message if self.selection.table == "message" else part.payload
         selection = piece.of(self.selection)
@@ -174,7 +174,7 @@ class RowReader(DataSourceReader):
 
 
 class FilteringReader(RowReader):
-    """A reader that skips rows that the filters exclude, if the keys show it."""
+    """A reader that skips rows which the filters exclude by their keys."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Inspect the filters; Spark evaluates all of them again."""

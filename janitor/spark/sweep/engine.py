@@ -1,12 +1,12 @@
-"""A pass whose jobs are tasks on Spark. The engine plans, guards, counts and concludes it like any other pass.
+"""A pass whose steps are tasks on Spark.
 
-The engine does not change. It prepares the run, checks the guards, completes each step in all parts before the next
-step, and saves the progress; only the division of the pass differs (:class:`~janitor.sweep.sweep.Division`). While
-tasks work, the driver sends heartbeats and renews its lease. If it loses the lease, it cancels the tasks; a task that
-does not get the message stops before its next batch. Each share has one task.
+The engine is unchanged: it prepares the run, checks the guards, completes each step in all parts before the next step,
+and saves the progress. Only the division of the pass differs (:class:`~janitor.sweep.sweep.Division`): each part has
+one task. While tasks run, the driver sends heartbeats and renews its lease. If it loses the lease, it cancels the
+tasks; a task that is not cancelled stops before its next batch.
 
-The trade-off: a task's deletions are counted only when the task finishes. If an attempt is lost, the ledger has its
-deletions without a number, because each attempt announces its ranges before it deletes.
+The deletions of a task are counted only when the task finishes. If an attempt is lost, the ledger has its deletions
+without a number of rows, because each attempt announces its ranges before it deletes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from janitor.rules.policy import Reason
 from janitor.run.engine import Engine
 from janitor.run.prepare import Deps
-from janitor.spark.access import Access, spare_collections
+from janitor.spark.access import Access, freeze_modules
 from janitor.spark.session import run_on_spark, translated
 from janitor.spark.source.parts import between, cut_by_counts, cut_evenly
 from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
@@ -69,8 +69,8 @@ class SparkSender:
     """A sender that runs tasks on Spark, one for each part.
 
     Args:
-        spark: a session of this sweep only, because all its jobs are cancelled if the run has to stop.
-        environment: the resources of tasks; sent with them.
+        spark: a session of this sweep only, because a stop cancels all its jobs.
+        environment: the resources of tasks, which is sent with them.
     """
 
     def __init__(self, spark: SparkSession, environment: TaskEnvironment) -> None:
@@ -96,7 +96,7 @@ class SparkSender:
                 for at in batch.column(0).to_pylist():
                     answer = pack(perform(environment, parts[at], attempt))
                     yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
-            spare_collections()
+            freeze_modules()
 
         with translated():
             numbers = self._spark.range(0, len(parts), 1, len(parts))
@@ -105,10 +105,10 @@ class SparkSender:
         return [unpack(found[at]) for at in range(len(parts))]
 
 
-#: Cuts the store of a run into parts. Each part has a stand-in for the driver's own store.
+#: Cuts the store of a run into parts, with the rows of each part for the driver.
 Cut = Callable[[Run], list[tuple[Part, Reads]]]
-#: Returns a sender whose tasks read the present contents of the store while the block runs.
-Looking = Callable[[], AbstractContextManager[Sender]]
+#: Returns a sender whose tasks read the present contents of the store inside the block.
+OpenReading = Callable[[], AbstractContextManager[Sender]]
 
 
 class Tasks:
@@ -117,7 +117,7 @@ class Tasks:
     Args:
         sender: runs the tasks.
         cut: cuts the store into parts.
-        state: the location of the run's lease.
+        state: the state with the lease of the run.
         lease: the driver's lease; None if the run needs no lease.
     """
 
@@ -148,7 +148,7 @@ class _TaskWorkers:
         """Run a step in all parts, and again in topics whose metadata changed during the step (invariant S2)."""
         run, step = self.parts[0].run, self.parts[0].step
         totals = [Outcome() for _ in self.parts]
-        # A task costs more than a look for rows.
+        # A task costs more than a seek for its rows.
         due = [part for part in self.parts if _may_have_work(part)]
         narrowed = run
         for _ in range(REPLANS):
@@ -165,8 +165,8 @@ class _TaskWorkers:
         for part in due:
             outcome = totals[part.number]
             for prefix in sorted(outcome.moved):
-                restless = StoreUnavailable("its metadata keeps changing; the next run tries again")
-                outcome.add(failed("message" if step == "message" else "payload", prefix, restless))
+                error = StoreUnavailable("its metadata keeps changing; the next run tries again")
+                outcome.add(failed("message" if step == "message" else "payload", prefix, error))
             outcome.moved.clear()
         ended = next((outcome.ended for outcome in totals if outcome.ended is not None), None)
         for part, outcome in zip(self.parts, outcomes, strict=True):
@@ -182,10 +182,10 @@ class _TaskWorkers:
         for outcome in found:
             run.store.calls.update(outcome.calls)
         answered = {_range_of(entry) for outcome in found for entry in (*outcome.deletions.values(), *outcome.unsure)}
-        # Also if no task has reported an earlier attempt: Spark may have killed one of two concurrent attempts.
+        # Include attempts that no task reports: Spark may have killed one of two concurrent attempts.
         lost = [entry for about, entry in self._read_announcements(run).items() if about not in known.keys() | answered]
         if lost:
-            logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
+            logger.warning("added %d announcements of lost attempts to the ledger without a number of rows", len(lost))
             found[0].unsure += lost
         return found
 
@@ -207,7 +207,7 @@ def _with_rate(parts: Sequence[Part], run: Run) -> list[Part]:
 
 
 def _may_have_work(part: Part) -> bool:
-    """Return whether the table of a part's step has rows there, which the step reads."""
+    """Return whether the step of a part has rows to read."""
     if part.step == "invert" and part.search.since_ms is None:
         return False
     return part.table("payload" if part.step == "payload" else "message").first(b"") is not None
@@ -216,20 +216,19 @@ def _may_have_work(part: Part) -> bool:
 class GuidedDriver:
     """A driver that writes the store alone, and visits only places where tasks found work on a copy.
 
-    LevelDB admits one process. Most of a full pass is reading: it searches every message row for the pointers of
-    invalid transactions, and the payload table for due rows. Therefore tasks read, with the same code that would
-    delete, and the driver visits only their findings and judges every row again. Nothing else can write during the
-    pass, so the findings of the tasks stay valid.
+    Only one process can open a LevelDB store. Most of a full pass is reading: it searches every message row for the
+    pointers of invalid transactions, and the payload table for due rows. Therefore tasks search with the same code that
+    would delete, and the driver visits only their findings and checks every row again. No other process can write
+    during the pass, so the findings of the tasks stay valid.
 
     Args:
         tasks: runs plans, and cuts the store.
-        looking: returns a sender of tasks that read; called once, when they are needed, and kept until the pass
-            finishes.
+        open_reading: returns a sender of tasks that read; called once, when needed, and kept until the pass finishes.
     """
 
-    def __init__(self, tasks: Tasks, looking: Looking) -> None:
+    def __init__(self, tasks: Tasks, open_reading: OpenReading) -> None:
         self._tasks = tasks
-        self._looking = looking
+        self._open_reading = open_reading
 
     @contextmanager
     def begin(self, run: Run, executor: Executor) -> Iterator[Workers]:
@@ -241,43 +240,43 @@ class GuidedDriver:
             raise read_only_error()
         with Threads().begin(run, executor) as driver, ExitStack() as needed:
             shares = [replace(part, finds=True) for part, _ in self._tasks.cut(run)]
-            yield _GuidedWorkers(driver, run.store, shares, self._looking, needed)
+            yield _GuidedWorkers(driver, run.store, shares, self._open_reading, needed)
 
 
 class _GuidedWorkers:
-    """Workers that visit only places with findings."""
+    """Workers that visit only ranges with findings of tasks."""
 
     def __init__(
-        self, driver: Workers, store: Store, shares: Sequence[Part], looking: Looking, needed: ExitStack
+        self, driver: Workers, store: Store, shares: Sequence[Part], open_reading: OpenReading, needed: ExitStack
     ) -> None:
         self.parts = driver.parts
         self._driver = driver
         self._store = store
         self._shares = shares
-        self._looking = looking
+        self._open_reading = open_reading
         self._needed = needed
         self._sender: Sender | None = None
 
     def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
         [part], [outcome] = self.parts, outcomes
-        # Due rows of messages lie in one range of each topic, so there is nothing to look for.
+        # Due messages are one range in each topic, so no search is needed.
         if part.step == "message" or not _may_have_work(part):
             yield from self._driver.take(outcomes)
             return
         if self._sender is None:
-            # After the deletion of messages, because otherwise the tasks would read the deleted messages too.
-            self._sender = self._needed.enter_context(self._looking())
+            # Open it after the deletion of messages, so that the tasks do not read deleted messages.
+            self._sender = self._needed.enter_context(self._open_reading())
         search = SearchScope(part.search.since_ms, part.search.everything)
-        looks = [replace(share, step=part.step, undone=part.undone, search=search) for share in self._shares]
+        parts = [replace(share, step=part.step, undone=part.undone, search=search) for share in self._shares]
         task_outcome = Outcome()
-        for found in self._sender.send(looks, part.executor.alive):
+        for found in self._sender.send(parts, part.executor.alive):
             part.run.store.calls.update(found.calls)
             task_outcome.merge(found)
-        yield from self._go(part, task_outcome, outcome)
+        yield from self._apply_findings(part, task_outcome, outcome)
         yield StepFinished(part, outcome)
 
-    def _go(self, part: Part, task_outcome: Outcome, total: Outcome) -> Iterator[Read]:
-        """Run a step in the places where tasks have findings.
+    def _apply_findings(self, part: Part, task_outcome: Outcome, total: Outcome) -> Iterator[Read]:
+        """Run a step in the ranges with findings of tasks.
 
         The driver counts deletions, because it deletes. The tasks count remaining rows, because they read all rows.
         """
@@ -294,17 +293,17 @@ class _GuidedWorkers:
         total.keep(Reason.REFERENCED, done.kept[Reason.REFERENCED])
 
 
-def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | None = None) -> Engine:
+def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, open_reading: OpenReading | None = None) -> Engine:
     """Return an engine whose passes run on Spark.
 
     Args:
         sender: runs the tasks.
         cut: cuts the store into parts.
-        looking: for a store that only this process can write: returns a sender of tasks that read the store; None if
-            tasks delete.
+        open_reading: returns a sender of tasks that read the store, if only this process can write it; None if tasks
+            delete.
     """
     tasks = Tasks(sender, cut, deps.state, deps.lease)
-    return Engine(replace(deps, division=tasks if looking is None else GuidedDriver(tasks, looking)))
+    return Engine(replace(deps, division=tasks if open_reading is None else GuidedDriver(tasks, open_reading)))
 
 
 def cutter(access: Access, partitions: int | None, counts: Callable[[], Mapping[TopicId, TopicCount]] = dict) -> Cut:

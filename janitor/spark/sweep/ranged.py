@@ -1,7 +1,7 @@
 """The rows of a store in some ranges of keys, with all metadata, for the scan of a task or a driver.
 
-It looks like a whole store, and never returns a row outside. Therefore a scan does not depend on the cuts, which may
-lie anywhere: each verdict is about one row.
+It has the interface of a whole store, and never returns a row outside the ranges. Therefore a scan does not depend on
+the cuts, which may be anywhere: each verdict is about one row.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tms_core.tables.wrapped import (
 
 T = TypeVar("T")
 
-#: No key at all.
+#: The empty range.
 NOTHING = KeyRange(b"\x00", b"\x00")
 
 
 class RangedReads(WrappedStore):
-    """Some rows of a store. Closing it does nothing: the whole store is closed.
+    """Ranges of a store. Closing it has no effect: the caller closes the whole store.
 
     Args:
-        store: the whole, or the rows under one salt.
-        messages, payloads: which keys: ranges in their order, apart from one another.
+        store: the whole store, or the rows of one salt.
+        messages, payloads: the ranges of keys, sorted and disjoint.
     """
 
     def __init__(self, store: Reads, messages: Sequence[KeyRange], payloads: Sequence[KeyRange]) -> None:
@@ -61,7 +61,7 @@ def _span(whole: KeyRange, ranges: Sequence[KeyRange]) -> KeyRange:
 
 
 class RangedStore(RangedReads, Store):
-    """Some rows of a writable store; arguments as for :class:`RangedReads`."""
+    """Ranges of a writable store; arguments as for :class:`RangedReads`."""
 
     metadata: MetadataTable
     message: MessageTable
@@ -75,16 +75,16 @@ class RangedStore(RangedReads, Store):
 
 
 class _Ranges(Hook):
-    """Shows the rows of some ranges only."""
+    """A hook that limits reads to some ranges."""
 
     def __init__(self, reaches: Sequence[KeyRange]) -> None:
         self._reaches = reaches
         self._starts = [reach.start for reach in reaches]
 
     def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
-        """Return the rows of the first range that has some."""
+        """Return a page of the first range with rows."""
         for first, last in self._intersect(start, stop):
-            # The first key after a range is not one of these rows.
+            # Do not return the first key after a range.
             page = table.read(want, first, last, limit)._replace(gap=None)
             if page.resume is not None:
                 return page

@@ -1,9 +1,9 @@
 """A task of a sweep: one step of a pass, in one part of the store, by the rules of the driver's run.
 
 A task gets a serialized :class:`~janitor.sweep.scan.Part`, opens it, and runs the same step as a thread; it returns its
-outcome as JSON. Before each batch it reads the same facts as a driver's thread (invariants S2, S12): the topic's
-metadata, the pauses, the lease, and whether the run continues. Therefore a task may run twice at once, or continue
-after its run: deletes can be repeated, and a *zombie* stops at its next batch.
+outcome as JSON. Before each batch it checks the same facts as a thread of the driver (invariants S2, S12): the metadata
+of the topic, the pauses, the lease, and whether the run continues. Therefore a task may run twice concurrently, or
+continue after its run: deletions are idempotent, and a task of a finished run stops at its next batch.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
-#: The most archive files of one attempt of a task; each attempt has its own numbers.
+#: The maximum number of archive files of an attempt; each attempt has a separate range of numbers.
 FILES_PER_ATTEMPT = 100_000
-#: Attempts of one task; Spark makes four by default.
+#: The maximum number of attempts of a task; Spark makes four by default.
 ATTEMPTS = 16
 
 
@@ -48,15 +48,15 @@ class TaskEnvironment(Protocol):
     """The environment of a task."""
 
     def reading(self, part: Part) -> AbstractContextManager[tuple[Reads, Reads]]:
-        """Return a part and the whole of the store, with nothing that could write."""
+        """Return a part of the store and the whole store, without methods that write."""
         ...
 
     def writing(self, part: Part) -> AbstractContextManager[tuple[Store, Store, State]]:
-        """Return a part and the whole of the store, to be written, and the state of the run."""
+        """Return a part of the store and the whole store for writing, and the state of the run."""
         ...
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
-        """Return where rows go before they are deleted; None for nowhere."""
+        """Return the archive for rows before their deletion; None without an archive."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class TaskEnvironment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreEnvironment:
-    """The store that settings name."""
+    """The environment with the store in the settings."""
 
     access: Access
 
@@ -95,17 +95,17 @@ class StoreEnvironment:
 
 
 def rows_of(part: Part, salted: Store) -> Store:
-    """Return the rows of a part among the rows under its salt."""
+    """Return the rows of a part, as ranges of the rows of its salt."""
     if part.within == (ALL_KEYS, ALL_KEYS):
         return salted
     return RangedStore(salted, *([each] for each in part.within))
 
 
 class FollowedLease(Lease):
-    """The lease of a run for its tasks, which check it and never renew it.
+    """The lease of a run in its tasks, which check the lease but never renew it.
 
     Args:
-        state: has the lease and the run.
+        state: the state with the lease and the run.
         run: the run of the task; ``run.lease`` is the lease of its driver.
     """
 
@@ -121,20 +121,20 @@ class FollowedLease(Lease):
         """Check that the run continues under the same lease.
 
         Raises:
-            LeaseLost: it does not.
+            LeaseLost: the run has finished, or its lease was lost.
         """
         expected_lease = self._run.lease
         if expected_lease is not None:
             present = LeaseRecord.parse(self._state.lease())
             if present is None or (present.holder, present.fence) != (expected_lease.holder, expected_lease.fence):
-                raise LeaseLost("the lease of this task's run was lost; another run continues from there.")
+                raise LeaseLost("the lease of this task's run was lost; another run continues the work.")
         record = self._state.run(self._run.id)
         if record is None or record.finished_ms is not None:
-            raise LeaseLost("the run of this task has ended; the next run continues from there.")
+            raise LeaseLost("the run of this task has finished; the next run continues the work.")
 
 
 class Finder(DryRun):
-    """The executor of a task that looks for a driver which alone may write: it returns the ranges with work."""
+    """The executor of a task that only searches: it returns ranges with findings to the driver."""
 
     def apply(self, finding: Finding) -> Done:
         match finding:
@@ -142,7 +142,7 @@ class Finder(DryRun):
                 keys = finding.batch.keys
                 return Done(keys, found=KeyRange(keys[0], keys[-1] + b"\x00"))
             case Invalid():
-                # Without the cells: the driver inverts and counts them.
+                # Do not return the cells: the driver inverts and counts them.
                 return Done(found=KeyRange(finding.cells[0].key, finding.cells[-1].key + b"\x00"))
             case _:
                 return NOTHING_DONE
@@ -156,7 +156,7 @@ def perform(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:
         attempt: the number of earlier attempts.
 
     Raises:
-        StoreError: the store could not be read between topics either; names the part.
+        StoreError: the store could not be read; the error names the part.
     """
     try:
         if part.finds or part.run.mode == "plan":
@@ -191,7 +191,7 @@ def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome
     before, outcome = Counter(whole.calls), Outcome()
     opened = replace(part, run=replace(part.run, store=whole, reread_topics=set(part.run.reread_topics)))
     for _ in run_step(opened.open(store, executor), outcome):
-        """Progress is shown by the driver."""
+        """Only the driver shows progress."""
     if outcome.ended is not None and not isinstance(outcome.ended, Interrupted | StateError):
         raise outcome.ended
     outcome.calls = whole.calls - before
@@ -199,7 +199,7 @@ def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome
 
 
 def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: Outcome) -> None:
-    """Sync the changes and compact their ranges, which only this task knows."""
+    """Sync the changes and compact the ranges of this task's deletions."""
     part.sync()
     outcome.compact(deleted, allowed.alive)
 
@@ -212,7 +212,7 @@ def pack(outcome: Outcome) -> str:
 
 
 def unpack(text: str) -> Outcome:
-    """Read what :func:`pack` made of an outcome."""
+    """Read the result of :func:`pack`."""
     found = json.loads(text)
     outcome: Outcome = values.unpack(Outcome, found["outcome"])
     outcome.ended = None if found["ended"] is None else wire.read_error(found["ended"])

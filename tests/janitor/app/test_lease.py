@@ -56,7 +56,7 @@ def test_run_once_waits_out_the_lease_of_a_dead_holder(
         assert lease.held
         assert 60 <= until.seconds <= 70
     assert "the run before has the lease" in caplog.text
-    assert "If that process is dead, this run begins in 60 s." in caplog.text
+    assert "If that process is dead, this run starts in 60 s." in caplog.text
 
 
 def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: SqliteState) -> None:

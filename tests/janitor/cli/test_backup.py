@@ -238,7 +238,7 @@ def test_restore_into_the_backup_is_refused(store: Path, tmp_path: Path, capsys:
     before = sorted(saved.rglob("*"))
     for target in (saved / "store", saved / "messaging" / "store"):
         assert typed("restore", saved, target) == USAGE
-        assert f"lies inside {saved}" in capsys.readouterr().err
+        assert f"is inside {saved}" in capsys.readouterr().err
     assert sorted(saved.rglob("*")) == before
 
 

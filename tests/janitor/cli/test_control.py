@@ -171,7 +171,7 @@ VERBS: dict[str, Verb] = {
 def sentences(outcome: Outcome) -> list[str]:
     """What was said on standard error, without the moment at which it was."""
     said = [re.sub(r"^\S+Z (?:INFO|WARNING|ERROR) ", "", line) for line in outcome.err.splitlines()]
-    return [sentence for sentence in said if not sentence.startswith("the store is open to be written")]
+    return [sentence for sentence in said if not sentence.startswith("opened the store for writing")]
 
 
 def test_decision_beside_a_daemon_proposes_a_sweep_and_no_run(make_kit: MakeKit, hold: Hold) -> None:
@@ -232,7 +232,7 @@ def row_damaged(kit: CommandKit) -> None:
 
 FAILURES: dict[str, tuple[Callable[[CommandKit], None], str, int]] = {
     "stale plan": (plan_gone_stale, "apply plan.json", 3),
-    "other settings": (plan_by_other_settings, "apply plan.json", 3),
+    "settings that differ": (plan_by_other_settings, "apply plan.json", 3),
     "another store's plan": (state_lost, "apply plan.json", 3),
     "not adopted": (state_lost, "approve --all", 3),
     "clock": (lambda kit: kit.clock.step(DAY), "approve default:orders", 3),

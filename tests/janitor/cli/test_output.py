@@ -192,7 +192,7 @@ def test_given_64_bit_ids_in_json_then_they_are_strings(kit: CommandKit) -> None
 
 def test_run_logs_its_start_and_its_counts(kit: CommandKit) -> None:
     said = [json.loads(line) for line in kit.janitor("run --once --adopt --log-format json").err.splitlines()]
-    assert said[0]["message"] == f"the store is open to be written: {kit.store}"
+    assert said[0]["message"] == f"opened the store for writing: {kit.store}"
     last = said[-1]
     assert last["level"] == "info"
     assert {name: last[name] for name in ("expired", "old_generation", "invalid_transaction", "held")} == {
@@ -213,7 +213,7 @@ def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logge
 def test_clone_without_links_says_that_it_copied(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.janitor("run --once --adopt")  # leaves tables, which is what can be linked
     monkeypatch.setattr(Path, "hardlink_to", raising(PermissionError(errno.EPERM, "Operation not permitted")))
-    assert "files were copied" in kit.janitor("plan").err
+    assert "copied the files of the store" in kit.janitor("plan").err
 
 
 class Terminal(io.StringIO):
@@ -287,8 +287,8 @@ def test_progress_with_counts_shows_share_and_time_left(monkeypatch: pytest.Monk
         observer("payload", None, 1)
     lines = stream.getvalue().split("\r\x1b[K")
     assert lines[1:-1] == [
-        "messages, 2,500 rows read, 25% of what is due, about 3 min left",
-        "messages, 22,500 rows read, 99% of what is due, about 0 s left",
+        "messages, 2,500 rows read, 25% of due rows, about 3 min left",
+        "messages, 22,500 rows read, 99% of due rows, about 0 s left",
         "payloads, 22,501 rows read",
     ]
 

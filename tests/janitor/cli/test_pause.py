@@ -157,7 +157,7 @@ def test_status_names_a_run_of_another_process(kit: CommandKit) -> None:
     with SqliteState(kit.folder / "data" / "janitor") as state:
         state.begin_run(RunRecord("at-work", "apply", NOW_MS - 5 * MINUTE, heartbeat_ms=NOW_MS - SECOND))
     shown = kit.janitor("status").out
-    assert "under way    run at-work of another process, started 2023-11-14 22:08:20 UTC (5 min ago)" in shown
+    assert "in progress  run at-work of another process, started 2023-11-14 22:08:20 UTC (5 min ago)" in shown
     assert "last run     none has finished yet" in shown
     assert kit.janitor("status --format json").json["running"]["id"] == "at-work"
     kit.clock.advance(HOUR)

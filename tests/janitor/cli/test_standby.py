@@ -148,5 +148,5 @@ def test_given_a_daemon_that_waits_for_its_store_when_it_is_to_end_then_it_ends_
     monkeypatch.setattr(serving, "Event", lambda: waiting)
     assert serving.serve(current, standby=True) == 0
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "No Thrift server answers. The janitor tries again every 10 s."
+        "No Thrift server answers. The janitor retries every 10 s."
     ]
