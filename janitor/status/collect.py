@@ -359,6 +359,6 @@ def _topics(state: State, overdue: Sequence[Entry], counts: Mapping[TopicId, Top
 @cache
 def _version() -> str:
     """Return the version of this program, also after the installed package was replaced or its files are unreadable."""
-    from importlib import metadata  # noqa: PLC0415 it takes longer to import than all else here
+    from importlib import metadata  # noqa: PLC0415 a slow import
 
     return metadata.version("tms-janitor")
