@@ -184,7 +184,7 @@ def test_collect_in_a_daemon_shows_late_transactions() -> None:
     assert said.endswith("are blocked by transaction 17.")
     adopted = replace(status, adopted_ms=NOW_MS)
     shown = "\n".join(map(str, lines(adopted, judge(adopted))))
-    assert "for transaction 17 of import@host-7" in shown
+    assert "by transaction 17 of import@host-7" in shown
     assert "next: tms tx invalidate 17" in shown
 
 
