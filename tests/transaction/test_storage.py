@@ -86,6 +86,21 @@ def test_commit_to_a_log_that_was_deleted_fails(tmp_path: Path, loss: str) -> No
             manager.commit(transaction.transaction_id)
 
 
+def test_manager_whose_directory_was_replaced_writes_nothing_to_it(tmp_path: Path) -> None:
+    directory = tmp_path / "tx"
+    with opened(directory) as former:
+        former.start_short()
+        former.take_snapshot()
+        directory.rename(tmp_path / "elsewhere")
+        with opened(directory) as manager:
+            manager.start_short()
+            before = sorted(directory.iterdir())
+            for write in (former.start_short, former.take_snapshot):
+                with pytest.raises((LogFailed, DirectoryFailed), match="deleted or replaced"):
+                    write()
+            assert sorted(directory.iterdir()) == before
+
+
 def test_unfinished_snapshot_is_deleted_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".in-progress.7").write_bytes(b"half")
     with opened(tmp_path):

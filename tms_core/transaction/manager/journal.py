@@ -17,7 +17,7 @@ import os
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -140,11 +140,13 @@ class LogFile(GroupLog):
 
     Args:
         path: its path; the file must not exist.
+        check: called before the file is created; raises OSError if it must not be created.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self._path = path
+        self._check = check
         self._file: int | None = None
 
     def close(self) -> None:
@@ -158,6 +160,7 @@ class LogFile(GroupLog):
 
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
         if self._file is None:
+            self._check()
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             # Without it, a power failure may lose the name of the file, and with it all synced edits.
             sync_folder(self._path.parent)

@@ -11,6 +11,7 @@ continuing would lose commits. The directory is locked, because two managers on 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -186,7 +187,7 @@ class DirectoryStorage:
 
     def log(self, timestamp_ms: int) -> LogFile:
         """Return a new log; its file appears with its first edit."""
-        return LogFile(self._path / f"txlog.{timestamp_ms}")
+        return LogFile(self._path / f"txlog.{timestamp_ms}", self._require_lock)
 
     def save(self, snapshot: Snapshot) -> None:
         """Save a snapshot under its time, and delete data before the last ``retain`` snapshots.
@@ -197,6 +198,7 @@ class DirectoryStorage:
         timestamp_ms = snapshot.visibility.timestamp_ms
         unfinished = self._path / f"{_UNFINISHED}{timestamp_ms}"
         try:
+            self._require_lock()
             with open(unfinished, "wb", opener=partial(os.open, mode=0o600)) as stream:
                 write_snapshot(stream, snapshot)
                 stream.flush()
@@ -219,6 +221,17 @@ class DirectoryStorage:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _require_lock(self) -> None:
+        """Check that the directory has the locked file still; another manager may use a directory in its place.
+
+        Raises:
+            OSError: the directory was deleted or replaced.
+        """
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat((self._path / _LOCK).stat(), os.fstat(self._lock)):
+                return
+        raise OSError(errno.ENOENT, "it was deleted or replaced while it was open", str(self._path))
 
     def _newest(self, timestamps_ms: list[int]) -> tuple[int, Snapshot | None]:
         for timestamp_ms in reversed(timestamps_ms):
