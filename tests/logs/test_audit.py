@@ -143,7 +143,7 @@ def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_pat
         TransactionManager(MemoryStorage(), SystemClock()) as manager,
         served(manager, tokens={Level.CLIENT: lambda: b"the right token"}) as service,
         TransactionClient(service.address, token_file=shown) as client,
-        pytest.raises(ServiceUnavailable, match="refuses the token"),
+        pytest.raises(ServiceUnavailable, match="rejects the token"),
     ):
         client.start_short()
     assert said(lines) == [("request.unauthorized", None, "authenticate", "", "refused")]

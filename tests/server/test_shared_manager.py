@@ -126,7 +126,7 @@ def servers() -> Iterator[Servers]:
 def test_orderly_change_of_leader_logs_no_warning(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         servers.change()
-    [said] = [record for record in caplog.records if "taken over the files" in record.message]
+    [said] = [record for record in caplog.records if "from the files of the previous manager" in record.message]
     assert said.levelno == logging.INFO
     assert "restarted from its files" not in caplog.text
 

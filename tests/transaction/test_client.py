@@ -349,7 +349,7 @@ def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> 
     def empty(call: RpcMessage) -> bytes:
         return reply(call, wire.structure(0))
 
-    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not the number"):
+    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not a number"):
         client.start_short()
 
 

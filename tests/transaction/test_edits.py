@@ -89,7 +89,7 @@ def test_given_any_edit_when_written_and_read_then_it_is_the_same(edit: Edit) ->
 
 
 def test_given_bytes_behind_an_edit_when_decoded_then_they_are_not_overlooked() -> None:
-    with pytest.raises(FormatError, match=r"70 .* 71"):
+    with pytest.raises(FormatError, match=r"71 .* 70"):
         decode_edit(STARTED + b"\x00")
 
 

@@ -443,7 +443,7 @@ def test_abort_after_a_commit_that_did_not_reach_the_disk_invalidates(
 def test_ledger_of_invalid_transactions_is_bounded_and_complete(
     manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writes, "_MOST", 20)
+    monkeypatch.setattr(writes, "_MAX_POINTERS", 20)
     begun = [manager.start_short() for _ in range(60)]
     for transaction in begun:
         manager.note_written(transaction.transaction_id, "default:orders")

@@ -199,7 +199,7 @@ class Alone:
         self.sent: list[bytes] = []
         self.unread, self.aborted = 0, False
         self.failure: Exception | None = None
-        self.quick = QuickCalls(manager, self.do, is_here=True)
+        self.quick = QuickCalls(manager, self.do, is_local=True)
         for _ in range(quick_calls.AFTER):
             self.quick.note()
         self.loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ class Alone:
         self.connection.task = cast("asyncio.Task[None]", asyncio.current_task())
         self.quick.awaiting[self.connection.task] = 0
         self.connection.data_received(b"first")
-        self.connection.answered(5)
+        self.connection.note_response(5)
 
     def accept(self, reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -272,7 +272,7 @@ async def test_bytes_behind_a_call_that_began_go_to_the_stream(manager: Transact
     for data in (b"whole", START):
         alone.connection.data_received(data)
     await asyncio.sleep(0)
-    alone.connection.answered(len(b"whole"))
+    alone.connection.note_response(len(b"whole"))
     alone.connection.data_received(START)
     assert await alone.read() == b"whole" + 2 * START
     assert not alone.done

@@ -454,7 +454,7 @@ def test_client_that_does_not_read_is_cut_off_alone(
         assert received(second, 4 + size) == size.to_bytes(4) + bytes(size)
         with pytest.raises((AssertionError, ConnectionResetError)):
             received(first, 4 + size)
-    assert "does not read its answer" in caplog.text
+    assert "does not read its response" in caplog.text
 
 
 def test_given_many_clients_at_once_then_each_gets_its_own_answers(service: TransactionService) -> None:
@@ -585,7 +585,7 @@ def test_change_set_of_too_many_keys_is_refused_before_it_is_read(manager: Trans
         else wire.i64(1, transaction.transaction_id)
     )
     # Empty strings: 1 MB on the wire, and more than 30 MB as objects.
-    keys = [b""] * (wire.MOST_STRINGS + 1)
+    keys = [b""] * (wire.MAX_STRINGS + 1)
     data = wire.message(MessageKind.CALL, name, 7, first, wire.strings(2, keys, Kind.SET))
     tracemalloc.start()
     try:
@@ -665,7 +665,7 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(
             # A long one becomes invalid, so its type has come with the id.
             assert manager.status(two.transaction_id) == "invalid"
             # As Tephra's own client does it.
-            client._takes_ids = False
+            client._has_id_calls = False
             client.abort(client.checkpoint(client.start_short()))
             assert client.truncate_invalid(one.invalids)
             assert client.invalid_size() == 1
@@ -690,7 +690,7 @@ def test_call_with_a_wrong_token_does_nothing(
 ) -> None:
     (tmp_path / "mine").write_bytes(token)
     settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "mine")
-    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="refuses the token"):
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="rejects the token"):
         client.start_short()
     assert not manager.visibility().in_progress
 
@@ -788,7 +788,7 @@ def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(
     assert_refused("is empty")
     (tmp_path / "none").write_bytes(b"secret")
     (tmp_path / "token").unlink()
-    assert_refused("refuses the token")
+    assert_refused("rejects the token")
     assert "cannot be read" in caplog.text
 
 

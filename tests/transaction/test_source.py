@@ -70,7 +70,7 @@ def test_content_time_counts_over_the_name(tmp_path: Path) -> None:
     (tmp_path / "snapshot.8").write_bytes(snapshot(7))
     loaded = DirectorySource(tmp_path).latest()
     assert loaded.snapshot.timestamp_ms == 7
-    assert loaded.notes == ("snapshot.8 was taken at 7 ms by its content, which counts, not at 8",)
+    assert loaded.notes == ("snapshot.8 was taken at 7 ms by its content, not at 8 ms by its name",)
 
 
 def test_given_a_single_file_when_asked_then_it_is_used_whatever_its_name(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_directory_without_snapshots_is_described(tmp_path: Path) -> None:
     (tmp_path / "txlog.9").write_bytes(b"")
     with pytest.raises(NoSnapshot) as caught:
         DirectorySource(tmp_path).latest()
-    assert f"{tmp_path} (1 other" in caught.value.message
+    assert f"{tmp_path} has no snapshot (1 other" in caught.value.message
     assert "transactions.directory" in caught.value.hint
 
 

@@ -130,7 +130,7 @@ def test_unusable_newest_snapshot_is_recovered_from_the_logs(
     newest.write_bytes(data)
     with caplog.at_level(logging.WARNING):
         assert recovered(tmp_path) == left
-    assert f"{newest} is passed over" in caplog.text
+    assert f"{newest} is skipped" in caplog.text
 
 
 def test_given_no_snapshot_that_can_be_used_when_recovered_then_the_start_is_refused(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_given_a_connection_that_breaks_then_the_file_is_unreadable_and_not_shor
     hdfs.files, hdfs.broken = {f"{FOLDER}/snapshot.1": content(1, invalid=9000)}, True
     with pytest.raises(NoUsableSnapshot) as caught:
         DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
-    assert [(one.reason, "broke off" in one.detail) for one in caught.value.rejected] == [(Rejection.UNREADABLE, True)]
+    assert [(one.reason, "incomplete" in one.detail) for one in caught.value.rejected] == [(Rejection.UNREADABLE, True)]
 
 
 def test_given_a_namenode_on_standby_or_gone_when_asked_then_the_other_one_answers(hdfs: Hdfs, namenode: str) -> None:
@@ -190,7 +190,7 @@ def test_given_a_namenode_on_standby_or_gone_when_asked_then_the_other_one_answe
         (404, {"exception": "FileNotFoundException", "message": "File /x does not exist.\n\tat Java"}, "not exist. "),
         (403, {"exception": "AccessControlException", "message": "Permission denied: user=dr.who"}, "user=dr.who"),
         (401, None, "requires a Kerberos login"),
-        (500, None, "answers with 500"),
+        (500, None, "responds with 500"),
     ],
 )
 def test_given_a_namenode_that_refuses_then_its_reason_is_said_in_a_sentence(

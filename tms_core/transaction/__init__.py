@@ -1,1 +1,1 @@
-"""Apache Tephra's transactions: visibility, snapshots and their sources, logs, the manager."""
+"""Apache Tephra's transactions: visibility, encodings, snapshots and their sources, the manager and its service."""

@@ -1,9 +1,9 @@
 """The visibility of transactions: Tephra's rules as values, without I/O and without a clock.
 
-A :class:`Transaction` is the view of one client at its start. A :class:`VisibilityState` is the view of a snapshot on
-the whole system; the janitor needs nothing else of a snapshot. Lists of excluded ids are sorted once, when they are
-read. Tephra uses binary search on them, and releases 0.11 and 0.12 wrote them unsorted, so that invalid data counted as
-committed. The cost is one comparison per id for each loaded snapshot.
+A :class:`Transaction` is the view that a client gets at its start. A :class:`VisibilityState` is the state of all
+transactions at the time of a snapshot; the janitor needs no other part of a snapshot. Lists of excluded ids are sorted
+when they are read. Tephra uses binary search on them, and its releases 0.11 and 0.12 wrote them unsorted, so that
+invalid data counted as committed. The cost is one comparison per id for each loaded snapshot.
 
 ``docs/reference/formats/tephra.md`` explains the rules.
 """
@@ -21,16 +21,16 @@ from operator import lt
 
 #: Transaction ids per millisecond: an id divided by this is the start of its transaction, in milliseconds.
 TX_PER_MS = 1_000_000
-#: The value of "first transaction in progress" if no transaction is, and of the pointers of a dummy transaction.
+#: The value of "first transaction in progress" without such a transaction, and of the pointers of a dummy transaction.
 NO_TX_IN_PROGRESS = 2**63 - 1
-#: The timeout of a short transaction for which none is requested, as in Tephra.
+#: The default timeout of a short transaction, as in Tephra.
 DEFAULT_TIMEOUT_SECONDS = 30
-#: The longest timeout that a short transaction may ask for, in seconds (``data.tx.max.timeout``).
+#: The longest timeout of a short transaction, in seconds (``data.tx.max.timeout``).
 MAX_TIMEOUT_SECONDS = 2**31 - 1
-#: The client of a transaction whose client did not give its name.
+#: The client name of a transaction whose client has not sent a name.
 UNKNOWN_CLIENT = "unknown"
-#: Ids sorted at a time; a million ids sorted at once would take 40 MB for a moment.
-_RUN = 65_536
+#: The number of ids sorted at once; the sort of a million ids would need 40 MB.
+_RUN_IDS = 65_536
 
 
 class TransactionType(IntEnum):
@@ -61,15 +61,15 @@ class Transaction:
     """A client's view of its transaction (Tephra's ``Transaction``).
 
     Attributes:
-        read_pointer: the highest version it may read.
-        transaction_id: the pointer of its start, which identifies it.
+        read_pointer: the highest version that it may read.
+        transaction_id: the pointer that was issued at its start.
         write_pointer: the version of its new writes: its id, or its newest checkpoint.
-        invalids: the invalid list when it started, ascending (see :func:`ascending`).
-        in_progress: the pointers in progress when it started, checkpoints included, itself excluded; ascending.
-        first_short_in_progress: the lowest of them that is not long, or ``NO_TX_IN_PROGRESS``.
+        invalids: the invalid list at its start, ascending (see :func:`ascending`).
+        in_progress: the pointers of other transactions in progress at its start, including checkpoints; ascending.
+        first_short_in_progress: the lowest pointer of a short transaction in ``in_progress``, or ``NO_TX_IN_PROGRESS``.
         type: short or long.
-        checkpoint_write_pointers: its own checkpoints, the current one included; ascending.
-        visibility_level: which of its own writes it sees.
+        checkpoint_write_pointers: its checkpoints, including the current one; ascending.
+        visibility_level: the visibility of its own writes.
     """
 
     read_pointer: int
@@ -83,7 +83,7 @@ class Transaction:
     visibility_level: VisibilityLevel = VisibilityLevel.SNAPSHOT
 
     def is_in_progress(self, version: int) -> bool:
-        """Return whether another transaction held the version when this one started."""
+        """Return whether the version's transaction was in progress when this transaction started."""
         return _contains(self.in_progress, version)
 
     def is_excluded(self, version: int) -> bool:
@@ -91,7 +91,7 @@ class Transaction:
         return self.is_in_progress(version) or _contains(self.invalids, version)
 
     def is_checkpoint(self, version: int) -> bool:
-        """Return whether the version is one of this transaction's own checkpoints."""
+        """Return whether the version is a checkpoint of this transaction."""
         return _contains(self.checkpoint_write_pointers, version)
 
     def is_current_write(self, version: int) -> bool:
@@ -108,13 +108,13 @@ class Transaction:
         return version != self.write_pointer or self.visibility_level != VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT
 
     def visibility_upper_bound(self) -> int:
-        """Return every version up to this one is either visible to this transaction or invalid."""
+        """Return the highest version up to which every version is either visible to this transaction or invalid."""
         if self.in_progress:
             return self.in_progress[0] - 1
         return min(self.transaction_id - 1, self.read_pointer)
 
     def prune_upper_bound(self) -> int:
-        """Return the highest invalid id that may be forgotten once the data up to it is clean (``TxUtils``)."""
+        """Return the highest invalid id that may leave the invalid list after a cleanup up to it (``TxUtils``)."""
         if not self.invalids and not self.in_progress:
             return self.read_pointer - 1
         first_in_progress = self.in_progress[0] if self.in_progress else NO_TX_IN_PROGRESS
@@ -124,13 +124,13 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """One pointer that a transaction in progress holds: its id, or one of its checkpoints.
+    """A pointer of a transaction in progress: its id, or one of its checkpoints.
 
     Attributes:
-        write_pointer: the pointer itself.
-        expiration_ms: when the manager will call it timed out; negative in very old snapshots, for a long one.
-        visibility_upper_bound: the view of the transaction at its start.
-        type: None in version 1 snapshots, which do not say.
+        write_pointer: the pointer.
+        expiration_ms: the time of its timeout; negative for long transactions in very old snapshots.
+        visibility_upper_bound: the visibility upper bound of the transaction at its start.
+        type: the kind of the pointer; None in snapshots of version 1, which do not contain it.
         checkpoints: the pointers of its checkpoints, ascending.
     """
 
@@ -142,23 +142,21 @@ class InProgress:
 
     @property
     def is_long(self) -> bool:
-        """Return whether it is a long transaction. Without a type, a negative expiration means a long one
-        (``TransactionManager``).
-        """
+        """Return whether the transaction is long; without a type, a negative expiration means that it is."""
         return self.expiration_ms < 0 if self.type is None else self.type is InProgressType.LONG
 
 
 @dataclass(frozen=True, slots=True)
 class VisibilityState:
-    """The part of a snapshot that decides which writes readers see.
+    """The part of a snapshot that determines which writes readers see.
 
     Attributes:
-        timestamp_ms: wall time at which the state was copied.
+        timestamp_ms: the wall time at which the state was copied.
         read_pointer: the highest version that new transactions read.
-        write_pointer: the highest pointer issued by then.
-        invalid: ids of failed transactions, in any order. They are sorted here, without duplicates; an array that is
-            already sorted is used without a copy, and must not be changed afterwards.
-        in_progress: ids in progress, in any order; they are sorted by write pointer here.
+        write_pointer: the highest issued pointer.
+        invalid: ids of failed transactions, in any order. The constructor sorts them and removes duplicates; it does
+            not copy a sorted array, which must not change afterwards.
+        in_progress: pointers in progress, in any order; the constructor sorts them by write pointer.
     """
 
     timestamp_ms: int
@@ -181,14 +179,14 @@ class VisibilityState:
     def is_undecided(self, pointer: int) -> bool:
         """Return whether the pointer's transaction may still commit.
 
-        True for ids in progress, for checkpoints of it (before Tephra 0.10 they have no entry of their own), and
-        for everything that started after the snapshot.
+        True for ids in progress, for their checkpoints (which have no separate entry before Tephra 0.10), and for
+        pointers that were issued after the snapshot.
         """
         return pointer > self.write_pointer or pointer in self._open
 
     @property
     def open_pointers(self) -> frozenset[int]:
-        """Return all that was in progress: ids, and pointers of checkpoints."""
+        """Return all pointers in progress: ids and checkpoints."""
         return self._open
 
     def implausible(self) -> str:
@@ -204,18 +202,18 @@ class VisibilityState:
         return ""
 
     def visibility_upper_bound(self) -> int:
-        """Return the view of the oldest transaction in progress, else the read pointer.
+        """Return the visibility upper bound of the oldest transaction in progress, else the read pointer.
 
-        Lower than the bound of :meth:`dummy_transaction` when something was committed in between.
+        The result is lower than the bound of :meth:`dummy_transaction` if a transaction has committed in between.
         """
         return self.in_progress[0].visibility_upper_bound if self.in_progress else self.read_pointer
 
     def prune_upper_bound(self) -> int:
-        """Return the highest invalid id that may be forgotten once the data up to it is clean; 0 or less: none."""
+        """Return the highest invalid id that may leave the invalid list after a cleanup up to it; 0 or less: none."""
         return self.dummy_transaction().prune_upper_bound()
 
     def dummy_transaction(self) -> Transaction:
-        """Return a transaction that reads as one started at the snapshot would, and writes nothing."""
+        """Return a transaction that reads as a transaction started at the snapshot, and writes nothing."""
         short = (entry.write_pointer for entry in self.in_progress if not entry.is_long)
         return Transaction(
             read_pointer=self.read_pointer,
@@ -242,20 +240,20 @@ class Snapshot:
 
 
 def transaction_ms(pointer: int) -> int:
-    """Return when a pointer was issued, in milliseconds since the epoch."""
+    """Return the time at which a pointer was issued, in milliseconds since the epoch."""
     return pointer // TX_PER_MS
 
 
 def ascending(pointers: Iterable[int]) -> array[int]:
-    """Return the pointers as 64-bit numbers, sorted, each once.
+    """Return the pointers as sorted 64-bit numbers without duplicates.
 
     Args:
-        pointers: in any order, also with duplicates. A strictly ascending array is returned unchanged.
+        pointers: pointers in any order, also with duplicates. A strictly ascending array is returned unchanged.
     """
     values = pointers if isinstance(pointers, array) else array("q", pointers)
     if all(map(lt, values, islice(values, 1, None))):
         return values
-    runs = (array("q", sorted(values[start : start + _RUN])) for start in range(0, len(values), _RUN))
+    runs = (array("q", sorted(values[start : start + _RUN_IDS])) for start in range(0, len(values), _RUN_IDS))
     return array("q", (pointer for pointer, _ in groupby(merge(*runs))))
 
 
@@ -277,7 +275,7 @@ class LateTransaction:
     Attributes:
         pointer: its id.
         client: its client; empty: unknown.
-        topics: the topics that it has published to, with the time of the first message in milliseconds; in order.
+        topics: the topics of its messages, sorted, with the time of the first message in milliseconds.
     """
 
     pointer: int
@@ -286,7 +284,7 @@ class LateTransaction:
 
     @property
     def since_ms(self) -> int:
-        """Return when the first of its messages was published."""
+        """Return the publish time of its first message."""
         return min(publish_ms for _, publish_ms in self.topics)
 
 
@@ -296,8 +294,8 @@ def late_transactions(
     """Return transactions in progress that published before a time, in the order of their first publish.
 
     Args:
-        published: the topics in which transactions in progress have published, as the transaction manager reports them.
-        clients: their clients.
+        published: the topics of the messages of transactions in progress, as the transaction manager reports them.
+        clients: the clients of the transactions, by id.
     """
     found = [
         LateTransaction(pointer, clients.get(pointer, ""), tuple(sorted(topics.items())))

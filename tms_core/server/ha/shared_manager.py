@@ -202,7 +202,7 @@ class OtherService:
             OSError, EOFError, FormatError: the outcome is unknown.
             ServiceUnavailable: nothing was done.
         """
-        with self._lines.one() as line:
+        with self._lines.borrow() as line:
             self._busy_lines.add(line)
             try:
                 if self._is_over:

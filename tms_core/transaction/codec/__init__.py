@@ -1,1 +1,1 @@
-"""Tephra's bytes: snapshots, logs and the Thrift structs, decoded and encoded."""
+"""Tephra's encodings: snapshots, logs and Thrift structs."""

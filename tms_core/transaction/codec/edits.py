@@ -1,7 +1,7 @@
 """A record of Tephra's transaction log: the changes of one transaction, as bytes.
 
 An edit has no length field; it is read field by field, so a truncated record is always the last of the stream. The
-layout has four versions, identified by the first byte; each one appends fields.
+first byte is the version of the layout; each of the four versions appends fields.
 ``docs/reference/formats/tephra.md`` has the layout.
 """
 
@@ -17,16 +17,16 @@ from tms_core.errors import FormatError
 from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
 from tms_core.transaction.model import TransactionType
 
-#: The version of written edits, their first byte. Newer versions are lower; -1 to -4 are read.
+#: The version of written edits, which is their first byte. Newer versions are lower; versions -1 to -4 are readable.
 NEWEST_EDIT_VERSION = -4
 
 _BYTE = struct.Struct(">b")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _HEAD = struct.Struct(">qiqqb")
-#: The fields before the lists of changes, of truncated ids and of checkpoints, each with the length of the list.
+#: The fields before the lists of changes, truncated ids and checkpoints, each including the length of the list.
 _BEFORE_CHANGES, _BEFORE_TRUNCATED, _BEFORE_CHECKPOINTS = map(struct.Struct, (">bqiqqbi", ">qii", ">qqi"))
-#: How a missing type and a missing list of checkpoints are written.
+#: The encoding of a missing type and of a missing list of checkpoints.
 _NULL = -1
 
 _Kind = TypeVar("_Kind", bound=IntEnum)
@@ -79,10 +79,10 @@ class Edit:
 
 
 def decode_edit(data: bytes) -> Edit:
-    """Read an edit that fills ``data``.
+    """Decode an edit.
 
     Raises:
-        FormatError: it does not, or it is no edit.
+        FormatError: the data is not exactly one edit.
     """
     stream = io.BytesIO(data)
     try:
@@ -90,7 +90,7 @@ def decode_edit(data: bytes) -> Edit:
     except EOFError as error:
         raise FormatError(f"an edit of {len(data)} bytes ends inside a field") from error
     if stream.tell() != len(data):
-        raise FormatError(f"an edit of {stream.tell()} bytes fills a record of {len(data)}")
+        raise FormatError(f"a record of {len(data)} bytes has an edit of {stream.tell()} bytes")
     return edit
 
 
@@ -99,7 +99,7 @@ def read_edit(stream: Readable) -> Edit:
 
     Raises:
         EOFError: the stream is truncated inside the edit.
-        FormatError: it is no edit.
+        FormatError: the data is not an edit.
     """
     version = _read(stream, _BYTE)
     if not NEWEST_EDIT_VERSION <= version <= -1:
@@ -123,7 +123,7 @@ def read_edit(stream: Readable) -> Edit:
 
 
 def encode_edit(edit: Edit) -> bytes:
-    """Return the edit in the newest version; sets in ascending order (Tephra leaves them in hash order)."""
+    """Encode an edit in the newest version, with sets in ascending order (Tephra writes them in hash order)."""
     kind = _NULL if edit.type is None else edit.type
     checkpoints = _NULL if edit.checkpoints is None else len(edit.checkpoints)
     parts = [
@@ -141,7 +141,7 @@ def encode_edit(edit: Edit) -> bytes:
 
 
 def read_exactly(stream: Readable, size: int) -> bytes:
-    """Read exactly ``size`` bytes, in pieces, so that a damaged size takes no more memory than the stream has bytes.
+    """Read exactly ``size`` bytes in pieces, so that a damaged size needs no more memory than the stream has bytes.
 
     Raises:
         EOFError: the stream has fewer bytes.

@@ -1,10 +1,10 @@
-"""Tephra's transaction log files: the edits that a crashed manager left, in order.
+"""Tephra's transaction log files: the edits of a manager, in order.
 
-A manager on one machine writes records back to back. A manager on HDFS writes a Hadoop SequenceFile with a marker
-before each flushed batch. A crash can truncate either inside a record. A torn record was never acknowledged, and is
-skipped without an error, on HDFS together with its whole batch. On one machine, a power failure can also leave trailing
+A manager on one machine writes records without gaps. A manager on HDFS writes a Hadoop SequenceFile with a marker
+before each flushed batch. A crash can truncate both kinds inside a record. A torn record was never acknowledged, and is
+skipped without an error, on HDFS together with its batch. On one machine, a power failure can also leave trailing
 zeros, if the file's length reached the disk before its data. Zeros are ignored if they were certainly never synced
-data. Everything else is an error, because a skipped edit is a lost commit.
+data. All other damage is an error, because a skipped edit is a lost commit.
 
 ``docs/reference/formats/tephra.md`` has both layouts.
 """
@@ -25,12 +25,12 @@ from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
 _MAGIC = b"SEQ"
 _SEQUENCE_FILE_VERSION = 6
 _KEY_CLASS = b"org.apache.hadoop.io.LongWritable"
-#: Before version 0.8, Tephra had the second name; the bytes of edits are the same.
+#: The second name is of Tephra before version 0.8; the bytes of edits are the same.
 _VALUE_CLASSES = (b"org.apache.tephra.persist.TransactionEdit", b"co.cask.tephra.persist.TransactionEdit")
 #: Whether batches have markers, by the log version in the header's metadata.
 _HAS_MARKERS = {None: False, b"2": True, b"3": True}
 _MARKER_KEY = b"count"
-#: Instead of a record length: the sync bytes of the file follow.
+#: A value in place of a record length, before the sync bytes of the file.
 _SYNC_ESCAPE = -1
 _SYNC_BYTES = 16
 #: Hadoop writes text up to this length with one length byte.
@@ -38,21 +38,21 @@ _SHORT_TEXT_BYTES = 127
 
 _INT = struct.Struct(">i")
 _SEQUENCE_NUMBER_BYTES = 8
-#: The least unit of a write to disk; after a power cut, zeros may start at any multiple of it.
+#: The smallest unit of a write to disk; after a power failure, zeros may start at any multiple of it.
 _BLOCK_BYTES = 512
 
 logger = get_logger(__name__)
 
 
 def read_log(path: Path) -> Iterator[Edit]:
-    """Yield the edits of a log file, of either kind, in the order they were written.
+    """Yield the edits of a log file of either kind, in order.
 
     Args:
-        path: a ``txlog.<ms>`` file. An empty one, or one with a truncated header, has no edits.
+        path: a ``txlog.<ms>`` file. A file that is empty, or has a truncated header, has no edits.
 
     Raises:
         FormatError: the file is not a transaction log, or is damaged before its last record.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as stream:
         is_sequence_file = stream.read(len(_MAGIC)) == _MAGIC
@@ -60,7 +60,7 @@ def read_log(path: Path) -> Iterator[Edit]:
         try:
             yield from _sequence_file(stream) if is_sequence_file else _local_file(stream, path)
         except FormatError as error:
-            hint = "Restore the file from a copy, or move it away to recover without what it holds."
+            hint = "Restore the file from a copy, or move it to another folder to recover without its edits."
             raise FormatError(f"transaction log {path}: {error.message}.", hint) from error
 
 
@@ -76,15 +76,14 @@ def _local_file(stream: BinaryIO, path: Path) -> Iterator[Edit]:
     except FormatError:
         if not _never_synced(stream, before, start):
             raise
-        logger.warning("%s ends in zeros, as a power cut leaves them; it is used up to byte %d", path, start)
+        logger.warning("%s has trailing zeros, as after a power failure; its edits up to byte %d are used", path, start)
 
 
 def _never_synced(stream: BinaryIO, before: int, start: int) -> bool:
-    """Return whether certainly no record from ``start`` on ever reached the disk, although the file continues.
+    """Return whether the bytes from ``start`` on are certainly not synced data.
 
-    The file continues with zeros, and a record is never all zeros, because its version is not 0. If the record before
-    it, which starts at ``before``, has a block of trailing zeros, it might itself be incomplete; then the result is
-    False.
+    They must be zeros only, because a record has a version other than 0. If the previous record, which starts at
+    ``before``, has a block of trailing zeros, that record may be incomplete; then the result is False.
     """
     stream.seek(max(before, (start - 1) // _BLOCK_BYTES * _BLOCK_BYTES))
     if start and not any(stream.read(start - stream.tell())):
@@ -102,10 +101,10 @@ def _sequence_file(stream: Readable) -> Iterator[Edit]:
 
 
 def _batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[Edit]:
-    """Yield the edits of each batch that is there in full."""
+    """Yield the edits of each complete batch."""
     for key, value in records:
         if key != _MARKER_KEY or len(value) != _INT.size:
-            raise FormatError(f"a record with key {key.hex()} where the marker of a batch is due")
+            raise FormatError(f"a record with key {key.hex()} in place of the marker of a batch")
         (count,) = _INT.unpack(value)
         if count < 0:
             raise FormatError(f"a batch of {count} edits")
@@ -117,12 +116,12 @@ def _batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[Edit]:
 def _edit(record: tuple[bytes, bytes]) -> Edit:
     key, value = record
     if len(key) != _SEQUENCE_NUMBER_BYTES:
-        raise FormatError(f"a record with key {key.hex()} where an edit is due")
+        raise FormatError(f"a record with key {key.hex()} in place of an edit")
     return decode_edit(value)
 
 
 def _records(stream: Readable, sync: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield key and value of each record, up to a torn one."""
+    """Yield key and value of each record, up to a torn record."""
     try:
         while True:
             (size,) = _INT.unpack(read_exactly(stream, _INT.size))

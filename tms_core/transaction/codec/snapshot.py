@@ -1,10 +1,10 @@
-"""Tephra's snapshot files, versions 1 to 4: their encoding and decoding.
+"""The encoding of Tephra's snapshot files, versions 1 to 4.
 
 A snapshot is read and written as a stream, because its list of invalid ids may be far larger than all other fields. In
-memory the list is an ``array`` of 8 bytes per id.
+memory, the list is an ``array`` of 8 bytes per id.
 
-Cleaning needs only the first five fields. Tephra's coprocessors stop after them and do not notice later damage; these
-functions read all fields. The format has no checksum. The layout: ``docs/reference/formats/tephra.md``, "Snapshots".
+A cleaner needs only the first five fields. Tephra's coprocessors stop after them, so they do not detect later damage;
+this module reads all fields. The format has no checksum. Layout: ``docs/reference/formats/tephra.md``, "Snapshots".
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tms_core.errors import SnapshotError, UnsupportedSnapshotVersion
 from tms_core.transaction.codec.varint import Readable, SnapshotReader, varint
 from tms_core.transaction.model import InProgress, InProgressType, Snapshot, VisibilityState
 
-#: What Tephra has written since 2015.
+#: The version that Tephra has written since 2015.
 NEWEST_VERSION = 4
-#: Invalid ids encoded at a time when writing; about 64 KiB.
+#: The number of invalid ids that are encoded at once; about 64 KiB.
 _IDS_PER_WRITE = 8_000
 
 
 class Writable(Protocol):
-    """Anything bytes can be written to."""
+    """A target of bytes: a file."""
 
     def write(self, data: bytes, /) -> object:
-        """Take all of ``data``."""
+        """Write all of ``data``."""
         ...
 
 
@@ -37,7 +37,7 @@ def read_snapshot(stream: Readable) -> Snapshot:
     Raises:
         TruncatedSnapshot: the stream is truncated inside the snapshot.
         UnsupportedSnapshotVersion: the version is not 1 to 4.
-        SnapshotError: the bytes are no snapshot.
+        SnapshotError: the bytes are not a snapshot.
     """
     reader = SnapshotReader(stream)
     visibility = _visibility(reader)
@@ -48,9 +48,9 @@ def read_snapshot(stream: Readable) -> Snapshot:
 
 
 def read_complete_visibility(stream: Readable) -> VisibilityState:
-    """Read fields 1 to 5, which decide visibility, and also the rest, to detect any truncation (invariant S14).
+    """Read fields 1 to 5, which determine visibility, and all others to detect a truncation (invariant S14).
 
-    Change sets are freed one by one, so memory does not grow with them.
+    Change sets are read and dropped one by one, so memory does not grow with them.
 
     Args:
         stream: positioned at the start of the snapshot. More may be read from it than is needed.
@@ -71,16 +71,16 @@ def read_complete_visibility(stream: Readable) -> VisibilityState:
 
 
 def write_snapshot(stream: Writable, snapshot: Snapshot, version: int = NEWEST_VERSION) -> None:
-    """Write a snapshot, ids and keys in ascending order (Tephra leaves change sets in hash order).
+    """Write a snapshot, with ids and keys in ascending order (Tephra writes change sets in hash order).
 
     Args:
-        stream: where to.
-        snapshot: what to write. Versions 1 to 3 drop checkpoint lists, version 1 drops types.
+        stream: the target.
+        snapshot: the snapshot. Versions 1 to 3 lose checkpoint lists, version 1 loses types.
         version: 1 to 4.
 
     Raises:
-        UnsupportedSnapshotVersion: another version.
-        SnapshotError: an entry without a type, as read from version 1, for a version that stores it.
+        UnsupportedSnapshotVersion: the version is not 1 to 4.
+        SnapshotError: an entry of a snapshot of version 1 has no type, but ``version`` stores types.
     """
     _check(version)
     state = snapshot.visibility
@@ -106,7 +106,7 @@ def _visibility(reader: SnapshotReader) -> VisibilityState:
     reader.field = "list of invalid ids"
     invalid = reader.varint_list()
     reader.field = "list of transactions in progress"
-    # A pointer that is listed twice counts once, with its last entry, as in Tephra's map.
+    # If a pointer has several entries, the last entry counts, as in Tephra's map.
     entries = {entry.write_pointer: entry for entry in _in_progress(reader, version)}
     return VisibilityState(timestamp_ms, read_pointer, write_pointer, invalid, tuple(entries.values()))
 
@@ -141,7 +141,7 @@ def _check(version: int) -> None:
     if not 1 <= version <= NEWEST_VERSION:
         raise UnsupportedSnapshotVersion(
             f"the snapshot has version {version}; versions 1 to {NEWEST_VERSION} are known.",
-            "See that the file is a Tephra snapshot.",
+            "Check that the file is a Tephra snapshot.",
         )
 
 
@@ -173,5 +173,5 @@ def _keys(keys: Iterable[bytes]) -> bytes:
 
 
 def _block(items: list[bytes]) -> bytes:
-    """Return a block list: at most one block, then the empty one."""
+    """Return a block list: at most one block, then the empty block."""
     return (varint(len(items)) if items else b"") + b"".join(items) + varint(0)

@@ -1,8 +1,8 @@
-"""A transaction as Thrift's bytes.
+"""The Thrift struct of a transaction.
 
-Each transactional publish and poll contains it, and ten thousand invalid ids take 80 kB, so the struct is packed by
-hand. ``docs/reference/formats/tephra.md``, "A transaction in Thrift", has the layout; ``transaction.thrift`` next to
-this module is the whole interface of the transaction service, for Thrift's compilers.
+Each transactional publish and poll contains this struct, and ten thousand invalid ids take 80 kB, so this module packs
+it without a Thrift library. ``docs/reference/formats/tephra.md``, "A transaction in Thrift", has the layout;
+``transaction.thrift`` next to this module is the complete interface of the transaction service, for Thrift's compilers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MIDDLE = struct.Struct(">bhqbhibhq")
 
 
 def encode_transaction(transaction: Transaction) -> bytes:
-    """Return a transaction as Tephra's ``TransactionCodec`` writes it: the bare struct, without message or frame."""
+    """Encode a transaction as Tephra's ``TransactionCodec``: the struct, without message or frame."""
     return b"".join((*transaction_fields(transaction), b"\0"))
 
 
 def transaction_fields(transaction: Transaction) -> tuple[bytes, ...]:
-    """Return its fields, to be put into a struct."""
+    """Return the encoded fields of a transaction, for a struct."""
     return (
         _IDS.pack(Kind.I64, 1, transaction.transaction_id, Kind.I64, 2, transaction.read_pointer),
         i64s(3, transaction.invalids),
@@ -41,13 +41,13 @@ def transaction_fields(transaction: Transaction) -> tuple[bytes, ...]:
 
 
 def decode_transaction(data: bytes) -> Transaction:
-    """Read a transaction by the rules of Tephra's ``TransactionConverterUtils``.
+    """Decode a transaction by the rules of Tephra's ``TransactionConverterUtils``.
 
-    Lists that are missing are empty, a missing level is SNAPSHOT, and any type but SHORT is LONG. Lists come out
-    ascending whatever order they had, because visibility searches them by halving.
+    A missing list is empty, a missing level is SNAPSHOT, and any type except SHORT is LONG. Lists are sorted, because
+    visibility uses binary search.
 
     Raises:
-        FormatError: the bytes are no transaction.
+        FormatError: the data is not a transaction.
     """
     return transaction_of(read_struct(data))
 
@@ -56,7 +56,7 @@ def transaction_of(fields: Fields) -> Transaction:
     """Return a transaction from its fields.
 
     Raises:
-        FormatError: they are not those of a transaction.
+        FormatError: the fields are not a transaction's.
     """
     level = integer(fields, 9, 1)
     if level not in _LEVELS:
@@ -80,5 +80,5 @@ _LEVELS = {level + 1: level for level in VisibilityLevel}
 def _pointers(fields: Fields, number: int) -> array[int]:
     values = fields.get(number, array("q"))
     if not isinstance(values, array):
-        raise FormatError(f"field {number} is not the list of numbers it has to be")
+        raise FormatError(f"field {number} is not a list of numbers")
     return ascending(values)

@@ -1,8 +1,8 @@
 """The variable-length numbers of snapshot files and Avro.
 
 A number is zig-zag encoded and stored with seven bits per byte, lowest first. Ids of transactions of the years 1971 to
-2116 take exactly nine bytes, and a file may have a million of them. Therefore whole blocks of nine-byte numbers are
-decoded with arithmetic on one large integer, several times faster than byte by byte. All other numbers use the plain
+2116 take exactly nine bytes, and a file may have a million of them. Therefore blocks of nine-byte numbers are decoded
+with arithmetic on one large integer, several times faster than byte by byte. All other numbers are decoded by a plain
 loop, which defines the format (``docs/reference/rest.md``, "Avro", has worked examples).
 """
 
@@ -17,15 +17,15 @@ from tms_core.errors import SnapshotError
 
 #: The number of bytes in one read of a stream.
 CHUNK_BYTES = 64 * 1024
-#: A 64-bit number in groups of seven bits. Shorter numbers may be padded up to this.
+#: The bytes of a 64-bit number in groups of seven bits. Shorter numbers may be padded up to this length.
 _MAX_VARINT_BYTES = 10
 _MAX_VARINT_BITS = 7 * _MAX_VARINT_BYTES
-#: From it on a byte of a number says that another follows.
+#: The bit of a byte that means that another byte of the number follows.
 MORE = 0x80
 
 
 class Readable(Protocol):
-    """Anything bytes can be read from: a file, a response body."""
+    """A source of bytes: a file, a response body."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes; empty only after the last byte."""
@@ -33,7 +33,7 @@ class Readable(Protocol):
 
 
 class TruncatedSnapshot(SnapshotError):
-    """The bytes are truncated: the file is still being written, or was cut off.
+    """The bytes are truncated: the file is still being written, or a copy was interrupted.
 
     Attributes:
         size_bytes: the number of existing bytes; 0: an empty file.
@@ -45,14 +45,14 @@ class TruncatedSnapshot(SnapshotError):
         self.size_bytes = size_bytes
 
 
-_HINT = "Use the snapshot before it, or have Tephra write a new one."
+_HINT = "Use the previous snapshot, or make Tephra write a new snapshot."
 
 
 class SnapshotReader:
-    """Reads the primitives of the format; its errors name the position.
+    """A reader of the format's primitives, whose errors contain the position.
 
     Attributes:
-        field: the name of the data, for errors.
+        field: the name of the current field, for errors.
     """
 
     def __init__(self, stream: Readable) -> None:
@@ -69,7 +69,7 @@ class SnapshotReader:
         return values[0]
 
     def varint_list(self) -> array[int]:
-        """Return all numbers of a block list. Memory grows with the data read, not with a stated count."""
+        """Return all numbers of a block list. Memory grows with the data, not with a count in it."""
         values = array("q")
         for count in self._counts():
             whole, rest = divmod(count, _BLOCK)
@@ -80,17 +80,17 @@ class SnapshotReader:
         return values
 
     def byte_string(self) -> bytes:
-        """Return a length, and that many bytes."""
+        """Return a byte string, which starts with its length."""
         length = self.varint()
         if length < 0:
             raise self.corrupt(f"a length of {length}")
-        if not self._have(length):
+        if not self._buffer_bytes(length):
             raise self._truncated()
         start, self._at = self._at, self._at + length
         return self._buffer[start : self._at]
 
     def items(self) -> Iterator[None]:
-        """Once for each item of a block list, when it is time to read it."""
+        """Yield once before each item of a block list, for the caller to read the item."""
         for count in self._counts():
             yield from (None for _ in range(count))
 
@@ -100,15 +100,15 @@ class SnapshotReader:
         return SnapshotError(f"the snapshot is corrupt: {what}, {where}.", _HINT)
 
     def _counts(self) -> Iterator[int]:
-        """Yield the sizes of the blocks of a list, up to the empty last one."""
+        """Yield the sizes of the blocks of a list, up to the empty last block."""
         while count := self.varint():
             if count < 0:
                 raise self.corrupt(f"a count of {count}")
             yield count
 
     def _read_plain(self, count: int, values: array[int]) -> None:
-        """Append ``count`` (a block at most) numbers of any length."""
-        self._have(count * _MAX_VARINT_BYTES)
+        """Append ``count`` numbers of any length, at most a block."""
+        self._buffer_bytes(count * _MAX_VARINT_BYTES)
         buffer, at, append = self._buffer, self._at, values.append
         shift = 0
         try:
@@ -132,12 +132,12 @@ class SnapshotReader:
         self._at = at
 
     def _read_packed(self, values: array[int]) -> bool:
-        """Append a block of numbers at once; False, and nothing read, unless each has nine bytes and none is negative.
+        """Append a block of numbers; return False and read nothing if one is negative or does not have nine bytes.
 
-        Lane by lane, neighbouring groups of 7, 14, 28 and 56 bits are moved together, in all lanes by the same
-        operation. A number of nine bytes has 63 bits, so a lane never runs over.
+        Each number is a lane of nine bytes. The same operation joins neighboring groups of 7, 14, 28 and 56 bits in all
+        lanes. A number of nine bytes has 63 bits, so it never exceeds its lane.
         """
-        if not self._have(_BLOCK_BYTES):
+        if not self._buffer_bytes(_BLOCK_BYTES):
             return False
         lanes = int.from_bytes(self._buffer[self._at : self._at + _BLOCK_BYTES], "little")
         if lanes & _CONTINUED != _NINE_BYTES or lanes & _NEGATIVE:
@@ -150,8 +150,8 @@ class SnapshotReader:
         self._at += _BLOCK_BYTES
         return True
 
-    def _have(self, size: int) -> bool:
-        """See that ``size`` bytes lie ready, if the stream has them; whether they do."""
+    def _buffer_bytes(self, size: int) -> bool:
+        """Read until the buffer has ``size`` unread bytes; return False if the stream has fewer bytes."""
         ready = len(self._buffer) - self._at
         if ready >= size:
             return True
@@ -169,7 +169,7 @@ class SnapshotReader:
 
 # --- blocks of nine-byte numbers -------------------------------------------------------------------------------------
 
-#: Numbers unpacked at once. Larger blocks are not faster, and one odd number sends its whole block to the plain loop.
+#: The numbers of a block. Larger blocks are not faster, and one number of another length makes its block slow.
 _BLOCK = 512
 _LANE_BYTES = 9
 _BLOCK_BYTES = _BLOCK * _LANE_BYTES
@@ -181,12 +181,12 @@ def _lanes(pattern: str) -> int:
     return int.from_bytes(bytes.fromhex(pattern) * _BLOCK, "little")
 
 
-#: The bit of each byte that says "more follows", and what it must be: eight times set, then not.
+#: The continuation bits of a number, and their value for nine bytes: eight times set, then not.
 _CONTINUED = _lanes("80 80 80 80 80 80 80 80 80")
 _NINE_BYTES = _lanes("80 80 80 80 80 80 80 80 00")
 #: The sign of a zig-zag number is its lowest bit.
 _NEGATIVE = _lanes("01 00 00 00 00 00 00 00 00")
-#: Which groups stay, which move down, and by how many bits; the first step also drops the "more follows" bits.
+#: The groups that stay, the groups that move down, and by how many bits; the first step drops the continuation bits.
 _FOLDS = (
     (_lanes("7f 00 7f 00 7f 00 7f 00 7f"), _lanes("00 7f 00 7f 00 7f 00 7f 00"), 1),
     (_lanes("ff 3f 00 00 ff 3f 00 00 ff"), _lanes("00 00 ff 3f 00 00 ff 3f 00"), 2),
@@ -196,12 +196,12 @@ _FOLDS = (
 
 
 def zigzag(value: int) -> int:
-    """Return a signed 64-bit number as an unsigned one: small for small numbers of either sign."""
+    """Return the zig-zag code of a signed 64-bit number, which is small for small numbers of either sign."""
     return (value << 1) ^ (value >> 63)
 
 
 def varint(value: int) -> bytes:
-    """Return a signed 64-bit number as bytes, as short as it can be."""
+    """Return the shortest encoding of a signed 64-bit number."""
     rest = zigzag(value)
     encoded = bytearray()
     while rest >= MORE:
@@ -215,13 +215,13 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number at a position, and the position after it.
 
     Raises:
-        IndexError: the bytes are truncated inside it.
-        ValueError: it has more than 64 bits.
+        IndexError: the bytes are truncated inside the number.
+        ValueError: the number has more than 64 bits.
     """
     value = shift = 0
     while True:
         byte = data[at]
-        # Seven bits a byte, the lowest first; the sign is in the lowest bit of the number (zigzag, as in Avro).
+        # Each byte has seven bits, the lowest first; the lowest bit of the number is the sign (zig-zag, as in Avro).
         value |= (byte & 0x7F) << shift
         at += 1
         shift += 7

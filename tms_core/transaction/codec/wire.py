@@ -1,11 +1,11 @@
-"""Thrift's binary protocol, as far as Tephra's transaction service needs it.
+"""The part of Thrift's binary protocol that Tephra's transaction service needs.
 
 Thrift messages are self-describing. A struct is decoded into a dictionary by field number, and a caller reads a field
-by number and kind. A service with two dozen methods needs no more of Thrift. Lists of ids, which may be long, stay one
-piece of memory. Any client may send frames, so every size is checked against the available bytes before memory is
-allocated, and unused values are skipped.
+by number and kind, which is enough for two dozen methods. Lists of ids, which may be long, are decoded into arrays. Any
+client may send frames, so every size is checked against the available bytes before memory is allocated, and unused
+values are skipped.
 
-The tests compare it with thriftpy2 and the interface in ``transaction.thrift``.
+The tests compare this module with thriftpy2 and the interface in ``transaction.thrift``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tms_core.errors import FormatError
 #: The fields of a struct, by number.
 Fields = dict[int, Any]
 
-#: How deep structs and lists may lie in each other; the interface needs three.
-_DEEPEST = 16
-#: The most fields and unused values in a message; each takes time.
-_MOST_VALUES = 100_000
-#: How many texts or byte strings the lists of a message may have together. Each takes some 150 bytes beside its own.
-MOST_STRINGS = 250_000
+#: The deepest nesting of structs and lists; the interface needs three levels.
+_MAX_DEPTH = 16
+#: The largest number of fields and unused values in a message, because each takes time.
+_MAX_VALUES = 100_000
+#: The largest number of strings in all lists of a message. Each needs about 150 bytes in addition to its own.
+MAX_STRINGS = 250_000
 #: The first bytes of a message with a version; older writers start with the length of the name.
 _VERSION_1 = 0x80010000
 _VERSION_MASK = 0xFFFF0000
@@ -68,7 +68,7 @@ class MessageKind(IntEnum):
 
 
 class Failure(IntEnum):
-    """Kinds of Thrift's own exception, which a service answers with when a method cannot answer itself."""
+    """The kinds of Thrift's application exception, with which a service responds if a method has no result."""
 
     UNKNOWN_METHOD = 1
     INTERNAL_ERROR = 6
@@ -76,7 +76,7 @@ class Failure(IntEnum):
 
 
 class TooManyStrings(FormatError):
-    """A message whose lists have more strings than :data:`MOST_STRINGS`; none of them was read.
+    """A message has more than :data:`MAX_STRINGS` strings in its lists; the remaining strings were not read.
 
     Attributes:
         request: the message without its fields.
@@ -86,11 +86,11 @@ class TooManyStrings(FormatError):
 
 
 class RpcMessage(NamedTuple):
-    """A call, or the answer to one.
+    """A call or a response.
 
     Attributes:
-        number: the caller's; the answer repeats it.
-        fields: the arguments, or the result: field 0 the return value, any other the raised exception.
+        number: the number of the call, which its response repeats.
+        fields: the arguments, or the result: field 0 is the return value, other fields are declared exceptions.
     """
 
     kind: int
@@ -103,45 +103,45 @@ class RpcMessage(NamedTuple):
 
 
 def message(kind: MessageKind, name: str, number: int, *fields: bytes) -> bytes:
-    """Return a message, without its frame; ``fields`` as the functions below make them."""
+    """Encode a message without its frame; the functions below encode ``fields``."""
     encoded = name.encode()
     head = struct.pack(">Ii", _VERSION_1 | kind, len(encoded)) + encoded
     return b"".join((head, _INT.pack(number), *fields, _STOP))
 
 
 def boolean(number: int, value: bool) -> bytes:
-    """Return a field that is true or false."""
+    """Encode a boolean field."""
     return _FIELD.pack(Kind.BOOL, number) + (b"\1" if value else b"\0")
 
 
 def i32(number: int, value: int) -> bytes:
-    """Return a field of 32 bits."""
+    """Encode a field of 32 bits."""
     return _FIELD.pack(Kind.I32, number) + _INT.pack(value)
 
 
 def i64(number: int, value: int) -> bytes:
-    """Return a field of 64 bits."""
+    """Encode a field of 64 bits."""
     return _FIELD.pack(Kind.I64, number) + _LONG.pack(value)
 
 
 def string(number: int, value: str | bytes) -> bytes:
-    """Return a field of text or bytes, which Thrift writes alike."""
+    """Encode a field of text or bytes, which have the same encoding."""
     encoded = value.encode() if isinstance(value, str) else value
     return b"".join((_FIELD.pack(Kind.STRING, number), _INT.pack(len(encoded)), encoded))
 
 
 def structure(number: int, *fields: bytes) -> bytes:
-    """Return a field that is a struct."""
+    """Encode a field with a struct."""
     return b"".join((_FIELD.pack(Kind.STRUCT, number), *fields, _STOP))
 
 
 def i64s(number: int, values: Sequence[int], kind: Kind = Kind.LIST) -> bytes:
-    """Return a field that is a list (or a set) of numbers of 64 bits."""
-    return _LIST_FIELD.pack(kind, number, Kind.I64, len(values)) + _big_endian(values)
+    """Encode a field with a list or a set of 64-bit numbers."""
+    return _LIST_FIELD.pack(kind, number, Kind.I64, len(values)) + _encode_longs(values)
 
 
 def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind = Kind.LIST) -> bytes:
-    """Return a field that is a list (or a set) of texts or byte strings."""
+    """Encode a field with a list or a set of texts or byte strings."""
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
     parts = [part for value in encoded for part in (_INT.pack(len(value)), value)]
     return b"".join((_LIST_FIELD.pack(kind, number, Kind.STRING, len(encoded)), *parts))
@@ -151,10 +151,10 @@ def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind
 
 
 def read_message(data: bytes) -> RpcMessage:
-    """Return the message that fills a frame.
+    """Decode the message in a frame.
 
     Raises:
-        TooManyStrings: it has more than :data:`MOST_STRINGS`.
+        TooManyStrings: the message has more than :data:`MAX_STRINGS` strings in lists.
         FormatError: the bytes are not a message.
     """
     reader = _FieldReader(data)
@@ -167,10 +167,10 @@ def read_message(data: bytes) -> RpcMessage:
 
 
 def read_head(data: bytes) -> RpcMessage:
-    """Return the message at the start of a frame, without its fields.
+    """Decode the head of the message in a frame; the result has no fields.
 
     Raises:
-        FormatError: the bytes are no message.
+        FormatError: the bytes are not a message.
     """
     return RpcMessage(*_read_head(_FieldReader(data)), {})
 
@@ -187,7 +187,7 @@ def _read_head(reader: _FieldReader) -> tuple[int, str, int]:
 
 
 def read_struct(data: bytes) -> Fields:
-    """Return the fields of a bare struct; ignore bytes after it, as Thrift does.
+    """Decode the fields of a struct; ignore bytes after it, as Thrift does.
 
     Raises:
         FormatError: the bytes are not a struct.
@@ -196,32 +196,32 @@ def read_struct(data: bytes) -> Fields:
 
 
 def integer(fields: Fields, number: int, default: int | None = None) -> int:
-    """Return a number among the fields.
+    """Return a field that is a number.
 
     Raises:
-        FormatError: it is not there and has no default, or is something else.
+        FormatError: the field is missing without a default, or is not a number.
     """
     value = fields.get(number, default)
     if not isinstance(value, int):
-        raise FormatError(f"field {number} is not the number it has to be")
+        raise FormatError(f"field {number} is not a number")
     return value
 
 
 class _FieldReader:
-    """Reads the bytes of a complete message."""
+    """A reader of the bytes of a complete message."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
-        self._values_left = _MOST_VALUES
-        self._strings_left = MOST_STRINGS
+        self._remaining_values = _MAX_VALUES
+        self._remaining_strings = MAX_STRINGS
 
     def number(self, layout: struct.Struct) -> int:
         """Return one number."""
         try:
             value: int = layout.unpack_from(self._data, self._at)[0]
         except struct.error as error:
-            raise _cut(len(self._data)) from error
+            raise FormatError(f"the {len(self._data)} bytes end inside a value") from error
         self._at += layout.size
         return value
 
@@ -236,45 +236,43 @@ class _FieldReader:
         return found
 
     def text(self, size: int) -> str:
-        """Return so many bytes as text."""
+        """Return the next ``size`` bytes as text."""
         try:
-            return self._take(size).decode()
+            return self._read_bytes(size).decode()
         except UnicodeDecodeError as error:
             raise FormatError("a name that is not text") from error
 
-    def _take(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         start = self._at
-        self._pass(size)
+        self._skip_bytes(size)
         return self._data[start : self._at]
 
-    def _pass(self, size: int) -> None:
-        """Skip bytes."""
+    def _skip_bytes(self, size: int) -> None:
         if size < 0 or size > len(self._data) - self._at:
-            raise FormatError(f"a length of {size} where {len(self._data) - self._at} bytes are left")
+            raise FormatError(f"a length of {size}, but only {len(self._data) - self._at} bytes remain")
         self._at += size
 
-    def _count(self) -> None:
-        """Count one more value."""
-        if not self._values_left:
-            raise FormatError(f"more than {_MOST_VALUES} values")
-        self._values_left -= 1
+    def _count_value(self) -> None:
+        if not self._remaining_values:
+            raise FormatError(f"more than {_MAX_VALUES} values")
+        self._remaining_values -= 1
 
     def _value(self, kind: int, depth: int) -> Any:
         """Return one value; None for a skipped value."""
-        self._count()
+        self._count_value()
         match kind:
             case Kind.I64:
                 return self.number(_LONG)
             case Kind.I32:
                 return self.number(_INT)
             case Kind.STRING:
-                return self._take(self.number(_INT))
+                return self._read_bytes(self.number(_INT))
             case Kind.BOOL:
                 return self.number(_BYTE) != 0
             case Kind.STRUCT:
-                return self.fields(self._deeper(depth))
+                return self.fields(self._check_depth(depth))
             case Kind.LIST | Kind.SET:
-                return self._list(self._deeper(depth))
+                return self._list(self._check_depth(depth))
         return self._skip(kind, depth)
 
     def _list(self, depth: int) -> array[int] | list[bytes] | None:
@@ -282,67 +280,63 @@ class _FieldReader:
         if count < 0:
             raise FormatError(f"a list of {count}")
         if kind == Kind.I64:
-            return _native(self._take(count * _LONG.size))
+            return _decode_longs(self._read_bytes(count * _LONG.size))
         if kind == Kind.STRING:
-            if count > self._strings_left:
-                raise TooManyStrings(f"a list of {count} strings, where {self._strings_left} are the most")
-            self._strings_left -= count
-            return [self._take(self.number(_INT)) for _ in range(count)]
+            if count > self._remaining_strings:
+                raise TooManyStrings(f"a list of {count} strings, but at most {self._remaining_strings} are allowed")
+            self._remaining_strings -= count
+            return [self._read_bytes(self.number(_INT)) for _ in range(count)]
         self._skip_all(kind, count, depth)
         return None
 
     def _skip_all(self, kind: int, count: int, depth: int) -> None:
-        """Step over the values of a list."""
+        """Skip the values of a list."""
         if kind in _FIXED_BYTES:
-            self._pass(count * _FIXED_BYTES[kind])
+            self._skip_bytes(count * _FIXED_BYTES[kind])
             return
         for _ in range(count):
             self._skip(kind, depth)
 
     def _skip(self, kind: int, depth: int) -> None:
-        """Step over one value."""
-        self._count()
+        """Skip one value."""
+        self._count_value()
         if kind in _FIXED_BYTES:
-            self._pass(_FIXED_BYTES[kind])
+            self._skip_bytes(_FIXED_BYTES[kind])
         elif kind == Kind.STRING:
-            self._pass(self.number(_INT))
+            self._skip_bytes(self.number(_INT))
         elif kind == Kind.STRUCT:
             while inner := self.number(_BYTE):
                 self.number(_SHORT)
-                self._skip(inner, self._deeper(depth + 1))
+                self._skip(inner, self._check_depth(depth + 1))
         elif kind in (Kind.LIST, Kind.SET):
             inner, count = self.number(_BYTE), self.number(_INT)
-            self._skip_all(inner, count, self._deeper(depth + 1))
+            self._skip_all(inner, count, self._check_depth(depth + 1))
         elif kind == Kind.MAP:
-            of, to = self.number(_BYTE), self.number(_BYTE)
+            key_kind, value_kind = self.number(_BYTE), self.number(_BYTE)
             for _ in range(self.number(_INT)):
-                self._skip(of, self._deeper(depth + 1))
-                self._skip(to, depth + 1)
+                self._skip(key_kind, self._check_depth(depth + 1))
+                self._skip(value_kind, depth + 1)
         else:
             raise FormatError(f"a value of kind {kind}, which does not exist")
 
     @staticmethod
-    def _deeper(depth: int) -> int:
-        if depth > _DEEPEST:
-            raise FormatError(f"structs and lists more than {_DEEPEST} deep")
+    def _check_depth(depth: int) -> int:
+        if depth > _MAX_DEPTH:
+            raise FormatError(f"structs and lists in more than {_MAX_DEPTH} levels")
         return depth
 
 
 _FIXED_BYTES: dict[int, int] = {Kind.BOOL: 1, Kind.BYTE: 1, Kind.I16: 2, Kind.I32: 4, Kind.I64: 8, Kind.DOUBLE: 8}
 
 
-def _cut(size: int) -> FormatError:
-    return FormatError(f"the {size} bytes end inside a value")
-
-
-def _big_endian(values: Sequence[int]) -> bytes:
+def _encode_longs(values: Sequence[int]) -> bytes:
     numbers = array("q", values)
     if sys.byteorder == "little":
         numbers.byteswap()
     return numbers.tobytes()
 
 
-def _native(data: bytes) -> array[int]:
+def _decode_longs(data: bytes) -> array[int]:
     numbers = array("q")
     numbers.frombytes(data)
     if sys.byteorder == "little":

@@ -1,1 +1,1 @@
-"""The transaction manager: state, log and conflicts."""
+"""The transaction manager: its state, storage, log and conflicts."""

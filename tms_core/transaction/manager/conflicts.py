@@ -1,10 +1,10 @@
-"""The changed keys of transactions, to detect conflicts: of two overlapping transactions with a common key, one
+"""The change keys of transactions and their conflicts: only one of two overlapping transactions with a common key
 commits.
 
 A transaction reports its changes before it commits, with keys that only clients interpret. The keys of committed
 transactions are stored under the first pointer that was not issued at the commit. A transaction that started after the
-commit has a higher id, and does not conflict. Entries below the first short transaction in progress can no longer
-conflict, and each commit drops them (Tephra's ``TransactionManager``; long transactions do not keep entries).
+commit has a higher id, and does not conflict. Entries below the first short transaction in progress cannot conflict any
+longer, and each commit drops them (Tephra's ``TransactionManager``; long transactions do not keep entries).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class CommittedChanges:
         self._by_pointer = {pointer: _Changes(set(keys), "") for pointer, keys in sorted((changes or {}).items())}
 
     def add(self, commit_pointer: int, keys: Collection[bytes], client: str) -> None:
-        """Remember a commit; of several at one pointer the last one's client is named."""
-        follows = not self._by_pointer or commit_pointer >= next(reversed(self._by_pointer))
+        """Add a commit; of several commits at one pointer, errors name the client of the last."""
+        is_last = not self._by_pointer or commit_pointer >= next(reversed(self._by_pointer))
         changes = self._by_pointer.setdefault(commit_pointer, _Changes(set(), client))
         changes.keys.update(keys)
         changes.client = client
-        if not follows:
+        if not is_last:
             self._by_pointer = dict(sorted(self._by_pointer.items()))
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Check whether another transaction has changed the same since the transaction started.
+        """Check that no other transaction has committed one of the keys since the transaction started.
 
         Raises:
-            Conflict: another one has.
+            Conflict: another transaction has.
         """
         for commit_pointer in reversed(self._by_pointer):
             if commit_pointer <= transaction_id:
@@ -74,18 +74,18 @@ class ChangeLimits:
     """The limits of the changes of a transaction.
 
     Attributes:
-        count: the most keys (``data.tx.changeset.count.limit``).
-        size_bytes: the most bytes of them together (``data.tx.changeset.size.limit``).
+        count: the largest number of keys (``data.tx.changeset.count.limit``).
+        size_bytes: the largest total size of the keys (``data.tx.changeset.size.limit``).
     """
 
     count: int = field(default=COUNT_LIMIT)
     size_bytes: int = field(default=BYTES_LIMIT)
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Check whether that is too much.
+        """Check that the changes are within the limits.
 
         Raises:
-            ChangesTooLarge: it is.
+            ChangesTooLarge: the changes exceed a limit.
         """
         if len(keys) > self.count:
             raise ChangesTooLarge(
@@ -105,7 +105,7 @@ def first_short(entries: Iterable[tuple[int, bool]]) -> int:
     return next((pointer for pointer, is_long in entries if not is_long), NO_TX_IN_PROGRESS)
 
 
-def shown(key: bytes) -> str:
+def escape_key(key: bytes) -> str:
     r"""Return a change key for operators: printable bytes unchanged, all other bytes as ``\xHH`` (``ChangeId``)."""
     return "".join(
         chr(byte) if (chr(byte).isalnum() and byte < 0x80) or byte in _PRINTABLE else f"\\x{byte:02X}" for byte in key
@@ -114,5 +114,5 @@ def shown(key: bytes) -> str:
 
 def _conflict(transaction_id: int, key: bytes, client: str) -> Conflict:
     by = printable(client) or "unknown client"
-    text = f"Transaction {transaction_id} conflicts with one that {by} has committed since it began, on {shown(key)}."
-    return Conflict(text, transaction_id, shown(key), client)
+    text = f"Transaction {transaction_id} conflicts on {escape_key(key)}, which {by} has committed since it began."
+    return Conflict(text, transaction_id, escape_key(key), client)

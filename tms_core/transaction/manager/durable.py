@@ -34,7 +34,7 @@ logger = get_logger(__name__)
 
 
 class ManagerStopped(TransactionError, Unavailable):
-    """The manager was closed, or its log has just failed; nothing was done."""
+    """The manager was closed, or its log has just failed; nothing was changed."""
 
     code = "TMS-UNAVAILABLE"
 
@@ -46,7 +46,7 @@ class DurableState:
     storage, it behaves as after a failure of its log, until :meth:`begin`.
 
     Args:
-        storage: the storage of the state; closed with this.
+        storage: the storage of the state; closed with the manager.
         clock: the clock of snapshot names, first ids, and timeouts after a restart.
 
     Raises:
@@ -78,7 +78,7 @@ class DurableState:
 
     @property
     def running(self) -> bool:
-        """Return whether the manager answers; False between a failure of its log and its restart."""
+        """Return whether the manager executes calls; False between a failure of its log and its restart."""
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
@@ -90,7 +90,7 @@ class DurableState:
         with suppress(LogFailed):
             self._sync(self._log, 0)
         if self._restart():
-            logger.info("the transaction manager has taken over the files of the previous manager, with a new log")
+            logger.info("transaction manager started from the files of the previous manager, with a new log")
 
     @contextmanager
     def deciding(self, waits: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
@@ -114,7 +114,7 @@ class DurableState:
             except TransactionError as error:
                 refusal = error
             log, position = self._log, self._position
-        # Outside the lock, so that other threads decide while this one waits; one sync then serves all of them.
+        # Outside the lock, so that other threads can decide during the wait; one sync then covers all of them.
         if waiting or refusal is not None:
             self._sync(log, position)
         if refusal is not None:
@@ -131,9 +131,9 @@ class DurableState:
         return self._state.write_pointer
 
     def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
-        """Note that a transaction in progress has published a message, at which readers wait until it is decided.
+        """Record that a transaction in progress has published a message, at which readers wait for its outcome.
 
-        It takes no lock and writes nothing to the log.
+        The method takes no lock and does not write to the log.
 
         Args:
             pointer: the pointer of the transaction, or of one of its checkpoints.
@@ -183,7 +183,7 @@ class DurableState:
             try:
                 self.take_snapshot()
             except StoreError:
-                # The new log follows a state that has no snapshot, so it must not be used.
+                # The new log follows a state without a snapshot, so it must not be used.
                 self._failed = self._ahead = True
                 raise
 
@@ -222,11 +222,11 @@ class DurableState:
             return
         with self._saving, self._lock:
             if self._restart():
-                self._note_mended()
-                logger.warning("the transaction manager has restarted from its files, with a new log")
+                self._handle_restart()
+                logger.warning("transaction manager restarted from its files, with a new log")
 
-    def _note_mended(self) -> None:
-        """React to decisions that the failure of the log may have undone; called with the lock held."""
+    def _handle_restart(self) -> None:
+        """Handle decisions that the failure of the log may have undone; called with the lock held."""
 
     def _restart(self) -> bool:
         """Restart with the state on disk if the log has failed; return whether it had failed."""
@@ -242,7 +242,7 @@ class DurableState:
                 except FormatError as error:
                     raise StoreError(error.message, error.hint) from error
                 self._newest_ms = max(self._newest_ms, newest_ms)
-                self._state.remember(previous)
+                self._state.adopt_facts(previous)
                 self._ahead = False
             timestamp_ms = self._timestamp()
             # Save before the new log: the last bytes of the old log are unknown, so edits after them could not be
@@ -279,12 +279,12 @@ class DurableState:
         if not self.running:
             raise ManagerStopped(
                 "The transaction manager has stopped.",
-                "If this was not requested, see its log for the reason, then try again.",
+                "If nobody has stopped it, check its log for the reason, then try again.",
             )
 
 
 class _ClosedLog(NoLog):
-    """A log before the manager has started; it accepts nothing."""
+    """The log of a manager that has not started; every sync fails."""
 
     def sync(self, position: int) -> None:
         raise LogFailed("The transaction manager has not started.", "Try again in a few seconds.")

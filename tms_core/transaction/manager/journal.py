@@ -1,9 +1,9 @@
 """The log of a manager, in Tephra's format for one machine, synced before each response.
 
-Tephra only flushes its buffer, and keeps the first record of each file in it until the second one arrives. Here an edit
-is appended under the lock of the manager's state, so the file has the order of the decisions. The responding thread
-then waits for the disk without the lock. One of the waiting threads writes and syncs for all: a sync takes as long for
-one record as for hundreds (group commit).
+Tephra only flushes its buffer, and holds the first record of each file in the buffer until the second record. This
+module appends an edit under the lock of the manager's state, so the file has the order of the decisions. The responding
+thread then waits for the disk without the lock. One of the waiting threads writes and syncs for all: a sync takes as
+long for one record as for hundreds (group commit).
 
 After a failed write, the log must not be used: its last bytes are unknown, and a repeated sync may succeed although
 nothing reached the disk. Therefore nothing is appended, all waiting threads get the error, and the manager continues
@@ -40,7 +40,7 @@ class LogFull(LogFailed, StoreFull):
 
 
 class GroupLog(ABC):
-    """A log whose waiting threads share one write. Threads may share it."""
+    """A log with group commit: waiting threads share one write; threads may share it."""
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []
@@ -64,20 +64,18 @@ class GroupLog(ABC):
         """Wait until the first ``position`` edits are on disk.
 
         Raises:
-            LogFailed: they could not be written, and never will be.
+            LogFailed: the edits could not be written, and never will be.
         """
-        if self._is_to_write(position):
+        if self._acquire_turn(position):
             try:
                 self._write()
             finally:
-                self._pass_on()
+                self._release_turn()
         if self._failure is not None and self._synced < position:
             raise self._failed(self._failure) from self._failure
 
-    def _is_to_write(self, position: int) -> bool:
-        """Wait until so many edits are on disk or the log has failed, or until this thread has to write; return
-        whether it has to.
-        """
+    def _acquire_turn(self, position: int) -> bool:
+        """Wait until the edits are on disk, the log has failed, or this thread must write; return whether it must."""
         with self._buffer:
             if self._synced >= position or self._failure is not None:
                 return False
@@ -90,7 +88,7 @@ class GroupLog(ABC):
         turn.acquire()
         return self._synced < position and self._failure is None
 
-    def _pass_on(self) -> None:
+    def _release_turn(self) -> None:
         """Wake the threads whose edits are on disk, and the first other thread, which writes for all."""
         with self._buffer:
             synced = self._synced if self._failure is None else sys.maxsize
@@ -104,7 +102,7 @@ class GroupLog(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close it; unsynced edits may be lost."""
+        """Close the log; unsynced edits may be lost."""
 
     @abstractmethod
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
@@ -119,7 +117,7 @@ class GroupLog(ABC):
         """Return the error for waiting threads."""
 
     def _write(self) -> None:
-        """Write all edits appended so far."""
+        """Write all appended edits."""
         with self._buffer:
             pending, self._pending = self._pending, []
             position = self._appended
@@ -128,7 +126,7 @@ class GroupLog(ABC):
         except (OSError, StoreError) as error:
             self._failure = error
         except BaseException as error:
-            # For example, out of memory: the removed edits are lost, and nothing may be written after the gap.
+            # For example, out of memory: the pending edits are lost, and nothing may be written after the gap.
             self._failure = StoreError(f"{error!r}")
             raise
         else:
@@ -139,7 +137,7 @@ class LogFile(GroupLog):
     """An open ``txlog.<ms>`` file; created when the first edit is synced.
 
     Args:
-        path: its path; the file must not exist.
+        path: the path of the file, which must not exist.
         check: called before the file is created; raises OSError if it must not be created.
     """
 
@@ -151,18 +149,18 @@ class LogFile(GroupLog):
 
     def close(self) -> None:
         """Close the file; unsynced edits may be lost."""
-        is_mine = self._is_to_write(sys.maxsize)
+        has_turn = self._acquire_turn(sys.maxsize)
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        if is_mine:
-            self._pass_on()
+        if has_turn:
+            self._release_turn()
 
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
         if self._file is None:
             self._check()
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            # Without it, a power failure may lose the name of the file, and with it all synced edits.
+            # Without this sync, a power failure may lose the name of the file, and with it all synced edits.
             sync_folder(self._path.parent)
         elif not os.path.samestat(self._path.stat(), os.fstat(self._file)):
             # The system writes to deleted files and reports success.
@@ -175,7 +173,7 @@ class LogFile(GroupLog):
         kind = LogFull if isinstance(failure, OSError) and is_full(failure) else LogFailed
         return kind(
             f"transaction log {self._path} could not be written: {reason or failure}.",
-            "Repair the disk or free space on it. The manager continues without a restart; acknowledged changes stay.",
+            "Repair the disk or free space on it; the manager then continues without a restart.",
             self._path,
         )
 

@@ -46,12 +46,12 @@ from tms_core.transaction.model import (
 )
 from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
-#: The most characters that are kept of a client's name.
+#: The longest stored name of a client, in characters.
 MAX_CLIENT_CHARACTERS = 255
-#: The most checkpoints of an abort: each is looked up while all other calls wait.
+#: The largest number of checkpoints in an abort, because the manager looks up each while all other calls wait.
 MAX_CHECKPOINTS = 100_000
-#: The change key in an error about changes that a restart may have forgotten.
-_FORGOTTEN = "(forgotten by a restart: ask again whether it can commit)"
+#: The change key in an error about changes that a restart may have lost.
+_LOST_KEY = "(lost by a restart: repeat canCommit)"
 
 logger = get_logger(__name__)
 
@@ -64,8 +64,8 @@ class TransactionManager(DurableState):
     responses stay valid.
 
     Args:
-        storage: the storage of the state; closed with the manager. If another manager has it now, this one answers
-            nothing until :meth:`begin`.
+        storage: the storage of the state; closed with the manager. If another manager has it now, this manager rejects
+            calls until :meth:`begin`.
         clock: its wall time determines ids, its monotonic time timeouts. Ids do not follow a jump (invariant S7).
         offset: the offset of an id in its millisecond, from 0 to below ``TX_PER_MS``; random for each id, so that ids
             cannot be guessed. None: 0, as in Tephra.
@@ -110,7 +110,7 @@ class TransactionManager(DurableState):
 
         Args:
             timeout_seconds: its timeout; None: the default.
-            client: the name of its client, for operators; cut off after ``MAX_CLIENT_CHARACTERS``.
+            client: the name of its client, for operators; cut after ``MAX_CLIENT_CHARACTERS``.
 
         Raises:
             BadArgument: the timeout is not above 0, or above ``max_timeout_seconds``.
@@ -124,13 +124,13 @@ class TransactionManager(DurableState):
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Record the changes of a transaction, and check whether another transaction has changed the same keys.
 
-        It does not wait for the disk: the commit does, and its record follows this one in the log. A repeated call
-        waits, because the record of the first one may be on disk alone.
+        The call does not wait for the disk, because the record of the commit follows this record in the log, and the
+        commit waits. A repeated call waits, because a crash may leave the first record without the second.
 
         Raises:
             NotInProgress: the transaction has ended, or never started.
-            ChangesTooLarge: it has changed too many keys.
-            Conflict: it has to be rolled back.
+            ChangesTooLarge: the transaction has changed too many keys.
+            Conflict: the transaction must be rolled back.
         """
         keys = frozenset(changes)
         with self.deciding(lambda state: transaction_id in state.committing) as state:
@@ -146,7 +146,7 @@ class TransactionManager(DurableState):
 
         Raises:
             Conflict: another transaction has committed the same keys since :meth:`can_commit`, or a restart of the
-                manager may have lost that call; repeat it, or roll the transaction back.
+                manager may have lost that call; repeat the call, or roll the transaction back.
             NotInProgress: the transaction has ended, or never started.
         """
         with self.deciding() as state:
@@ -155,13 +155,13 @@ class TransactionManager(DurableState):
     def commit_and_start(
         self, transaction_id: int, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT
     ) -> Transaction:
-        """Commit a transaction, and start a short one that sees it; one sync of the disk covers both.
+        """Commit a transaction, and start a short transaction that sees the commit, with one sync of the disk.
 
         Args:
             timeout_seconds, client: as of :meth:`start_short`.
 
         Raises:
-            BadArgument: as :meth:`start_short`; nothing was done.
+            BadArgument: as :meth:`start_short`; nothing was changed.
             Conflict, NotInProgress: as :meth:`commit`; no transaction was started.
         """
         timeout_ms = self._timeout_ms(timeout_seconds)
@@ -172,8 +172,8 @@ class TransactionManager(DurableState):
     def abort(self, transaction: Transaction) -> None:
         """Abort a transaction whose client has rolled back its writes.
 
-        It invalidates the transaction instead if the transaction is long, if messaging has written rows that were not
-        rolled back (:meth:`note_written`), or if a write is under way (:meth:`begin_write`). In these cases an invalid
+        The abort invalidates the transaction instead if it is long, if messaging has written rows that were not rolled
+        back (:meth:`note_written`), or if a write is under way (:meth:`begin_write`). In these cases, an invalid
         transaction stays invalid. A transaction that is committed, aborted or unknown does not change.
 
         Only checkpoints that can belong to the transaction count: in progress or invalid, with a higher id. Otherwise
@@ -184,7 +184,7 @@ class TransactionManager(DurableState):
         """
         pointer, checkpoints = transaction.transaction_id, transaction.checkpoint_write_pointers
         if len(checkpoints) > MAX_CHECKPOINTS:
-            raise BadArgument(f"an abort names {len(checkpoints)} checkpoints, where {MAX_CHECKPOINTS} are the most")
+            raise BadArgument(f"an abort has {len(checkpoints)} checkpoints, above the limit of {MAX_CHECKPOINTS}")
         later = sorted({one for one in checkpoints if one > pointer})
         with self.deciding() as state:
             entry = state.in_progress.get(pointer)
@@ -197,7 +197,7 @@ class TransactionManager(DurableState):
                 self.record(Edit(pointer, EditState.INVALID))
             elif entry is not None or (pointer in state.invalid and not places and pointer > state.recovered_pointer):
                 if entry is not None and entry.is_long:
-                    # A second abort, by its id or as a short transaction, must not remove it from the invalid list.
+                    # Another abort, by its id or as a short transaction, must not remove it from the invalid list.
                     self._writes.add(pointer, "a long transaction", 1)
                 self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=named))
 
@@ -205,7 +205,7 @@ class TransactionManager(DurableState):
         """Hide the writes of a transaction permanently, because they were not rolled back.
 
         Returns:
-            Whether it was in progress until now; False: it has ended, or never started.
+            Whether the transaction was in progress; False if it has ended or never started.
         """
         with self.deciding() as state:
             found = transaction_id in state.in_progress or transaction_id in state.committing
@@ -239,13 +239,13 @@ class TransactionManager(DurableState):
             return "invalid" if transaction_id in state.invalid else "ended"
 
     def begin_write(self, pointer: int, principal: str | None = None) -> bool:
-        """Note that a write with a pointer starts, if the pointer is in progress; without I/O.
+        """Record the start of a write with a pointer, if the pointer is in progress; without I/O.
 
         Args:
             principal: the writer, as of :meth:`belongs_to`.
 
         Returns:
-            Whether it is in progress and belongs to the principal; then call :meth:`end_write` after the write.
+            Whether the principal may write with the pointer now; if so, call :meth:`end_write` after the write.
         """
         with self._lock:
             found = self.is_in_progress(pointer) and self.belongs_to(pointer, principal)
@@ -256,13 +256,13 @@ class TransactionManager(DurableState):
             return found
 
     def end_write(self, pointer: int) -> None:
-        """Note that a noted write has finished, or failed."""
+        """Record that a write of :meth:`begin_write` has finished or failed."""
         with self._lock:
             self._writes.end(pointer, late=not self.is_in_progress(pointer))
             self._forget_decided()
 
     def note_written(self, pointer: int, place: str, number: int = 1) -> None:
-        """Note rows before they are written, because an abort of their transaction would make them visible; no I/O.
+        """Record rows before they are written, because an abort would make them visible; without I/O.
 
         Args:
             pointer: the pointer of the transaction, or of one of its checkpoints; ignored if it is not in progress.
@@ -275,13 +275,13 @@ class TransactionManager(DurableState):
                 self._forget_decided()
 
     def note_taken_back(self, pointer: int, place: str, number: int | None = None) -> None:
-        """Note that so many rows no longer carry a pointer; None: all rows that were written to the place."""
+        """Record that ``number`` rows do not have a pointer any longer; None: all rows in the place."""
         with self._lock:
             self._writes.take_back(pointer, place, number)
 
     @contextmanager
     def rolling_back(self, pointer: int) -> Iterator[None]:
-        """Reject commits of a pointer's transaction while the block rolls back rows: readers would miss the rows."""
+        """Reject commits of a pointer's transaction while the block rolls back rows, which readers would miss."""
         with self._lock:
             transaction_id = self.transaction_of(pointer)
             self._roll_backs[transaction_id] += 1
@@ -294,11 +294,11 @@ class TransactionManager(DurableState):
                     del self._roll_backs[transaction_id]
 
     def note_unknown(self) -> None:
-        """Note that transactions started before the last restart may have written rows that are not noted."""
+        """Record that transactions from before the last restart may have written rows that are not recorded."""
         with self._lock:
             self._writes.unknown_to = self._state.recovered_pointer
 
-    def _note_mended(self) -> None:
+    def _handle_restart(self) -> None:
         # A commit that did not reach the disk is undone, but the ledger has forgotten the rows of that transaction.
         self.note_unknown()
 
@@ -307,7 +307,7 @@ class TransactionManager(DurableState):
         return pointer in self._state.in_progress
 
     def belongs_to(self, pointer: int, principal: str | None) -> bool:
-        """Return whether a principal may use a pointer, without I/O; this does not make the principal the owner.
+        """Return whether a principal may use a pointer, without I/O; the principal does not become the owner.
 
         A transaction in progress belongs to the first principal that writes with it (:meth:`begin_write`). A
         transaction that is not in progress has no owner, and any principal may use it.
@@ -334,10 +334,10 @@ class TransactionManager(DurableState):
     # --- the invalid list --------------------------------------------------------------------------------------------
 
     def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:
-        """Remove ids from the invalid list, because no row with them is left.
+        """Remove ids from the invalid list, after their rows were deleted or inverted.
 
-        Their remaining claims and producers' transactions are voided first. An id with a write under way stays on the
-        list.
+        Remaining claims and producers' transactions of the ids are voided first. An id with a write under way stays on
+        the list.
 
         Returns:
             Whether any id was removed.
@@ -348,7 +348,7 @@ class TransactionManager(DurableState):
         with self.deciding() as state:
             leaving = frozenset(one for one in transaction_ids if one in state.invalid) - self._writes.under_way
         if leaving:
-            # Void first: a claim whose id has left the list would count as done.
+            # Void first: a claim whose id is not on the list any longer would count as committed.
             self._release(leaving.__contains__)
             with self.deciding() as state:
                 leaving = frozenset(one for one in leaving if one in state.invalid)
@@ -370,10 +370,10 @@ class TransactionManager(DurableState):
         with self.deciding() as state:
             older = [pointer for pointer in state.in_progress if pointer < bound]
             if older:
-                raise TruncateTimeError(f"{len(older)} transactions that began before {time_ms} ms are in progress.")
+                raise TruncateTimeError(f"{len(older)} transactions that started before {time_ms} ms are in progress.")
             known = InvalidList(state.invalid.ids)
-            # If ids below the bound may still appear, or have writes under way, a bound in the log would remove them,
-            # too, although their claims were not voided. Then remove the known ids one by one.
+            # A bound in the log would also remove ids below it that appear later or have writes under way, although
+            # their claims were not voided. If such ids are possible, remove the known ids one by one.
             changes = bound > state.write_pointer or any(one < bound for one in self._writes.under_way)
         if changes:
             return self.truncate_invalid(known.ids[: bisect_left(known.ids, bound)])
@@ -394,7 +394,7 @@ class TransactionManager(DurableState):
         """
         with self._saving, self._lock:
             state = self._state
-            # Before the reset: afterwards nothing shows which claims and transactions must not count.
+            # Before the reset, because after it the manager does not know which claims must not count.
             self._release(lambda pointer: pointer in state.in_progress or pointer in state.invalid)
             super().reset()
 
@@ -437,15 +437,14 @@ class TransactionManager(DurableState):
         return stream.getvalue()
 
     def clients(self) -> dict[int, str]:
-        """Return the clients of transactions in progress by id, of transactions since the last restart."""
+        """Return the clients, by id, of transactions in progress that started after the last restart."""
         with self.deciding() as state:
             return dict(state.clients)
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Return the topics in which transactions in progress have published, by id, with the time of the first
-        message.
+        """Return the topics of the messages of transactions in progress, by id, with the time of the first message.
 
-        Publishes before the last restart are missing.
+        Messages from before the last restart are missing.
         """
         found: dict[int, dict[str, int]] = {}
         with self.deciding() as state:
@@ -458,7 +457,7 @@ class TransactionManager(DurableState):
                     known[topic] = min(publish_ms, known.get(topic, publish_ms))
         return found
 
-    # --- from time to time -------------------------------------------------------------------------------------------
+    # --- periodic work -----------------------------------------------------------------------------------------------
 
     def expire(self) -> int:
         """Invalidate the transactions whose timeout has passed.
@@ -469,7 +468,7 @@ class TransactionManager(DurableState):
         with self.deciding() as state:
             late = state.expired(self._clock.monotonic_ms())
             for pointer in late:
-                # A checkpoint is invalidated with its transaction; an orphaned checkpoint needs an edit of its own.
+                # A checkpoint is invalidated with its transaction; an orphaned checkpoint needs a separate edit.
                 if state.in_progress[pointer].type is not InProgressType.CHECKPOINT or state.is_orphan(pointer):
                     self.append(Edit(pointer, EditState.INVALID))
                     client = printable(state.clients.get(pointer, UNKNOWN_CLIENT))
@@ -519,9 +518,9 @@ class TransactionManager(DurableState):
         if keys is not None:
             state.committed.check(transaction_id, keys)
         elif transaction_id <= state.recovered_pointer:
-            text = f"The transaction manager was restarted since transaction {transaction_id} began, and does not "
-            text += "know what it has changed: ask again whether it can commit, or roll it back."
-            raise Conflict(text, transaction_id, _FORGOTTEN, "")
+            text = f"The changes of transaction {transaction_id} are unknown, because the transaction manager was "
+            text += "restarted since it began: repeat canCommit, or roll the transaction back."
+            raise Conflict(text, transaction_id, _LOST_KEY, "")
         self.record(
             Edit(
                 transaction_id,
@@ -539,7 +538,7 @@ def _require(
 ) -> None:
     entry = state.in_progress.get(pointer)
     if entry is not None and entry.type is InProgressType.CHECKPOINT:
-        # A checkpoint is decided with its transaction; alone, its writes would be visible while the transaction runs.
+        # A checkpoint has the outcome of its transaction; a separate commit would show its writes too early.
         raise NotInProgress(f"{pointer} is the write pointer of a checkpoint, not the id of a transaction")
     if entry is None:
         reason = " (it is known to be invalid)" if pointer in state.invalid else ""

@@ -1,9 +1,9 @@
 """The state of a transaction manager, and the effect of each edit of its log.
 
-A manager makes a decision, writes it as an :class:`~tms_core.transaction.codec.edits.Edit` and applies the edit. After
-a crash the same edits are applied again. Both use the same rules, so a restart restores the same state. Three facts are
-not in the log: the names of clients, the unchanged read pointer after a timeout (as in Tephra), and the monotonic
-deadline of each transaction.
+A manager makes a decision, writes it as an :class:`~tms_core.transaction.codec.edits.Edit`, and applies the edit. After
+a crash, the same edits are applied again by the same rules, so a restart restores the same state. Three facts are not
+in the log: the names of clients, the unchanged read pointer after a timeout (as in Tephra), and the monotonic deadline
+of each transaction.
 
 This module has no clock, lock or file. The rules are those of Tephra's ``TransactionManager``;
 ``docs/reference/conformance/transactions.md`` lists the intended differences.
@@ -35,7 +35,7 @@ from tms_core.transaction.model import (
 
 T = TypeVar("T")
 
-#: A transaction without a type is a long one if its expiration is this close to, or beyond, that of a long one.
+#: A transaction without a type is long if its expiration is at most this much before that of a long transaction.
 _LONG_TOLERANCE_MS = 10_000
 
 
@@ -46,15 +46,15 @@ class ManagerState:
         long_timeout_ms: the timeout of long transactions in old files, which do not contain it.
 
     Attributes:
-        read_pointer: the highest version that new transactions read; never goes down.
-        write_pointer: the highest pointer issued so far; never goes down.
+        read_pointer: the highest version that new transactions read; never decreases.
+        write_pointer: the highest issued pointer; never decreases.
         recovered_pointer: the highest pointer issued before the last restart; 0: no restart. A client of an older
             transaction may have a positive response to ``canCommit`` that the restart has lost.
-        in_progress: transactions in progress by pointer, checkpoints included; ascending.
-        clients: clients by transaction id; not kept over a restart.
-        owners: the principals that have used transactions first, by transaction id; not kept over a restart.
-        published: by pointer, the topics that a transaction has published to, with the time of the first message in
-            milliseconds; not kept over a restart.
+        in_progress: transactions and checkpoints in progress by pointer; ascending.
+        clients: clients by transaction id; lost in a restart.
+        owners: the first principal of each transaction, by transaction id; lost in a restart.
+        published: the topics of a transaction's messages, by pointer, with the time of the first message in
+            milliseconds; lost in a restart.
         deadlines: timeouts by the monotonic clock, in milliseconds, by pointer.
         invalid: the invalid list.
         committing: change keys of transactions after ``canCommit``, by transaction id.
@@ -81,10 +81,10 @@ class ManagerState:
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def next_pointer(self, now_ms: int, offset: int = 0) -> int:
-        """Return the pointer that would be issued now: by the clock, and above all before.
+        """Return the next pointer: by the clock, and above all issued pointers.
 
         Args:
-            offset: where in its millisecond the first one lies, below ``TX_PER_MS``.
+            offset: the offset of the pointer in its millisecond, below ``TX_PER_MS``.
         """
         return max(self.write_pointer + 1, now_ms * TX_PER_MS + offset)
 
@@ -93,7 +93,7 @@ class ManagerState:
         return first_short((entry.write_pointer, entry.is_long) for entry in self.in_progress.values())
 
     def transaction(self, pointer: int, kind: TransactionType) -> Transaction:
-        """Return the transaction of a client that starts now, before it is in progress itself."""
+        """Return a new transaction, before it is in progress."""
         return Transaction(
             read_pointer=self.read_pointer,
             transaction_id=pointer,
@@ -111,13 +111,13 @@ class ManagerState:
         return is_checkpoint and not any(pointer in parent.checkpoints for parent in self.in_progress.values())
 
     def expired(self, monotonic_ms: int) -> list[int]:
-        """Return the pointers whose time is over, by the machine's monotonic clock."""
+        """Return the pointers whose timeout has passed by the monotonic clock."""
         return [pointer for pointer in self.in_progress if monotonic_ms > self.deadlines[pointer]]
 
     def set_deadlines(self, now_ms: int, monotonic_ms: int) -> None:
-        """Have what another process started, or this one before its log failed, time out by the monotonic clock.
+        """Set the monotonic deadlines of transactions from before a restart.
 
-        The clock may have been set back since a transaction was started. That gives it no more time than it had then.
+        The wall clock may have been set back since a transaction was started; that must not extend its timeout.
         """
         parents = {child: parent for parent, entry in self.in_progress.items() for child in entry.checkpoints}
         for pointer, entry in self.in_progress.items():
@@ -127,23 +127,23 @@ class ManagerState:
             if own_ms > 0:
                 remaining_ms = min(remaining_ms, own_ms)
             elif not transaction.is_long:
-                # The clock was set back before the start, so the id does not show when that was. Since then the clock
-                # may have been set back further: too early an end is safe, and a late one holds up all readers.
+                # The clock was set back before the start, so the id does not show the time of the start. The clock may
+                # have been set back since: a timeout that is too early is safe, a late timeout delays all readers.
                 remaining_ms = min(remaining_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
             self.deadlines.setdefault(pointer, monotonic_ms + max(0, remaining_ms))
 
-    def remember(self, previous: ManagerState) -> None:
-        """Take over the facts of transactions in progress that are not in the log, from the state of this process."""
+    def adopt_facts(self, previous: ManagerState) -> None:
+        """Adopt the facts of transactions in progress that are not in the log, from an earlier state of the process."""
         self.clients |= self._in_progress_only(previous.clients)
         self.owners |= self._in_progress_only(previous.owners)
         self.published |= self._in_progress_only(previous.published)
         self.deadlines |= self._in_progress_only(previous.deadlines)
 
     def _in_progress_only(self, facts: Mapping[int, T]) -> dict[int, T]:
-        # Of a copy: a publish may note its transaction during the iteration.
+        # Iterate over a copy: a publish may add its transaction at the same time.
         return {pointer: fact for pointer, fact in list(facts.items()) if pointer in self.in_progress}
 
-    # --- what happened -----------------------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------------------------------
 
     def apply(self, edit: Edit) -> None:
         """Apply an edit.
@@ -179,7 +179,7 @@ class ManagerState:
             self.invalid.add(pointers)
 
     def snapshot(self, now_ms: int) -> Snapshot:
-        """Return a copy of everything but the clients."""
+        """Return a copy of the state, without the facts that are not in the log."""
         return Snapshot(self.visibility(now_ms), dict(self.committing), self.committed.copy())
 
     def visibility(self, now_ms: int) -> VisibilityState:
@@ -199,7 +199,7 @@ class ManagerState:
     def _checkpoint(self, parent_pointer: int, pointer: int) -> None:
         parent = self.in_progress.get(parent_pointer)
         if parent is None:
-            # It was decided without this pointer, so that its writes may never become visible.
+            # The transaction was decided without this checkpoint, so the checkpoint's writes must not become visible.
             self.write_pointer = max(self.write_pointer, pointer)
             self.invalid.add([pointer])
             return
@@ -213,7 +213,7 @@ class ManagerState:
             self.committed.add(edit.commit_pointer, edit.changes, client)
         entry = self._forget(pointer)
         if entry is None:
-            # It had timed out when its commit was written.
+            # The transaction had timed out before its commit was written.
             self.invalid.remove({pointer})
         checkpoints = entry.checkpoints if entry else ()
         for checkpoint in checkpoints:
@@ -247,9 +247,7 @@ class ManagerState:
         self._read_up_to(pointer)
 
     def _is_long(self, edit: Edit) -> bool:
-        """Return whether the aborted transaction counts as long; if either side says so, for then its writes are still
-        there.
-        """
+        """Return whether the aborted transaction is long, by the edit or by its entry: then its writes still exist."""
         entry = self.in_progress.get(edit.write_pointer)
         if edit.type is None:
             return entry is None or entry.is_long
@@ -257,10 +255,10 @@ class ManagerState:
 
     def _enter(self, entry: InProgress) -> None:
         pointer = entry.write_pointer
-        follows = not self.in_progress or pointer > next(reversed(self.in_progress))
+        is_last = not self.in_progress or pointer > next(reversed(self.in_progress))
         self.in_progress[pointer] = entry
-        if not follows:
-            # Tephra writes its log as it comes, not always in the order of ids.
+        if not is_last:
+            # Tephra's log is not always in the order of ids.
             self.in_progress = dict(sorted(self.in_progress.items()))
         self.write_pointer = max(self.write_pointer, pointer)
 
@@ -276,7 +274,7 @@ class ManagerState:
         self.read_pointer = max(self.read_pointer, min(pointer, self.write_pointer))
 
     def _restore(self, entry: InProgress) -> None:
-        """Restore an entry of a snapshot; version 1 has no types, and Tephra before 0.10 no entries of checkpoints."""
+        """Restore an entry of a snapshot. Version 1 has no types; Tephra before 0.10 has no entries for checkpoints."""
         if entry.type is None:
             long_ms = transaction_ms(entry.write_pointer) + self._long_timeout_ms
             if entry.is_long or long_ms - entry.expiration_ms < _LONG_TOLERANCE_MS:
@@ -291,9 +289,9 @@ class ManagerState:
 class InvalidList:
     """The ids of invalid transactions: ascending, without duplicates, and shared without copies.
 
-    Every new transaction gets the whole list. Therefore readers share one array, and each change creates a new one,
-    which copies 8 bytes per id. Tephra keeps ids in the order of their arrival, some of them twice (a checkpoint that
-    was invalidated before its parent), and counts both.
+    Every new transaction gets the whole list. Therefore readers share one array, and each change creates a new array,
+    which copies 8 bytes per id. Tephra keeps ids in the order of their arrival, with duplicates (a checkpoint that was
+    invalidated before its parent).
 
     Args:
         pointers: ids in any order, also with duplicates.
@@ -313,7 +311,7 @@ class InvalidList:
         return len(self.ids)
 
     def add(self, pointers: Iterable[int]) -> None:
-        """Put ids on the list; those on it already stay."""
+        """Add ids to the list; ids on the list stay."""
         ids = self.ids[:]
         for pointer in pointers:
             at = bisect_left(ids, pointer)
@@ -322,7 +320,7 @@ class InvalidList:
         self.ids = ids
 
     def remove(self, pointers: Iterable[int]) -> bool:
-        """Take ids off the list; returns whether any was on it."""
+        """Remove ids from the list; return whether an id was removed."""
         ids, start = array("q"), 0
         for pointer in sorted(set(pointers)):
             at = bisect_left(self.ids, pointer, start)
@@ -332,7 +330,7 @@ class InvalidList:
         return self._replace(ids + self.ids[start:] if start else self.ids)
 
     def remove_below(self, bound: int) -> bool:
-        """Take off all ids below ``bound``; returns whether there were any."""
+        """Remove all ids below ``bound``; return whether an id was removed."""
         return self._replace(self.ids[bisect_left(self.ids, bound) :])
 
     def _replace(self, ids: array[int]) -> bool:

@@ -1,8 +1,8 @@
 """The storage of a transaction manager: a directory with Tephra's names and formats.
 
 A snapshot is written under a name that Tephra does not read, then synced and renamed, and the directory is synced. A
-log is ``txlog.<ms>``, with the time of the snapshot it follows. Therefore Tephra's ``LocalFileTransactionStateStorage``
-can use the directory, and files that Tephra left on HDFS can be copied here.
+log is ``txlog.<ms>``, with the time of the snapshot before it. Therefore Tephra's ``LocalFileTransactionStateStorage``
+can use the directory, and Tephra's files on HDFS can be copied to it.
 
 Recovery reads the newest readable snapshot and every log since. It skips a damaged snapshot with a warning, because the
 logs reach back to the oldest kept snapshot. A log with damage before its last record prevents the start, because
@@ -49,7 +49,7 @@ class DirectoryBusy(StoreBusy):
 
 
 class StorageElsewhere(StoreUnavailable):
-    """Another manager has the storage now; this one may have it later."""
+    """Another manager has the storage now; this manager may get it later."""
 
 
 class DirectoryFailed(StoreError):
@@ -69,7 +69,7 @@ class RecoveredLog:
     Attributes:
         snapshot: the newest usable snapshot; None: there is no snapshot.
         edits: later edits, in order.
-        newest_ms: the largest number in any name; later names must be higher, whatever the clock says.
+        newest_ms: the largest number in any name; new names must have higher numbers, whatever the clock.
     """
 
     snapshot: Snapshot | None
@@ -78,14 +78,14 @@ class RecoveredLog:
 
 
 class Log(Protocol):
-    """A log that edits are appended to."""
+    """A log of edits."""
 
     def append(self, edit: Edit) -> int:
         """Append an edit, and return its number for :meth:`sync`."""
         ...
 
     def sync(self, position: int) -> None:
-        """Wait until so many edits are durable."""
+        """Wait until the first ``position`` edits are durable."""
         ...
 
     def close(self) -> None:
@@ -125,8 +125,8 @@ class DirectoryStorage:
         retain: the number of kept snapshots.
 
     Raises:
-        DirectoryBusy: another manager uses it.
-        DirectoryFailed: it cannot be created or read.
+        DirectoryBusy: another manager uses the directory.
+        DirectoryFailed: the directory cannot be created or read.
     """
 
     def __init__(self, path: Path, *, retain: int = RETAINED) -> None:
@@ -142,7 +142,7 @@ class DirectoryStorage:
         except OSError as error:
             os.close(self._lock)
             raise DirectoryBusy(
-                f"another transaction manager uses {path}.", "Stop that one, or give each a separate directory."
+                f"another transaction manager uses {path}.", "Stop that manager, or set a separate directory for each."
             ) from error
 
     @staticmethod
@@ -207,7 +207,7 @@ class DirectoryStorage:
             unfinished.rename(self._path / f"snapshot.{timestamp_ms}")
             sync_folder(self._path)
         except OSError as error:
-            # Otherwise repeated attempts would fill the disk with unfinished files.
+            # Delete it, because repeated attempts would fill the disk with unfinished files.
             with suppress(OSError):
                 unfinished.unlink()
             raise _failed(self._path, error) from error
@@ -240,11 +240,11 @@ class DirectoryStorage:
                 with path.open("rb") as stream:
                     return timestamp_ms, read_snapshot(stream)
             except FormatError as error:
-                logger.warning("%s is passed over, an older one and the logs since are used: %s", path, error)
+                logger.warning("%s is skipped, and an older snapshot and the logs since are used: %s", path, error)
         if timestamps_ms:
             raise DirectoryFailed(
                 f"none of the {len(timestamps_ms)} transaction snapshots in {self._path} can be used.",
-                "Restore one from a copy; the log has the reason for each.",
+                "Restore a snapshot from a copy; the log has the reason for each.",
                 self._path,
             )
         return 0, None
@@ -316,6 +316,6 @@ def _failed(path: Path, error: OSError) -> DirectoryFailed:
     kind = DirectoryFull if is_full(error) else DirectoryFailed
     return kind(
         f"the transaction manager cannot use {path}: {error.strerror or error}.",
-        "See that it is a folder this user may write to, on a disk with space left.",
+        "Check that it is a folder that this user can write, on a disk with free space.",
         path,
     )

@@ -1,8 +1,7 @@
 """The ledger of rows that messaging has written in transactions and not rolled back.
 
-Readers treat the pointer of an aborted transaction as committed, so an abort is safe only if no row carries the
-pointer. Tephra's manager cannot know that. This manager shares a process with the writing server, so it counts the
-rows.
+Readers treat the pointer of an aborted transaction as committed, so an abort is safe only if no row has the pointer.
+Tephra's manager cannot check that. This manager shares a process with the writing server, so it counts the rows.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 #: The place of a write that may have been under way when its transaction was decided.
 _LATE = "a write that was under way"
-#: The number of pointers kept in addition to twice the needed ones, and the most pointers. A pointer takes about 300
-#: bytes, twenty times its size on the invalid list.
-_SPARE, _MOST = 100, 50_000
+#: The number of pointers kept in addition to twice the needed ones, and the largest number of pointers. A pointer needs
+#: about 300 bytes, twenty times its size on the invalid list.
+_MARGIN, _MAX_POINTERS = 100, 50_000
 
 
 class WriteLedger:
-    """Counts of written rows by pointer and place; for one thread at a time.
+    """A ledger of written rows by pointer and place; for one thread at a time.
 
     Attributes:
         unknown_to: pointers up to this one may have uncounted rows; 0: all rows are counted.
@@ -30,14 +29,14 @@ class WriteLedger:
         self._places: dict[int, Counter[str]] = {}
 
     def begin(self, pointer: int) -> None:
-        """Count a write that starts."""
+        """Record the start of a write."""
         self._under_way[pointer] += 1
 
     def end(self, pointer: int, *, late: bool) -> None:
-        """Note a finished write.
+        """Record that a write has finished.
 
         Args:
-            late: whether its transaction was decided before; then its rows may never be rolled back.
+            late: whether its transaction was decided before; if so, its rows may never be rolled back.
         """
         count = self._under_way.pop(pointer) - 1
         if count:
@@ -51,7 +50,7 @@ class WriteLedger:
         return frozenset(self._under_way)
 
     def add(self, pointer: int, place: str, number: int) -> None:
-        """Count rows with a pointer in a place."""
+        """Add rows with a pointer in a place."""
         self._places.setdefault(pointer, Counter())[place] += number
 
     def take_back(self, pointer: int, place: str, number: int | None) -> None:
@@ -66,7 +65,7 @@ class WriteLedger:
             del self._places[pointer]
 
     def places(self, pointers: Iterable[int]) -> list[str]:
-        """Return the places with rows of some pointers, in order; empty: all rows were rolled back."""
+        """Return the places with rows of some pointers, sorted; empty if all rows were rolled back."""
         found: set[str] = set()
         for pointer in pointers:
             if pointer in self._under_way:
@@ -81,17 +80,17 @@ class WriteLedger:
         for pointer in pointers:
             self._places.pop(pointer, None)
 
-    def prune(self, most: int, is_needed: Callable[[int], bool]) -> None:
-        """Forget unneeded pointers once there are many more than the needed ones.
+    def prune(self, needed: int, is_needed: Callable[[int], bool]) -> None:
+        """Forget unneeded pointers if the ledger has many more pointers than needed.
 
-        If too many are needed, the oldest are forgotten, too, and count as unknown from then on.
+        If too many pointers are needed, the oldest are forgotten, too, and count as unknown.
 
         Args:
-            most: the most needed pointers.
+            needed: the largest number of needed pointers.
         """
-        if len(self._places) > min(2 * most + _SPARE, _MOST):
+        if len(self._places) > min(2 * needed + _MARGIN, _MAX_POINTERS):
             self._places = {pointer: places for pointer, places in self._places.items() if is_needed(pointer)}
-            # Down to half of the limit, so that this rarely sorts.
-            for pointer in sorted(self._places)[: max(0, len(self._places) - _MOST // 2)]:
+            # Reduce to half of the limit, so that sorts are rare.
+            for pointer in sorted(self._places)[: max(0, len(self._places) - _MAX_POINTERS // 2)]:
                 del self._places[pointer]
                 self.unknown_to = max(self.unknown_to, pointer)

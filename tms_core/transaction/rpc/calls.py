@@ -1,8 +1,8 @@
 """The methods of Tephra's transaction service, with their Thrift calls and results.
 
-The errors of a method are part of the interface (``transaction.thrift``). A declared error travels as a field of the
-response. Any other error travels as Thrift's own exception, which Java shows as "Internal error processing …" followed
-by our reason. Old methods return true or false where new methods raise.
+The errors of a method are part of the interface (``transaction.thrift``). A declared error is a field of the response.
+Any other error is Thrift's application exception, which Java shows as "Internal error processing …" followed by the
+reason. Old methods return false where new methods raise.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tms_core.transaction.model import Transaction, TransactionType
 
 logger = get_logger(__name__)
 
-#: Executes a method, and encodes its return value as field 0; None: it returns nothing.
+#: Executes a method, and returns its encoded result as field 0; None: the method has no result.
 _Method = Callable[[TransactionManager, Fields], bytes | None]
 
 
 class _Call(NamedTuple):
     method: _Method
-    #: The field in which the answer carries each error.
+    #: The field of the response for each declared error.
     declared: Mapping[type[TransactionError], int] = {}
 
 
@@ -51,7 +51,7 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
         address: the address of the client, for the audit log.
 
     Returns:
-        The answer, without its frame.
+        The response, without its frame.
 
     Raises:
         FormatError: the frame is not a call, so it gets no response.
@@ -72,8 +72,8 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
         result = "refused"
         return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
     except (TransactionError, StoreError) as error:
-        logger.warning("%s was not done: %s", request.name, error)
-        # Without a log the manager has changed nothing, but a reset may be half done.
+        logger.warning("%s failed: %s", request.name, error)
+        # Without a log, the manager has changed nothing, except that a reset may be incomplete.
         undone = isinstance(error, (ManagerStopped, DirectoryFull)) and request.name != "resetState"
         kind = Failure.PROTOCOL_ERROR if undone else Failure.INTERNAL_ERROR
         return failure(request, kind, f"Internal error processing {request.name}: {error}")
@@ -118,7 +118,7 @@ def _too_many(request: RpcMessage, text: str) -> bytes:
 
 
 def failure(request: RpcMessage, kind: Failure, text: str) -> bytes:
-    """Thrift's own exception as the answer to a call."""
+    """Return the response to a call with Thrift's application exception."""
     fields = (wire.string(1, text), wire.i32(2, kind))
     return wire.message(MessageKind.EXCEPTION, request.name, request.number, *fields)
 
@@ -167,7 +167,7 @@ def _changes(arguments: Fields) -> list[bytes]:
 def _argument(arguments: Fields, number: int, kind: type, default: object = None) -> Any:
     value = arguments.get(number, default)
     if not isinstance(value, kind):
-        raise FormatError(f"argument {number} is missing, or is none")
+        raise FormatError(f"argument {number} is missing or has another type")
     return value
 
 
@@ -196,7 +196,7 @@ def _commit_and_start(manager: TransactionManager, arguments: Fields) -> bytes:
 
 
 def _transaction_by_id(arguments: Fields) -> Transaction:
-    """Return a transaction by its id with only the fields that an abort reads."""
+    """Return the transaction of an ``abortById`` call, with only the fields that an abort reads."""
     pointer, kind = integer(arguments, 1), integer(arguments, 2, 1) - 1
     checkpoints = _argument(arguments, 3, array, array("q"))
     if kind not in (TransactionType.SHORT, TransactionType.LONG):
@@ -226,7 +226,7 @@ def _published_topics(manager: TransactionManager, _: Fields) -> bytes:
 
 
 def _prune(_manager: TransactionManager, _: Fields) -> None:
-    logger.info("a client asked to prune the invalid list; the janitor proves what may leave it (boundary.feedback)")
+    logger.info("pruneNow ignored: only the janitor removes ids from the invalid list (boundary.feedback)")
 
 
 _GENERIC: Mapping[type[TransactionError], int] = {BadArgument: 1}
@@ -265,7 +265,7 @@ _CALLS: Mapping[str, _Call] = {
     "inProgressClients": _Call(_clients),
     "inProgressTopics": _Call(_published_topics),
 }
-#: The methods that the audit log has, and how many ids of transactions of one call it has.
+#: The methods in the audit log, and the largest number of a call's transaction ids in a line.
 _AUDITED = {
     "truncateInvalidTx": Event.TRUNCATE,
     "truncateInvalidTxBefore": Event.TRUNCATE,
@@ -273,7 +273,7 @@ _AUDITED = {
     "invalidateTx": Event.INVALIDATE,
 }
 _AUDITED_IDS = 10
-#: The answer of a call that has changed nothing.
+#: The result of a call that has changed nothing.
 _FALSE = wire.boolean(0, value=False)
-#: The names of the methods that are served.
+#: The names of all methods.
 METHODS = frozenset(_CALLS)

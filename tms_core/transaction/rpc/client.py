@@ -2,8 +2,8 @@
 
 A call without a response may have been executed. Tephra's Java client repeats every call, including commits. A commit
 that is repeated after a lost response fails as "not in progress", so committed data is rolled back. This client repeats
-only harmless calls. For other calls it raises ``OutcomeUnknown`` with a remedy. After any error a connection is closed,
-and a response must repeat the number of its call.
+only idempotent calls, and raises ``OutcomeUnknown`` with a remedy for other calls. A connection is closed after any
+error, and a response must repeat the number of its call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tms_core.transaction.source.source import DirectorySource, Loaded, Snapshot
 
 
 class ServiceSettings(Protocol):
-    """The settings ``transactions`` of a service, as a protocol, so that applications need not import settings."""
+    """The settings ``transactions``, as a protocol, so that applications need not import the package of settings."""
 
     @property
     def source(self) -> str: ...
@@ -97,9 +97,9 @@ class TransactionClient:
         timeout_seconds: the time limit of a call, and of a connection.
         token_file: the file of the token that the service requires; None: no token.
         tls: checks the certificate of the service; None: no TLS.
-        opens: makes a connection from address and timeout; None: over TCP, with the token and TLS.
+        opens: opens a connection from address and timeout; None: over TCP, with the token and TLS.
 
-    Every method raises ``ServiceUnavailable`` if nothing was done, and ``OutcomeUnknown`` if the outcome is unknown.
+    Every method raises ``ServiceUnavailable`` if the call was not executed, and ``OutcomeUnknown`` if it may have been.
     """
 
     def __init__(
@@ -112,16 +112,15 @@ class TransactionClient:
         opens: Callable[[str, float], RpcConnection] | None = None,
     ) -> None:
         addresses = (address,) if isinstance(address, str) else tuple(address)
-        #: The index of the current address.
+        #: The address of the current service.
         self.address = addresses[0]
         self.opens = opens or partial(SocketConnection, token_file=token_file, tls=tls)
         self._timeout_seconds = timeout_seconds
         self._lines = {one: IdleConnections(partial(self._open_connection, one)) for one in addresses}
-        #: Whether the service can start a transaction with the commit of another, as known since the last new
-        #: connection.
-        self._begins_with_commit = True
-        #: Whether the service accepts ids in place of transactions to finish and checkpoint them, likewise.
-        self._takes_ids = True
+        #: Whether the service knows `commitAndStart`; each new connection assumes that it does.
+        self._has_commit_and_start = True
+        #: Whether the service knows calls with an id in place of a transaction, likewise.
+        self._has_id_calls = True
 
     @classmethod
     def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
@@ -159,7 +158,7 @@ class TransactionClient:
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Record the changes of a transaction, and check whether another transaction has made one of them."""
         keys = wire.strings(2, list(changes), Kind.SET)
-        self._call("canCommitOrThrow", wire.i64(1, transaction_id), keys, again=True)
+        self._call("canCommitOrThrow", wire.i64(1, transaction_id), keys, repeatable=True)
 
     def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction.
@@ -183,26 +182,26 @@ class TransactionClient:
             None: the commit succeeded, but Tephra's own service does not know the call, so no transaction was started.
         """
         timeout = () if timeout_seconds is None else (_timeout(3, timeout_seconds),)
-        if self._begins_with_commit:
+        if self._has_commit_and_start:
             try:
                 return self._transaction(
                     "commitAndStart", wire.i64(1, transaction_id), wire.string(2, client), *timeout
                 )
             except MethodUnknown:
-                self._begins_with_commit = False
+                self._has_commit_and_start = False
         self.commit(transaction_id, write_pointer)
         return None
 
     def abort(self, transaction: Transaction) -> None:
         """Abort a transaction whose writes were rolled back."""
-        # Without the lists of ids, which may be larger than a request.
+        # Send no lists of ids, which may be larger than a request.
         fields = (
             wire.i64(1, transaction.transaction_id),
             wire.i32(2, transaction.type + 1),
             wire.i64s(3, transaction.checkpoint_write_pointers),
         )
-        if self._by_id("abortById", fields, NoneType, again=True) is _UNKNOWN:
-            self._call("abortTx", wire.structure(1, *transaction_fields(transaction)), again=True)
+        if self._call_by_id("abortById", fields, NoneType, repeatable=True) is _UNKNOWN:
+            self._call("abortTx", wire.structure(1, *transaction_fields(transaction)), repeatable=True)
 
     def invalidate(self, transaction_id: int) -> bool:
         """Hide the writes of a transaction permanently; return whether it was in progress."""
@@ -210,72 +209,71 @@ class TransactionClient:
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
         """Give a transaction another write pointer."""
-        found = self._by_id("checkpointById", (wire.i64(1, transaction.transaction_id),), dict)
+        found = self._call_by_id("checkpointById", (wire.i64(1, transaction.transaction_id),), dict)
         if found is _UNKNOWN:
             return self._transaction("checkpoint", wire.structure(1, *transaction_fields(transaction)))
         pointer, pointers = found.get(1), found.get(2)
         if not isinstance(pointer, int) or not isinstance(pointers, array):
-            raise self._unclear("checkpointById", "the answer is not of the kind it has to be")
+            raise self._outcome_unknown("checkpointById", "the response has another type")
         return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=pointers)
 
     # --- the invalid list --------------------------------------------------------------------------------------------
 
     def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:
-        """Remove ids from the invalid list; return whether any was on it."""
+        """Remove ids from the invalid list; return whether an id was removed."""
         return self._boolean("truncateInvalidTx", wire.i64s(1, sorted(transaction_ids), Kind.SET))
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
-        """Remove transactions that started before a time; return whether there were any."""
+        """Remove the ids of transactions that started before a time; return whether an id was removed."""
         return self._boolean("truncateInvalidTxBefore", wire.i64(1, time_ms))
 
     def invalid_size(self) -> int:
         """Return the number of transactions on the invalid list."""
-        return int(self._call("invalidTxSize", kind=int, again=True))
+        return int(self._call("invalidTxSize", kind=int, repeatable=True))
 
     def reset(self) -> None:
         """Reset the manager's state."""
         self._call("resetState")
 
     def prune_now(self) -> None:
-        """Make Tephra's service prune the invalid list; no effect on ``tms serve``."""
-        self._call("pruneNow", again=True)
+        """Make Tephra's service prune the invalid list; ``tms serve`` ignores this call."""
+        self._call("pruneNow", repeatable=True)
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def status(self) -> str:
         """Return ``OK`` or ``NOTOK``."""
-        text: bytes = self._call("status", kind=bytes, again=True)
+        text: bytes = self._call("status", kind=bytes, repeatable=True)
         return text.decode(errors="replace")
 
     def encoded_snapshot(self) -> bytes:
-        """Return the complete state, in the bytes of a snapshot file."""
-        data: bytes = self._call("getSnapshot", kind=bytes, again=True)
+        """Return the complete state in the format of a snapshot file."""
+        data: bytes = self._call("getSnapshot", kind=bytes, repeatable=True)
         return data
 
     def in_progress(self) -> Sequence[InProgress]:
-        """Return the transactions in progress with their checkpoints, by a snapshot."""
+        """Return the transactions in progress with their checkpoints, from a snapshot."""
         try:
             return read_complete_visibility(io.BytesIO(self.encoded_snapshot())).in_progress
         except FormatError as error:
-            raise self._unclear("getSnapshot", str(error)) from error
+            raise self._outcome_unknown("getSnapshot", str(error)) from error
 
     def clients(self) -> dict[int, str]:
-        """Return the clients of the transactions in progress, by id; Tephra's service does not know them."""
+        """Return the clients of the transactions in progress, by id; empty for Tephra's service."""
         try:
-            found: Fields = self._call("inProgressClients", kind=dict, again=True)
+            found: Fields = self._call("inProgressClients", kind=dict, repeatable=True)
         except MethodUnknown:
             return {}
         names = (name.decode(errors="replace") for name in found.get(2, ()))
         return dict(zip(found.get(1, ()), names, strict=False))
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Return the topics in which transactions in progress have published: by id, with the time of the first
-        message.
+        """Return the topics of the messages of transactions in progress, by id, with the time of the first message.
 
-        Empty if the service does not know; Tephra's service does not.
+        Empty if the service does not know them, as Tephra's service.
         """
         try:
-            rows: Fields = self._call("inProgressTopics", kind=dict, again=True)
+            rows: Fields = self._call("inProgressTopics", kind=dict, repeatable=True)
         except MethodUnknown:
             return {}
         found: dict[int, dict[str, int]] = {}
@@ -293,11 +291,11 @@ class TransactionClient:
             state = self.state()
         except (TransactionError, FormatError) as error:
             raise SourceUnreachable(error.message, error.hint) from error
-        # A snapshot that no manager can have written is a different error from a missing response.
+        # Outside the `try`, because an implausible snapshot is another error than a missing response.
         return Loaded(state, f"the transaction service {self.address}")
 
     def state(self) -> VisibilityState:
-        """Return the manager's present state.
+        """Return the manager's current state.
 
         Raises:
             ServiceUnavailable: no service responds.
@@ -311,62 +309,62 @@ class TransactionClient:
         try:
             return transaction_of(self._call(name, *fields, kind=dict))
         except FormatError as error:
-            raise self._unclear(name, str(error)) from error
+            raise self._outcome_unknown(name, str(error)) from error
 
-    def _by_id(self, name: str, fields: tuple[bytes, ...], kind: type, *, again: bool = False) -> Any:
-        """Call a method that takes an id in place of a transaction; ``_UNKNOWN`` if the service is Tephra's."""
-        if self._takes_ids:
+    def _call_by_id(self, name: str, fields: tuple[bytes, ...], kind: type, *, repeatable: bool = False) -> Any:
+        """Call a method with an id in place of a transaction; return ``_UNKNOWN`` if the service is Tephra's."""
+        if self._has_id_calls:
             try:
-                return self._call(name, *fields, kind=kind, again=again)
+                return self._call(name, *fields, kind=kind, repeatable=repeatable)
             except MethodUnknown:
-                self._takes_ids = False
+                self._has_id_calls = False
         return _UNKNOWN
 
     def _boolean(self, name: str, *fields: bytes) -> bool:
         found: Fields = self._call(name, *fields, kind=dict)
         return bool(found.get(1))
 
-    def _call(self, name: str, *fields: bytes, kind: type = NoneType, again: bool = False) -> Any:
+    def _call(self, name: str, *fields: bytes, kind: type = NoneType, repeatable: bool = False) -> Any:
         """Call a method; return its result.
 
         Args:
-            again: the call is repeatable; it is repeated if a connection breaks.
+            repeatable: whether to repeat the call if a connection breaks.
         """
-        result = self._call_services(name, fields, again=again)
+        result = self._call_services(name, fields, repeatable=repeatable)
         for number, value in result.items():
             if number:
                 raise _declared_error(name, number, value if isinstance(value, dict) else {})
         value = result.get(0)
         if not isinstance(value, kind):
-            raise self._unclear(name, "the answer is not of the kind it has to be")
+            raise self._outcome_unknown(name, "the response has another type")
         return value
 
-    def _call_services(self, name: str, fields: tuple[bytes, ...], *, again: bool) -> Fields:
-        """Call one service after another within the time limit, while a repetition is harmless."""
+    def _call_services(self, name: str, fields: tuple[bytes, ...], *, repeatable: bool) -> Fields:
+        """Call one service after another within the time limit, as long as the call is repeatable."""
         several = len(self._lines) > 1
-        # A started transaction without a response times out, so another service may start one.
-        again = again or (several and name.startswith("start"))
-        ends = time.monotonic() + self._timeout_seconds
+        # A transaction whose start got no response times out, so another service may start a transaction.
+        repeatable = repeatable or (several and name.startswith("start"))
+        deadline = time.monotonic() + self._timeout_seconds
         order = self._order() if several else [self.address] * 2
-        for left, address in zip(range(len(order) - 1, -1, -1), order, strict=True):
+        for remaining, address in zip(range(len(order) - 1, -1, -1), order, strict=True):
             seconds = self._timeout_seconds
             if several:
-                rest = max(_SHORTEST_SECONDS, ends - time.monotonic())
-                # Leave time for other services if this one hangs.
-                seconds = rest / (left + 1) if again else rest
+                rest = max(_SHORTEST_SECONDS, deadline - time.monotonic())
+                # Keep time for the other services if this service hangs.
+                seconds = rest / (remaining + 1) if repeatable else rest
             try:
                 return self._call_service(address, name, fields, seconds)
             except MethodUnknown:
                 raise
             except ServiceUnavailable:
                 self._leave(address)
-                if not (several and left):
+                if not (several and remaining):
                     raise
             except _Broken as broken:
                 self._leave(address)
-                if not (again and left) or (isinstance(broken, _TimedOut) and not several):
-                    raise self._unclear(name, str(broken)) from broken
-        raise AssertionError("no service was asked")
+                if not (repeatable and remaining) or (isinstance(broken, _TimedOut) and not several):
+                    raise self._outcome_unknown(name, str(broken)) from broken
+        raise AssertionError("no service was called")
 
     def _order(self) -> list[str]:
         """Return the services, starting with the current one."""
@@ -380,21 +378,21 @@ class TransactionClient:
             self.address = [*self._order(), address][1]
 
     def _call_service(self, address: str, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
-        with self._lines[address].one() as line:
+        with self._lines[address].borrow() as line:
             try:
                 return line.ask(name, fields, seconds)
             except MethodUnknown as error:
-                # The connection remains usable.
+                # Raise it after the block, because the connection remains usable.
                 unknown = error
             except TimeoutError as error:
-                raise _TimedOut(f"there was no answer within {seconds:g} s") from error
+                raise _TimedOut(f"no response within {seconds:g} s") from error
             except (OSError, EOFError, FormatError) as error:
                 raise _Broken(str(error)) from error
         raise unknown
 
     def _open_connection(self, address: str) -> RpcConnection:
-        # The current service may have changed.
-        self._begins_with_commit = self._takes_ids = True
+        # Assume all calls again, because the service may have been replaced.
+        self._has_commit_and_start = self._has_id_calls = True
         try:
             return self.opens(address, self._timeout_seconds / len(self._lines))
         except OSError as error:
@@ -404,16 +402,16 @@ class TransactionClient:
                 "Client.",
             ) from error
 
-    def _unclear(self, name: str, what: str) -> OutcomeUnknown:
+    def _outcome_unknown(self, name: str, reason: str) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"It is not known whether the transaction service {self.address} has done {name}: {what}.",
+            f"It is unknown whether the transaction service {self.address} has executed {name}: {reason}.",
             "If this was a commit: invalidate the transaction, and roll nothing back. If it was committed, it stays "
             "committed.",
         )
 
 
 def connecting(settings: ServiceSettings, certificate_name: str = "") -> Callable[[str, float], SocketConnection]:
-    """Return a function that opens a connection, from address and timeout, by the settings.
+    """Return a function that opens a connection by the settings, from address and timeout.
 
     Args:
         certificate_name: the name in the certificate; empty: the host of the address.
@@ -427,7 +425,7 @@ def connecting(settings: ServiceSettings, certificate_name: str = "") -> Callabl
 
 
 class ServiceSource:
-    """A transaction service as a source of snapshots (``transactions.source: thrift``); it keeps no connection.
+    """A source of snapshots from a transaction service (``transactions.source: thrift``); it keeps no connection.
 
     Args:
         address: ``HOST:PORT`` of the service.
@@ -439,7 +437,7 @@ class ServiceSource:
         self._opens = opens
 
     def latest(self) -> Loaded:
-        """Return a snapshot of now; see :meth:`TransactionClient.latest`."""
+        """Return a current snapshot; see :meth:`TransactionClient.latest`."""
         with TransactionClient(self._address, opens=self._opens) as client:
             return client.latest()
 
@@ -477,7 +475,7 @@ def _timeout(number: int, seconds: int) -> bytes:
     """Return the field of a timeout.
 
     Raises:
-        BadArgument: it exceeds the field's range.
+        BadArgument: the timeout exceeds the field's range.
     """
     if seconds > MAX_TIMEOUT_SECONDS:
         raise BadArgument(f"timeout must not exceed {MAX_TIMEOUT_SECONDS} seconds but is {seconds} seconds")

@@ -23,35 +23,35 @@ from tms_core.security.tls import ClientTls
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 
-#: The largest answer that is read, in bytes: a snapshot of some twenty million invalid ids.
+#: The largest response, in bytes: a snapshot of about twenty million invalid ids.
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-#: The call that shows a token; the first of a connection, where the service demands one.
+#: The call that sends a token; the first call of a connection if the service requires a token.
 AUTHENTICATE = "authenticate"
 #: The first call of a server that forwards calls: only the manager with this log may execute them.
 ANSWER_YOURSELF = "answerYourself"
-#: The response to such a call of a server without that manager.
+#: The response to such a call from a server without that manager.
 NOT_HERE = "Transactions are not managed here now"
-#: The response to a call without TLS of a service that has a certificate.
+#: The response of a service with a certificate to a call without TLS.
 TLS_ONLY = "This transaction service speaks TLS only"
 _CHUNK_BYTES = 1 << 18
-#: The length of a call or an answer, which comes before it.
+#: The length of a call or a response, which precedes it.
 LENGTH = struct.Struct(">i")
 
 
 class ServiceUnavailable(TransactionError):
-    """No transaction service can be reached, or it cannot do it; nothing was done."""
+    """No transaction service is reachable, or the service cannot execute the call now; nothing was changed."""
 
     code = "TMS-TRANSACTION-SERVICE-UNAVAILABLE"
 
 
 class OutcomeUnknown(TransactionError):
-    """The call was not answered, so it may have been done or not."""
+    """The call got no response, so it may or may not have been executed."""
 
     code = "TMS-TRANSACTION-OUTCOME-UNKNOWN"
 
 
 class MethodUnknown(ServiceUnavailable):
-    """The service does not know the method: Tephra's own knows fewer than ours."""
+    """The service does not know the method: Tephra's service has fewer methods than ``tms serve``."""
 
 
 class TlsDemanded(ServiceUnavailable):
@@ -61,18 +61,18 @@ class TlsDemanded(ServiceUnavailable):
 
 
 class RpcConnection(Protocol):
-    """A connection for one call at a time: a :class:`SocketConnection`, or a stub of one."""
+    """A connection for one call at a time: a :class:`SocketConnection`, or a stub."""
 
     def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
         """Call a method; see :meth:`SocketConnection.ask`."""
         ...
 
     def is_quiet(self) -> bool:
-        """Return whether it can be used again."""
+        """Return whether the connection can be used again."""
         ...
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         ...
 
 
@@ -80,7 +80,7 @@ C = TypeVar("C", bound=RpcConnection)
 
 
 class IdleConnections(Generic[C]):
-    """Connections that are used again; threads may share them."""
+    """A pool of idle connections for reuse; threads may share it."""
 
     def __init__(self, opens: Callable[[], C]) -> None:
         self._opens = opens
@@ -89,8 +89,8 @@ class IdleConnections(Generic[C]):
         self._closed = False
 
     @contextmanager
-    def one(self) -> Iterator[C]:
-        """Yield a connection that no other thread uses; close it if the block raises."""
+    def borrow(self) -> Iterator[C]:
+        """Yield a connection that no other thread uses; close the connection if the block raises."""
         line = self._reuse_connection() or self._opens()
         try:
             yield line
@@ -117,7 +117,7 @@ class IdleConnections(Generic[C]):
                 if not self._idle:
                     return None
                 line = self._idle.pop()
-            # A service that has closed an idle connection, or sent something unasked, makes it unusable.
+            # An idle connection is unusable after the service has closed it or sent unrequested bytes.
             if line.is_quiet():
                 return line
             line.close()
@@ -163,15 +163,15 @@ class SocketConnection:
         try:
             self.ask(AUTHENTICATE, (wire.string(1, token),), seconds)
         except MethodUnknown:
-            return  # it demands none
+            return  # the service requires no token
         except TlsDemanded:
             self.close()
             raise
         except (TransactionError, FormatError, EOFError) as error:
             self.close()
             raise ServiceUnavailable(
-                f"The transaction service at {self._address} refuses the token of transactions.token_file.",
-                "Give the file that the server has.",
+                f"The transaction service at {self._address} rejects the token of transactions.token_file.",
+                "Use the token file of the server.",
             ) from error
 
     def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
@@ -181,7 +181,7 @@ class SocketConnection:
             The result: field 0 is the return value, any other a declared exception.
 
         Raises:
-            ServiceUnavailable: the service could not execute it, and nothing was done.
+            ServiceUnavailable: the service could not execute the call, and nothing was changed.
             OSError, EOFError, FormatError: the connection is broken.
             OutcomeUnknown: the service failed during the call.
         """
@@ -190,7 +190,7 @@ class SocketConnection:
         return result_of(name, self._number, self.pass_on(data, seconds))
 
     def pass_on(self, frame: bytes, seconds: float) -> bytes:
-        """Send an encoded call.
+        """Send an encoded call and receive the response.
 
         Returns:
             The encoded response, without its length.
@@ -198,41 +198,41 @@ class SocketConnection:
         Raises:
             OSError, EOFError, FormatError: the connection is broken, and the outcome is unknown.
         """
-        ends = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         self._socket.settimeout(seconds)
         self._socket.sendall(LENGTH.pack(len(frame)) + frame)
-        head = self._read(LENGTH.size, ends)
+        head = self._read(LENGTH.size, deadline)
         if head == b"HTTP":
-            # An HTTP server takes the call for a bad request, so nothing was done.
+            # An HTTP server treats the call as a bad request, so nothing was changed.
             raise ServiceUnavailable(
                 f"The transaction service at {self._address} responds in HTTP.",
-                "Give the port of the transaction service, not of REST or the status page: transactions.thrift.",
+                "Set transactions.thrift to the port of the transaction service, not of REST or the status page.",
             )
         (size,) = LENGTH.unpack(head)
         if not 0 <= size <= MAX_ANSWER_BYTES:
-            raise FormatError(f"an answer of {size} bytes")
-        return self._read(size, ends)
+            raise FormatError(f"a response of {size} bytes")
+        return self._read(size, deadline)
 
     def is_quiet(self) -> bool:
-        """Return whether the service has neither closed the connection nor sent anything unasked."""
+        """Return whether the service has neither closed the connection nor sent unrequested bytes."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._socket.close()
 
     def break_off(self) -> None:
-        """Interrupt the call of another thread, whose response does not come."""
+        """Interrupt the call of another thread that waits for a response."""
         with suppress(OSError):
-            # Not the method of SSLSocket, which removes the TLS object that another thread reads with.
+            # Not the method of SSLSocket, which removes the TLS object that the other thread uses.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def _read(self, size: int, ends: float) -> bytes:
+    def _read(self, size: int, deadline: float) -> bytes:
         parts: list[bytes] = []
         while size:
-            remaining = ends - time.monotonic()
+            remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
             self._socket.settimeout(remaining)
@@ -245,7 +245,7 @@ class SocketConnection:
 
 
 def _token(file: Path) -> bytes:
-    """Return the token to show; a file without one may have one at the next attempt."""
+    """Return the token; an error about its file is transient, because an operator may write the file later."""
     try:
         return read_token("transactions.token_file", file, 1)
     except ConfigurationError as error:
@@ -265,36 +265,36 @@ def _wrap_tls(plain: socket.socket, address: str, tls: ssl.SSLContext, name: str
 
 
 def result_of(name: str, number: int, frame: bytes) -> Fields:
-    """Return the result that an answer holds.
+    """Return the result in a response.
 
     Args:
-        frame: the answer, without its length.
+        frame: the response, without its length.
 
     Raises:
         ServiceUnavailable, OutcomeUnknown: the service failed.
-        FormatError: it is no answer, or that to another call.
+        FormatError: the frame is not a response, or the response to another call.
     """
     answer = wire.read_message(frame)
     if (answer.name, answer.number) != (name, number):
-        raise FormatError(f"the answer to {answer.name} number {answer.number} came for {name} {number}")
+        raise FormatError(f"the response to {answer.name} number {answer.number} came for {name} {number}")
     if answer.kind == MessageKind.EXCEPTION:
         raise _application_error(name, answer.fields)
     return answer.fields
 
 
 def _application_error(name: str, fields: Fields) -> TransactionError:
-    """Thrift's own exception."""
+    """Return the error for Thrift's application exception."""
     kind = fields.get(2)
     if kind == Failure.UNKNOWN_METHOD:
-        return MethodUnknown(f"The transaction service does not know {name}.", "It is Tephra's own, or older.")
+        return MethodUnknown(f"The transaction service does not know {name}.", "Use a service of the client's version.")
     if as_text(fields, 1) == TLS_ONLY:
         return TlsDemanded(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
     if kind == Failure.PROTOCOL_ERROR:
         return ServiceUnavailable(
-            text, "Try again in a few seconds; where that does not help, see that both sides are of the same version."
+            text, "Try again in a few seconds; if that fails, check that client and service have the same version."
         )
-    return OutcomeUnknown(text, "Its log has the reason.")
+    return OutcomeUnknown(text, "Check its log for the reason.")
 
 
 def as_text(fields: Fields, number: int) -> str:

@@ -1,8 +1,8 @@
 """Calls that the event loop of the transaction service executes itself, as soon as their bytes arrive.
 
-Handing a call to a worker and back takes longer than a sync of the log, and reading it from a stream in a task takes
-longer than the call. Therefore the loop executes starts and commits itself while they arrive one by one and the local
-disk is quick. A disk that has become slow blocks the loop once.
+A handover to a worker takes longer than a sync of the log, and a read from a stream in a task takes longer than the
+call. Therefore the loop executes starts and commits itself while they arrive one by one and the local disk is fast. A
+disk that has become slow blocks the loop once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from tms_core.errors import FormatError
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.line import LENGTH
 
-#: The event loop itself executes calls with these prefixes at this offset, if they have at most so many bytes, the
-#: invalid list has at most so many ids, so many calls before came one by one, and the last took at most this time, in
-#: seconds.
+#: The prefixes of quick calls and their offset; and the limits of a quick call: its bytes, the ids on the invalid list,
+#: the number of earlier calls that arrived one by one, and the duration of the last call in seconds.
 _NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8
 MAX_BYTES, MAX_IDS, AFTER, MAX_SECONDS = 4096, 1000, 8, 0.002
 #: The prefix of names of calls that do not wait for the disk.
@@ -26,11 +25,11 @@ _NO_SYNC = b"canCommit"
 
 
 class QuickCalls:
-    """The decision which calls the event loop executes itself; for the loop's thread, except :meth:`do`.
+    """The decision which calls the event loop executes itself; for the loop's thread, except :meth:`execute`.
 
     Args:
-        does: executes a call; returns its response, both without their lengths.
-        is_here: whether the manager is in this process.
+        call: returns the response to a call, both without their lengths.
+        is_local: whether the manager is in this process.
 
     Attributes:
         under_way: the number of running calls.
@@ -38,19 +37,19 @@ class QuickCalls:
         awaiting: the connections that wait for bytes, and the start of the wait; the longest wait first.
     """
 
-    def __init__(self, manager: TransactionManager, does: Callable[[bytes], bytes], *, is_here: bool) -> None:
+    def __init__(self, manager: TransactionManager, call: Callable[[bytes], bytes], *, is_local: bool) -> None:
         self._manager = manager
-        self._does = does
-        self._is_here = is_here
+        self._call = call
+        self._is_local = is_local
         self.under_way = self.arrivals = 0
         self.awaiting: dict[asyncio.Task[None], float] = {}
         self._alone = 0
         self._was_quick = True
 
     def is_quick(self, frame: bytes) -> bool:
-        """Return whether a call takes no longer than a sync of the log, and that is on this machine."""
+        """Return whether a call takes no longer than a sync of the log, which is on this machine."""
         return (
-            self._is_here
+            self._is_local
             and len(frame) <= MAX_BYTES
             and frame.startswith(_NAMES, _NAME_AT)
             and self._manager.listed_ids <= MAX_IDS
@@ -58,18 +57,18 @@ class QuickCalls:
         )
 
     @property
-    def come_alone(self) -> bool:
-        """Return whether quick calls come one by one and the disk was quick, so that the loop does the next one."""
+    def can_execute_in_loop(self) -> bool:
+        """Return whether quick calls arrive one by one and the disk was fast, so that the loop executes the next."""
         return self._was_quick and self._alone >= AFTER and not self.under_way
 
     def note(self) -> None:
         """Count a quick call."""
         self._alone = 0 if self.under_way else self._alone + 1
 
-    def do(self, frame: bytes) -> bytes:
-        """Do a quick call, in any thread."""
+    def execute(self, frame: bytes) -> bytes:
+        """Execute a quick call, in any thread."""
         started = time.perf_counter()
-        found = self._does(frame)
+        found = self._call(frame)
         is_quick = time.perf_counter() - started < MAX_SECONDS
         # canCommit does not wait for the disk, so its duration says nothing about the disk.
         if not (is_quick and frame.startswith(_NO_SYNC, _NAME_AT)):
@@ -78,7 +77,7 @@ class QuickCalls:
 
 
 class QuickConnection(asyncio.StreamReaderProtocol):
-    """A connection that reads calls from a stream, except quick calls that arrive whole and one by one.
+    """A connection that reads calls from a stream, except quick calls that arrive completely and one by one.
 
     Attributes:
         task: the task that reads the stream.
@@ -94,13 +93,13 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         self._quick = quick
         self._event_loop = loop
         self.task: asyncio.Task[None] | None = None
-        #: The number of unanswered bytes of the stream; whether at least one call came and all are answered.
+        #: The stream's bytes without a response; whether at least one call has arrived and all have responses.
         self._unanswered, self._between_calls = 0, False
-        #: A call to execute, and the number of its arrival.
+        #: A call for the event loop, and the number of its arrival.
         self._held, self._held_as = b"", 0
 
-    def answered(self, size: int) -> None:
-        """Note that so many bytes of the stream, one call, are answered."""
+    def note_response(self, size: int) -> None:
+        """Note that a call, of ``size`` bytes of the stream, has a response."""
         self._unanswered -= size
         self._between_calls = not self._unanswered
 
@@ -110,29 +109,29 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hold a quick call until the loop's turn is over; what else has come until then shares a sync with it."""
+        """Hold a quick call for the rest of this loop iteration; calls that arrive in it share a sync with the call."""
         quick = self._quick
         quick.arrivals += 1
-        if self._between_calls and not self._held and quick.come_alone and self._is_quick(data):
+        if self._between_calls and not self._held and quick.can_execute_in_loop and self._is_quick(data):
             self._held, self._held_as = data, quick.arrivals
             quick.under_way += 1
-            self._event_loop.call_soon(self._do)
+            self._event_loop.call_soon(self._execute_held)
             return
         self._feed_held()
         self._feed(data)
 
     def eof_received(self) -> bool | None:
-        """Give the held bytes to the stream, then close the stream."""
+        """Forward the held bytes to the stream, then close the stream."""
         self._feed_held()
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the held bytes to the stream, then the loss of the connection."""
+        """Forward the held bytes to the stream, then the loss of the connection."""
         self._feed_held()
         super().connection_lost(exc)
 
     def _is_quick(self, data: bytes) -> bool:
-        """Return whether it is a quick call, whole and alone, and no answer waits to be read."""
+        """Return whether the data is exactly one quick call, and the client has read all responses."""
         size = len(data) - LENGTH.size
         return (
             size > 0
@@ -147,14 +146,14 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         super().data_received(data)
 
     def _feed_held(self) -> None:
-        """Have held rows read from the stream."""
+        """Forward the held call to the stream."""
         if self._held:
             data, self._held = self._held, b""
             self._quick.under_way -= 1
             self._feed(data)
 
-    def _do(self) -> None:
-        """Do held rows, if nothing else has come."""
+    def _execute_held(self) -> None:
+        """Execute the held call, or pass it to the stream if other bytes have arrived since."""
         quick = self._quick
         if quick.arrivals != self._held_as:
             self._feed_held()
@@ -164,7 +163,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         quick.under_way -= 1
         quick.note()
         try:
-            answer = quick.do(data[LENGTH.size :])
+            answer = quick.execute(data[LENGTH.size :])
         except FormatError:
             self._feed(data)
             return

@@ -106,7 +106,7 @@ logger = get_logger(__name__)
 
 
 class ManagerOfSeveral(Protocol):
-    """A function that selects the responsible service."""
+    """The choice of the responsible service among several servers."""
 
     @property
     def log_name(self) -> str:
@@ -117,8 +117,8 @@ class ManagerOfSeveral(Protocol):
         """Forward a call to the responsible service.
 
         Raises:
-            ServiceUnavailable: nothing was done.
-            OSError, EOFError, FormatError: it is not known whether it was done.
+            ServiceUnavailable: the call was not executed.
+            OSError, EOFError, FormatError: the call may have been executed.
         """
         ...
 
@@ -162,7 +162,7 @@ class TransactionService:
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._quick = QuickCalls(manager, lambda frame: answer(manager, frame), is_here=several is None)
+        self._quick = QuickCalls(manager, lambda frame: answer(manager, frame), is_local=several is None)
         #: Connections with an incomplete request, each with its start; the longest-waiting comes first.
         self._awaiting = self._quick.awaiting
         #: Connections without a response so far.
@@ -284,14 +284,14 @@ class TransactionService:
                         refused.pop_all()
                         return
                     await _refuse_plain(peer)
-                text = "%s is cut off: it does not speak TLS (transactions.tls)"
+                text = "%s is disconnected: it does not use TLS (transactions.tls)"
                 self._seldom.log(logging.WARNING, text, name)
             except EOFError as error:
                 logger.debug("%s is gone: %s", name, error)
             except TimeoutError:
-                logger.info("%s is cut off: no TLS handshake has come for long", name)
+                logger.info("%s is disconnected: no TLS handshake within the time limit", name)
             except (OSError, FormatError) as error:
-                self._seldom.log(logging.WARNING, "%s is cut off: there is no TLS with it: %s", name, error)
+                self._seldom.log(logging.WARNING, "%s is disconnected: the TLS handshake failed: %s", name, error)
 
     async def _renew(self, certificate: ServerCertificate) -> None:
         """Use a renewed certificate for new connections."""
@@ -301,7 +301,7 @@ class TransactionService:
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= _most_connections() and not self._take_a_place():
-            text = "there are %d connections already, and no more are taken"
+            text = "a connection was rejected: the limit of %d connections is reached"
             self._seldom.log(logging.WARNING, text, len(self._connections))
             writer.close()
             return
@@ -346,15 +346,16 @@ class TransactionService:
                 if level is Level.NONE:
                     await self.failed.delay(_host(writer))
                     await self._send(writer, data)
-                    raise FormatError("it has not shown the token that is demanded (transactions.token_file)")
+                    raise FormatError("it has not sent the required token (transactions.token_file)")
                 await self._send(writer, data)
                 wait_seconds = None
-                protocol.answered(LENGTH.size + size)
+                protocol.note_response(LENGTH.size + size)
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         except FormatError as error:
-            self._seldom.log(logging.WARNING, "%s is cut off: %s", writer.get_extra_info("peername"), error)
+            self._seldom.log(logging.WARNING, "%s is disconnected: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
-            logger.info("%s is cut off: no whole request has come for long", writer.get_extra_info("peername"))
+            peer = writer.get_extra_info("peername")
+            logger.info("%s is disconnected: no complete request within the time limit", peer)
         except (OSError, EOFError) as error:
             logger.debug("%s is gone: %s", writer.get_extra_info("peername"), error)
         finally:
@@ -377,7 +378,7 @@ class TransactionService:
         if not self._quick.is_quick(frame):
             return await self._work(self._answer_call, frame, direct, address)
         self._quick.note()
-        return await self._work(self._quick.do, frame), direct
+        return await self._work(self._quick.execute, frame), direct
 
     def _forbidden(self, frame: bytes, level: Level, address: str) -> bytes | None:
         """Return the response to a call above a permission level; None if the call is allowed."""
@@ -451,7 +452,7 @@ class TransactionService:
         """Return the size of the next frame."""
         (size,) = LENGTH.unpack(await self._await_bytes(reader.readexactly(LENGTH.size), seconds))
         if not 0 <= size <= most:
-            raise FormatError(f"a frame of {size} bytes, where {most} are the most")
+            raise FormatError(f"a frame of {size} bytes, above the limit of {most} bytes")
         return int(size)
 
     @asynccontextmanager
@@ -519,7 +520,7 @@ class TransactionService:
             slowest = next(iter(self._unread))
             del self._unread[slowest]
             peer = slowest.get_extra_info("peername")
-            self._seldom.log(logging.WARNING, "%s is cut off: it does not read its answer", peer)
+            self._seldom.log(logging.WARNING, "%s is disconnected: it does not read its response", peer)
             slowest.transport.abort()
         try:
             await writer.drain()
@@ -584,7 +585,7 @@ def _nothing() -> None:
 
 def _memory_of(size: int) -> int:
     """Return the largest memory of a request: its bytes as they arrive, complete and decoded, and its strings."""
-    return 3 * size + _STRING_BYTES * min(size // LENGTH.size, wire.MOST_STRINGS)
+    return 3 * size + _STRING_BYTES * min(size // LENGTH.size, wire.MAX_STRINGS)
 
 
 def _is_of(frame: bytes, names: Collection[str]) -> bool:

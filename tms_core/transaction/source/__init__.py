@@ -1,1 +1,1 @@
-"""The sources of transaction snapshots: a folder, HDFS, a service."""
+"""The sources of transaction snapshots: a folder, HDFS, a transaction service."""

@@ -1,8 +1,8 @@
 """Sources of transaction snapshots.
 
-A source returns the newest usable snapshot, and the skipped ones. Another process writes the folder: it adds, renames
-and deletes files at any time, so a listing may be outdated. An unusable file is not an error if an older file is
-usable. The source reports it, and the caller decides by the snapshot's time whether it is fresh enough (invariant S14).
+A source returns the newest usable snapshot, and the rejected newer files. Another process writes the folder: it adds,
+renames and deletes files at any time, so a listing may be outdated. An unusable file is not an error if an older file
+is usable. The caller decides by the snapshot's time whether the snapshot is fresh enough (invariant S14).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tms_core.transaction.codec.snapshot import read_complete_visibility
 from tms_core.transaction.codec.varint import TruncatedSnapshot
 from tms_core.transaction.model import VisibilityState
 
-#: A Tephra snapshot's name; the number is the wall time in ms at which its state was copied.
+#: The name of a Tephra snapshot; the number is the wall time in milliseconds at which its state was copied.
 _NAME = re.compile(r"snapshot\.([0-9]{1,19})")
 #: The file with the id of the transaction system, in the directory of a manager of this project.
 SYSTEM_FILE = "system"
-#: A snapshot that is further ahead of the local clock is used only if there is no older one; in milliseconds.
+#: The allowed advance of a snapshot over the local clock, in milliseconds; beyond it, older snapshots have precedence.
 _AHEAD_MS = 300_000
-#: The most listings of a directory whose files disappear between listing and reading.
-_LISTINGS = 3
+#: The largest number of listings of a directory whose files disappear between listing and reading.
+_MAX_LISTINGS = 3
 #: The longest id of a transaction system.
 _ID_BYTES = 100
-#: The most unusable files that an error names.
-_NAMED = 5
+#: The largest number of unusable files in an error.
+_MAX_NAMES = 5
 _HINT = (
-    "Set transactions.directory (or --snapshots) to the directory in which the transaction manager leaves "
+    "Set transactions.directory (or --snapshots) to the directory to which the transaction manager writes "
     "its snapshot.<ms> files, or to one such file."
 )
 
 
 class Rejection(StrEnum):
-    """Why a snapshot file was passed over."""
+    """The reason for which a snapshot file was rejected."""
 
     EMPTY = "empty"
     TRUNCATED = "truncated"
@@ -55,10 +55,10 @@ class Rejection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RejectedSnapshot:
-    """A snapshot that could not be used.
+    """A snapshot file that was rejected.
 
     Attributes:
-        detail: the same in a sentence.
+        detail: the reason as a sentence.
     """
 
     name: str
@@ -67,32 +67,32 @@ class RejectedSnapshot:
 
 
 class ImplausibleSnapshot(SnapshotError):
-    """A snapshot has ids that no transaction manager issues, so nothing in it can be relied on (invariant S13).
+    """A snapshot has ids that no transaction manager issues, so its contents are unreliable (invariant S13).
 
     Args:
-        wrong: the impossible content, in a few words.
+        problem: the implausible value, in a few words.
     """
 
-    def __init__(self, name: str, wrong: str) -> None:
+    def __init__(self, name: str, problem: str) -> None:
         super().__init__(
-            f"the snapshot of {name} is damaged: {wrong}.",
-            "Have the transaction service write another one; if that is no better, see what it recovered from.",
+            f"the snapshot of {name} is damaged: {problem}.",
+            "Make the transaction service write another snapshot; if it is also damaged, check the service's recovery.",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The snapshot that a source found. Every source returns it as this, so that each snapshot is checked.
+    """The result of a source. Its constructor checks the snapshot, whatever the source.
 
     Raises:
-        ImplausibleSnapshot: the snapshot has ids that no manager gives out.
+        ImplausibleSnapshot: the snapshot has ids that no manager issues.
 
     Attributes:
-        snapshot: the newest snapshot that can be used.
-        name: its source: a file name, or the name of a service.
-        rejected: newer snapshots that cannot be used, newest first.
+        snapshot: the newest usable snapshot.
+        name: its origin: a file name, or the name of a service.
+        rejected: newer unusable snapshots, newest first.
         ignored: the number of names that are not names of snapshots.
-        notes: oddities of the snapshot that do not prevent its use.
+        notes: anomalies of the snapshot that do not prevent its use.
         system: the id of its transaction system; empty: unknown.
     """
 
@@ -104,34 +104,34 @@ class Loaded:
     system: str = ""
 
     def __post_init__(self) -> None:
-        if wrong := self.snapshot.implausible():
-            raise ImplausibleSnapshot(self.name, wrong)
+        if problem := self.snapshot.implausible():
+            raise ImplausibleSnapshot(self.name, problem)
 
 
 class SnapshotSource(Protocol):
     """A source of the newest snapshot."""
 
     def latest(self) -> Loaded:
-        """Return the newest snapshot that can be used.
+        """Return the newest usable snapshot.
 
         Raises:
-            SnapshotError: no existing snapshot can be used.
-            NoSnapshot: no snapshot exists.
+            SnapshotError: the snapshot is unusable.
+            NoSnapshot: no usable snapshot exists.
         """
         ...
 
 
 class NoUsableSnapshot(NoSnapshot):
-    """There are snapshots, and none can be used.
+    """A folder has snapshots, but all of them are unusable.
 
     Attributes:
-        rejected: the defect of each.
+        rejected: the snapshots, each with its problem.
     """
 
     def __init__(self, folder: Folder, rejected: tuple[RejectedSnapshot, ...]) -> None:
-        named = "; ".join(f"{one.name} is {one.reason}" for one in rejected[:_NAMED])
-        more = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
-        super().__init__(f"no snapshot in {folder} can be used: {named}{more}.", _HINT)
+        names = "; ".join(f"{one.name} is {one.reason}" for one in rejected[:_MAX_NAMES])
+        more = f"; and {len(rejected) - _MAX_NAMES} more" if len(rejected) > _MAX_NAMES else ""
+        super().__init__(f"no snapshot in {folder} can be used: {names}{more}.", _HINT)
         self.rejected = rejected
 
 
@@ -140,28 +140,28 @@ class SourceUnreachable(NoSnapshot):
 
 
 class Folder(Protocol):
-    """Where snapshot files lie; its ``str`` is what people know it by."""
+    """A folder of snapshot files; its ``str`` is its path or URL, for operators."""
 
     def names(self) -> tuple[list[str], int]:
-        """Return the names of its files, and the number of other names; one empty name: it is a file itself.
+        """Return the names of its files, and the number of other names; for a file, one empty name.
 
         Raises:
-            NoSnapshot: it cannot be listed; the message has the reason.
+            NoSnapshot: the folder cannot be listed; the message has the reason.
         """
         ...
 
     def open(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Return a file to be read.
+        """Open a file for reading.
 
         Raises:
-            FileNotFoundError: it was deleted.
-            OSError: it cannot be read.
+            FileNotFoundError: the file was deleted.
+            OSError: the file cannot be read.
         """
         ...
 
 
 class LocalFolder:
-    """A folder of this machine, or one file."""
+    """A folder or a file on this machine."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -185,7 +185,7 @@ class LocalFolder:
 
 
 class DirectorySource:
-    """The folder of a transaction manager's snapshots, or one snapshot file."""
+    """A source that reads the folder of a transaction manager's snapshots, or one snapshot file."""
 
     def __init__(self, folder: Path | Folder, clock: Clock | None = None) -> None:
         self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
@@ -193,18 +193,18 @@ class DirectorySource:
 
     @classmethod
     def at(cls, place: str, kerberos: Any = None, ca_file: Path | None = None) -> DirectorySource:
-        """Return the folder of the setting ``transactions.directory``.
+        """Return the source for the setting ``transactions.directory``.
 
         Args:
             place: a path or a ``webhdfs://`` URL.
-            kerberos, ca_file: as :class:`WebHdfsFolder` takes them.
+            kerberos, ca_file: as of :class:`WebHdfsFolder`.
 
         Raises:
-            ConfigurationError: it is another URL, or a file cannot be used.
+            ConfigurationError: the URL has another scheme, or a file cannot be used.
         """
         if "://" not in place:
             return cls(Path(place))
-        # To read a folder needs no HTTP client.
+        # Imported here, because local folders need no HTTP client.
         from tms_core.transaction.source.webhdfs import WebHdfsFolder  # noqa: PLC0415
 
         return cls(WebHdfsFolder(place, kerberos, ca_file))
@@ -212,15 +212,14 @@ class DirectorySource:
     def latest(self) -> Loaded:
         """Return the newest usable file.
 
-        The newest file has the largest number in its name, if that agrees with the time of its content. A file of
-        another name, such as a copy made by hand, counts by its content. A file ahead of the clock counts only if all
-        files are.
+        The newest file has the largest number in its name, if that agrees with the time in its content. Otherwise, as
+        for a renamed copy, the time in the content counts. A file ahead of the clock is used only if all files are.
 
         Raises:
             NoSnapshot: the directory or a snapshot does not exist; :class:`NoUsableSnapshot`: no snapshot is usable.
         """
         latest_ms = self._clock.now_ms() + _AHEAD_MS
-        for _ in range(_LISTINGS):
+        for _ in range(_MAX_LISTINGS):
             names, ignored = self._list()
             rejected: list[RejectedSnapshot] = []
             found: list[Loaded] = []
@@ -235,13 +234,13 @@ class DirectorySource:
             if found:
                 times = [one.snapshot.timestamp_ms for one in found]
                 at = times.index(max(times, key=lambda taken_ms: (taken_ms <= latest_ms, taken_ms)))
-                rejected += [_passed_over(one, latest_ms) for one in found[:at]]
+                rejected += [_reject(one, latest_ms) for one in found[:at]]
                 return replace(found[at], rejected=tuple(rejected), ignored=ignored, system=self._system(names))
             if all(one.reason is not Rejection.VANISHED for one in rejected):
                 break
         if rejected:
             raise NoUsableSnapshot(self._folder, tuple(rejected))
-        raise NoSnapshot(f"there is no snapshot in {self._folder} ({ignored} other names).", _HINT)
+        raise NoSnapshot(f"{self._folder} has no snapshot ({ignored} other names).", _HINT)
 
     @property
     def _own_name(self) -> str:
@@ -287,14 +286,14 @@ class DirectorySource:
             return RejectedSnapshot(snapshot_name, Rejection.UNREADABLE, str(error))
 
 
-def _passed_over(one: Loaded, latest_ms: int) -> RejectedSnapshot:
+def _reject(one: Loaded, latest_ms: int) -> RejectedSnapshot:
     taken_ms = one.snapshot.timestamp_ms
     if taken_ms > latest_ms:
         return RejectedSnapshot(
             one.name, Rejection.FUTURE, f"it was taken at {taken_ms} ms, ahead of this machine's clock."
         )
     return RejectedSnapshot(
-        one.name, Rejection.MISNAMED, f"it was taken at {taken_ms} ms by its content, which counts."
+        one.name, Rejection.MISNAMED, f"it was taken at {taken_ms} ms by its content, not by its name."
     )
 
 
@@ -302,4 +301,4 @@ def _notes(name: str, state: VisibilityState) -> tuple[str, ...]:
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) == state.timestamp_ms:
         return ()
-    return (f"{name} was taken at {state.timestamp_ms} ms by its content, which counts, not at {match[1]}",)
+    return (f"{name} was taken at {state.timestamp_ms} ms by its content, not at {match[1]} ms by its name",)

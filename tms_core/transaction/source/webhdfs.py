@@ -1,9 +1,9 @@
 """A folder of snapshots on HDFS, read over WebHDFS.
 
-Two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; also HttpFS) are used: LISTSTATUS lists a
-folder, and OPEN sends a file, with a redirect to a DataNode. A file is fetched completely before it is decoded, so that
-a broken connection is not mistaken for a truncated file. If HDFS uses Kerberos, the NameNode requires a login (SPNEGO);
-its redirect to a DataNode carries a delegation token.
+This module uses two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; also HttpFS): LISTSTATUS lists
+a folder, and OPEN returns a file after a redirect to a DataNode. A file is fetched completely before it is decoded, so
+that a broken connection is not mistaken for a truncated file. If HDFS uses Kerberos, the NameNode requires a login
+(SPNEGO), and its redirect to a DataNode contains a delegation token.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _URL = re.compile(
 )
 #: The timeout of a response of a NameNode or DataNode, and of each piece of a file, in seconds.
 TIMEOUT_SECONDS = 30.0
-#: A file of more bytes is kept on disk while it is read.
+#: The largest file that is held in memory while it is read; larger files are stored on disk.
 _MEMORY_BYTES = 16 << 20
-#: Hadoop's reason for refusing a ticket, in a page of HTML: such as a clock that is wrong.
+#: Hadoop's reason for rejecting a ticket, in an HTML page.
 _GSS_FAILURE = re.compile(r"GSSException: ([^<\r\n]{1,300})")
 _HINT = (
-    "See that transactions.directory names the folder as webhdfs://USER@NAMENODE:PORT/PATH, or set "
+    "Check that transactions.directory is webhdfs://USER@NAMENODE:PORT/PATH of the folder, or set "
     "transactions.source: thrift."
 )
 
@@ -46,8 +46,8 @@ class WebHdfsFolder:
     Args:
         url: ``webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH``; ``swebhdfs`` for HTTPS. Several addresses are NameNodes,
             one of them active. USER is the reader's name for HDFS (``user.name``).
-        kerberos: the ``KerberosSettings`` of a login, if HDFS requires it (applications of the client need no
-            settings); None: no login.
+        kerberos: the ``KerberosSettings`` of a login, typed as Any, because applications of the client need not import
+            settings; None: no login.
         ca_file: the authorities of HTTPS; None: the system's.
 
     Raises:
@@ -59,7 +59,7 @@ class WebHdfsFolder:
         if match is None:
             raise ConfigurationError(
                 f"transactions.directory is {url}, which is not a folder on HDFS.",
-                "Write webhdfs://NAMENODE:PORT/PATH, with USER@ before the host where HDFS has to know who reads.",
+                "Write webhdfs://NAMENODE:PORT/PATH, with USER@ before the host if HDFS needs a user.",
             )
         scheme = "https" if match[1] else "http"
         self._url = url
@@ -69,7 +69,7 @@ class WebHdfsFolder:
         self._tls = ClientTls("transactions.hdfs_", ca_file)
         self._login = None
         if kerberos is not None:
-            # gssapi is of an extra.
+            # Imported here, because gssapi is an extra.
             from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415
 
             self._login = KerberosLogin("transactions.kerberos", kerberos)
@@ -81,7 +81,7 @@ class WebHdfsFolder:
         """Return the names of files, and the number of other names; one empty name: the path is a file.
 
         Raises:
-            NoSnapshot: no NameNode answers, or the active one has no such folder or does not show it.
+            NoSnapshot: no NameNode responds, or the active NameNode does not list the folder.
         """
         try:
             with self._request("", "LISTSTATUS") as answer:
@@ -108,20 +108,20 @@ class WebHdfsFolder:
                     for piece in answer.iter_bytes():
                         whole.write(piece)
                 except httpx2.HTTPError as error:
-                    raise OSError(f"the DataNode broke off: {error}") from error
+                    raise OSError(f"the response of the DataNode is incomplete: {error}") from error
             whole.seek(0)
             yield cast(BinaryIO, whole)
 
     @contextmanager
     def _request(self, suffix: str, operation: str) -> Iterator[httpx2.Response]:
-        """Yield the response of the active NameNode, or of the DataNode that it names.
+        """Yield the response of the active NameNode, or of the DataNode of its redirect.
 
         Raises:
             OSError: no server responds, or the response is a rejection.
         """
         parameters = {"op": operation} | ({"user.name": self._user} if self._user else {})
         refusals = []
-        hooks = {"request": [self._refuse_weaker]}
+        hooks = {"request": [self._require_tls]}
         with httpx2.Client(
             timeout=TIMEOUT_SECONDS,
             follow_redirects=True,
@@ -135,7 +135,7 @@ class WebHdfsFolder:
                 try:
                     answer = client.send(request, stream=True)
                 except httpx2.HTTPError as error:
-                    refusals.append(f"{request.url.host}:{request.url.port} does not answer ({error})")
+                    refusals.append(f"{request.url.host}:{request.url.port} does not respond ({error})")
                     continue
                 except LoginFailed as error:
                     raise OSError(f"{error.message.rstrip('.')} ({error.hint.rstrip('.')})") from error
@@ -149,11 +149,11 @@ class WebHdfsFolder:
                     answer.close()
         raise OSError("; ".join(refusals))
 
-    def _refuse_weaker(self, request: httpx2.Request) -> None:
-        """Refuse a request, as a redirect makes one, that would go unencrypted although the setting asks for TLS.
+    def _require_tls(self, request: httpx2.Request) -> None:
+        """Reject a request without TLS, as after a redirect, if the folder's URL requires TLS.
 
         Raises:
-            OSError: it would.
+            OSError: the request has no TLS.
         """
         if self._roots[0].startswith("https:") and request.url.scheme != "https":
             raise OSError(
@@ -163,7 +163,7 @@ class WebHdfsFolder:
 
 
 def _refusal(answer: httpx2.Response) -> str | None:
-    """Return the reason of a response that another NameNode may answer better; None: the response is valid.
+    """Return why another NameNode has to be tried; None if the response is valid.
 
     Raises:
         FileNotFoundError: the active NameNode reports that the file does not exist.
@@ -176,12 +176,12 @@ def _refusal(answer: httpx2.Response) -> str | None:
     if kind == "StandbyException":
         return "is on standby"
     if answer.status_code == httpx2.codes.NOT_FOUND:
-        raise FileNotFoundError(message or "there is no such path")
+        raise FileNotFoundError(message or "the path does not exist")
     if answer.status_code == httpx2.codes.UNAUTHORIZED:
-        raise OSError("it demands a Kerberos login, and refuses this one or got none; see transactions.kerberos")
+        raise OSError("it requires a Kerberos login, and got none or rejected it; see transactions.kerberos")
     if found := _GSS_FAILURE.search(answer.text):
-        raise OSError(f"it refuses the Kerberos login: {found[1].strip().rstrip('.')}")
-    raise OSError(message or f"it answers with {answer.status_code}")
+        raise OSError(f"it rejects the Kerberos login: {found[1].strip().rstrip('.')}")
+    raise OSError(message or f"it responds with {answer.status_code}")
 
 
 def _json_of(answer: httpx2.Response) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _json_of(answer: httpx2.Response) -> dict[str, Any]:
 
 
 class _Negotiate(httpx2.Auth):
-    """SPNEGO for an HTTP client (RFC 4559): answers a server that demands a login; others never see a token."""
+    """SPNEGO for an HTTP client (RFC 4559): sends a token only to a server that requires a login."""
 
     def __init__(self, login: KerberosLogin) -> None:
         self._login = login
@@ -201,20 +201,20 @@ class _Negotiate(httpx2.Auth):
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         answer = yield request
         demands = answer.status_code == httpx2.codes.UNAUTHORIZED and self._token(answer) is not None
-        # A DataNode gets no ticket: the redirect carries a delegation token for it.
+        # A DataNode gets no ticket: the redirect contains a delegation token for it.
         if not demands or answer.request.url.host != request.url.host:
             return
         exchange = self._login.exchange(f"HTTP/{request.url.host}", spnego=True)
         request.headers["authorization"] = exchange.authorization()
         answer = yield request
-        # The NameNode proves its identity, also in a redirect. The response before it is the challenge; the response
-        # after it is a DataNode's.
+        # The first success or redirect is from the NameNode, which must prove its identity. Responses before it are
+        # challenges; responses after it are from a DataNode.
         passed = (one for one in (*answer.history, answer) if one.is_success or one.is_redirect)
         if (first := next(passed, None)) is not None:
             if found := self._token(first):
                 exchange.step(found)
             if not exchange.is_complete:
-                raise LoginFailed("it does not prove its name with Kerberos.", "See which server listens there.")
+                raise LoginFailed("it does not prove its identity with Kerberos.", "Check which server listens there.")
 
     def _token(self, answer: httpx2.Response) -> bytes | None:
         return self._login.negotiated(answer.headers.get_list("www-authenticate", split_commas=True))
