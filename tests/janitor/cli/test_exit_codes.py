@@ -302,3 +302,9 @@ def test_command_beside_pyjanitor_is_refused_by_name(
     assert out == ""
     assert "pyjanitor is installed in this environment" in err
     assert "Install pyjanitor and tms-janitor in separate environments" in err
+
+
+def test_plan_file_that_cannot_be_written_is_1_and_named(kit: CommandKit) -> None:
+    failed = kit.janitor("plan --out missing/plan.json")
+    assert (failed.code, failed.out) == (1, "")
+    assert "missing/plan.json" in failed.err

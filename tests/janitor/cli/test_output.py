@@ -21,7 +21,7 @@ from janitor.app.progress import progress
 from janitor.cli import render
 from janitor.report import EXPECTED
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
-from tests.janitor.cli.conftest import INVALID, CommandKit
+from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
 from tests.support import raising
 from tms_core.logs.printable import duration
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -344,3 +344,36 @@ def test_command_on_a_long_name_writes_little(kit: CommandKit, key: bytes, value
     outcome = kit.janitor(command)
     assert outcome.code == 0
     assert max(len(outcome.err), len(outcome.out)) < SHORT
+
+
+def test_tables_have_no_spaces_at_the_ends_of_lines(kit: CommandKit) -> None:
+    lines = [*kit.janitor("plan").out.splitlines(), *kit.janitor("doctor").out.splitlines()]
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_plan_without_due_rows_has_no_table_size_or_next_step(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    shown = kit.janitor("plan").out.splitlines()
+    assert [line.partition(" ")[0] for line in shown] == ["plan", "rows:", "proven"]
+
+
+def test_rows_kept_on_purpose_are_counted_by_reason(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {protect: ['default:orders'], "))
+    assert "kept on purpose: 2 held" in kit.janitor("plan").out
+
+
+def test_brackets_in_a_path_and_a_pattern_are_shown_unchanged(kit: CommandKit) -> None:
+    kit.store.rename(kit.folder / "data" / "[bold]old")
+    store = "--leveldb 'data/[bold]old'"
+    assert f"janitor run --once --adopt {store}" in kit.run(f"plan {store}").out
+    kit.run(f"adopt {store}")
+    assert "no rows of default:[a-z]* are held" in kit.run(f"approve 'default:[a-z]*' {store}").out
+
+
+def test_run_with_apply_false_only_plans_and_says_so(kit: CommandKit) -> None:
+    kit.janitor("adopt")
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
+    done = kit.janitor("run --once --format json")
+    assert (done.code, done.json["mode"]) == (0, "plan")
+    assert "janitor.apply is false" in done.err
+    assert kit.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from janitor.cli.status import lines
 from janitor.state.base import RunRecord, Strikes
 from janitor.state.sqlite.state import SqliteState
+from janitor.status.health import judge
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.janitor.cli.conftest import SETTINGS, CommandKit
+from tests.janitor.http.statuses import full
 from tms_core.topic import TopicId
 
 STATE = "data/janitor"
@@ -193,3 +197,8 @@ def test_status_watch_repeats_until_ctrl_c(kit: CommandKit, monkeypatch: pytest.
     assert (watched.code, watched.err) == (0, "")
     assert re.findall(r"last run .*?\((.*?)\)", watched.out) == ["0 s ago", "2 s ago", "4 s ago"]
     assert kit.janitor("status --watch --check").code == 2
+
+
+def test_status_of_a_next_run_that_is_due_says_now() -> None:
+    found = replace(full(NOW_MS), next_run_ms=NOW_MS - SECOND)
+    assert "next run     now" in [line.plain for line in lines(found, judge(found))]

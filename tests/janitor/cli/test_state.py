@@ -401,3 +401,21 @@ def test_place_of_settings_is_that_of_a_session(
     found = place_of(config, leveldb, None)
     assert Path(found.state_name).absolute() == Path(wanted.state_name).absolute()
     assert type(found) is type(wanted)
+
+
+def test_history_of_a_run_under_way_has_its_heartbeat_and_no_report(kit: CommandKit, state: SqliteState) -> None:
+    state.begin_run(RunRecord("on", "apply", NOW_MS, heartbeat_ms=NOW_MS))
+    assert "last heartbeat 2023-11-14 22:13:20 UTC" in kit.janitor("history on").out
+    assert kit.janitor("history on --format json").json["report"] is None
+
+
+def test_why_of_a_topic_without_metadata_or_a_deleted_one_says_so() -> None:
+    first = [
+        next(lines(answer(**changes)))
+        for changes in ({"generation": None, "ttl_seconds": None}, {"problem": "it is broken"}, {"generation": -2})
+    ]
+    assert [line.partition(";")[0].partition(", ")[2] for line in first] == [
+        "which has no metadata",
+        "it is broken",
+        "generation -2 (deleted), ttl 1 h",
+    ]

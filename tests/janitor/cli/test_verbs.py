@@ -289,3 +289,35 @@ def test_plan_run_history_and_status_tell_messages_left(kit: CommandKit) -> None
     assert f"messages: {told % 'deleted'}" in kit.janitor("status").out
     (run,) = kit.janitor("history --format json").json["runs"]
     assert f"messages: {told % 'deleted'}{aged}" in kit.janitor(f"history {run['id']}").out.splitlines()
+
+
+def test_approve_without_a_topic_or_with_two_choices_is_2(kit: CommandKit) -> None:
+    kit.janitor("adopt")
+    refused = kit.janitor("approve")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--all" in refused.err
+    assert "--clock" in refused.err
+    assert kit.janitor("approve default:orders --all").code == 2
+
+
+def test_doctor_warns_of_a_store_of_another_user(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    status, message = checks(kit)["store"]
+    assert (status, "run as its owner" in message) == ("warn", True)
+
+
+def test_doctor_counts_damaged_snapshots_that_were_skipped(kit: CommandKit) -> None:
+    (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
+    assert checks(kit)["snapshots"] == ("ok", "snapshot.1699999999000, 1 skipped")
+
+
+@pytest.mark.parametrize(("hours", "status"), [(2, "fail"), (-2, "warn")])
+def test_doctor_finds_a_clock_that_was_changed(kit: CommandKit, hours: int, status: str) -> None:
+    kit.janitor("run --once --adopt")
+    kit.clock.step(hours * HOUR)
+    assert checks(kit)["clock"][0] == status
+
+
+def test_doctor_warns_of_an_unknown_lifetime(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("  max_lifetime_seconds: 3600\n", ""))
+    assert checks(kit)["lifetime"][0] == "warn"

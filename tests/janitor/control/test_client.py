@@ -169,3 +169,9 @@ def test_address_of_a_path_of_any_length_exists(tmp_path: Path, length: int) -> 
         with api.address(folder) as address:
             listening.bind(address)
         assert (folder / api.SOCKET_NAME).is_socket()
+
+
+def test_socket_of_a_dead_process_answers_nobody(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(tmp_path / api.SOCKET_NAME))
+    assert Caller(tmp_path).greeting() is None

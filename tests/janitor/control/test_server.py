@@ -15,6 +15,8 @@ from threading import Event
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from janitor.control import api, wire
 from janitor.control import server as server_module
@@ -419,3 +421,45 @@ def test_decision_is_audited_and_a_question_is_not(kit: ControlKit, caplog: pyte
         "verb": "approve",
         "result": "done",
     }
+
+
+def test_stop_leaves_the_socket_of_another_janitor(kit: ControlKit) -> None:
+    server, path = kit.start(), kit.folder / "control.sock"
+    path.rename(kit.folder / "moved")
+    path.write_text("another's", encoding="utf-8")
+    server.stop()
+    assert path.exists()
+
+
+def test_socket_serves_the_status_page_too(kit: ControlKit) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(scope["path"])(scope, receive, send)
+
+    kit.start(page=page)
+    with kit.connect() as client:
+        client.say(b"GET /api/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert client.response.read() == b"/api/status"
+
+
+def test_long_work_without_progress_sends_a_sign(kit: ControlKit) -> None:
+    go = Event()
+
+    def silent(*_: object) -> Audit:
+        assert go.wait(60)
+        return Audit(None)
+
+    kit.act = silent
+    kit.start(pulse_seconds=0.01)
+    with kit.connect() as client:
+        client.ask("verify")
+        assert client.hear() == {"progress": {}}
+        go.set()
+        assert "result" in client.answer()
+
+
+def test_decision_refreshes_the_status(kit: ControlKit) -> None:
+    kit.start()
+    remote = kit.remote()
+    remote.adopt()
+    remote.approve((EVERYTHING,), clock=True)
+    assert kit.views.refreshed == 2
