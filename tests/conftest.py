@@ -1,4 +1,4 @@
-"""What holds for every test: where it writes, how hypothesis searches, what is traced, and that its log ends with it.
+"""Settings of all tests: their folder, the search of hypothesis, the traced tests, and the reset of the log.
 
 The search is the same in every run, so that a failure is about the change or the machine. ``TMS_TEST_FUZZ``, which
 ``make fuzz`` sets, searches for new counterexamples. Time limits per example are off: a slow machine is not a
@@ -32,12 +32,11 @@ settings.register_profile("fuzz", _COMMON)
 settings.register_profile("fixed", _COMMON, derandomize=True, database=None)
 settings.load_profile("fuzz" if "TMS_TEST_FUZZ" in os.environ else "fixed")
 
-#: A folder in memory, and how much must be free in it, in bytes. Tests kill processes, not machines, so nothing has to
-#: reach a disk, for which they would wait at every sync.
+#: A folder in memory, and the free space that it needs, in bytes. Tests kill processes, not machines, so no file must
+#: reach a disk, for which tests would wait at every sync.
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 6 << 30  # noqa: S108
 
-#: Packages and files that repeat code with tests elsewhere. To trace them would double their time, and hide lines
-#: without tests of their own.
+#: Tests that repeat code which other tests cover. Tracing would double their time, and hide lines without other tests.
 UNTRACED = (
     "disasters", "hostile", "interop", "kafka", "processes", "simulation", "test_docs.py", "test_tms_hints.py",
     "janitor/cli/test_sample_stores.py", "janitor/rules/test_differential.py", "janitor/test_patience.py",
@@ -46,7 +45,7 @@ UNTRACED = (
 
 
 def pytest_configure() -> None:
-    """Write to memory where that has room and runs programs, unless ``TMPDIR`` is set; workers inherit it."""
+    """Set ``TMPDIR`` to a folder in memory if it has space and can run programs; worker processes inherit it."""
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
         return
     if shutil.disk_usage(MEMORY).free > MEMORY_BYTES and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
@@ -63,9 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Trace nothing in a test with the marker ``no_cover``.
+    """Disable tracing in a test with the marker ``no_cover``.
 
-    In a worker process pytest-cov has two tracers on top of each other, and its own marker stops the upper one only.
+    In a worker process, pytest-cov has two nested tracers, and its marker stops only one of them.
     """
     if item.get_closest_marker("no_cover") is None:
         return (yield)
@@ -81,7 +80,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_log() -> Iterator[None]:
-    """Close the log of commands after each test, because the stream they write to is closed then."""
+    """Restore the handlers of loggers after each test, because the streams of a command's log are closed then."""
     loggers = [logging.root, logging.getLogger(AUDIT)]
     before = [(one, one.level, one.propagate, list(one.handlers)) for one in loggers]
     yield

@@ -1,8 +1,8 @@
-"""What every test may need: how a missing tool is treated, and how large a proof is run.
+"""Helpers of all tests: requirements of a test, the number of random histories, waits, event loops and ports.
 
-A test that cannot run here says why and is skipped on a developer machine. With ``CI`` set it fails, because a proof
-that silently stopped running proves nothing. Proofs over random histories take their size from the environment, so that
-the same test is quick in ``make test`` and thorough overnight.
+A test that cannot run on a developer machine is skipped with a reason. With ``CI`` set it fails, because a skipped test
+proves nothing. Tests over random histories read their size from the environment, so that the same test is short in
+``make test`` and long overnight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-#: How long a test waits for an answer or another thread before it fails: longer than anything takes that ends at all.
+#: The time after which a test that waits for a response or another thread fails: longer than any successful wait.
 PATIENCE_SECONDS = 120
 
 
@@ -28,10 +28,10 @@ def in_ci() -> bool:
 
 
 def require_or_skip(reason: str) -> NoReturn:
-    """Leave a test (or, called at import, a module) that cannot run on this machine.
+    """Skip a test (or at import, a module) that cannot run on this machine; with ``CI`` set, fail.
 
     Args:
-        reason: what is missing, and what installs it.
+        reason: the missing requirement, and the command that installs it.
     """
     if in_ci():
         pytest.fail(f"cannot run here, and CI runs everything: {reason}", pytrace=False)
@@ -39,7 +39,7 @@ def require_or_skip(reason: str) -> NoReturn:
 
 
 def require_tool(name: str, install: str) -> str:
-    """Return the path of a program, or leave the test by :func:`require_or_skip`.
+    """Return the path of a program, or skip the test by :func:`require_or_skip`.
 
     Args:
         name: the program, as a user types it.
@@ -60,10 +60,10 @@ def size(name: str, default: int) -> int:
 
 
 def seeds(default: int) -> range:
-    """Return the seeds of the random histories that a test plays.
+    """Return the seeds of a test's random histories.
 
-    ``TMS_TEST_FIRST_SEED`` (0) sets the first one, ``TMS_TEST_SEEDS`` their number, else ``default`` does. Two runs of
-    ``make test`` play the same histories; ``make fuzz`` sets another first seed in each round.
+    ``TMS_TEST_FIRST_SEED`` (0) is the first seed, and ``TMS_TEST_SEEDS`` (``default``) the number of seeds. Two runs of
+    ``make test`` have the same histories; ``make fuzz`` sets another first seed in each round.
     """
     first = size("TMS_TEST_FIRST_SEED", 0)
     return range(first, first + size("TMS_TEST_SEEDS", default))
@@ -73,7 +73,7 @@ def wait_until(condition: Callable[[], object]) -> None:
     """Wait until a condition is true, or fail after :data:`PATIENCE_SECONDS`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "the test lost its patience"
+        assert time.monotonic() < deadline, f"the condition is false after {PATIENCE_SECONDS} s"
         time.sleep(0.005)
 
 
@@ -89,14 +89,14 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
 def each_raises(
     error: type[BaseException] | tuple[type[BaseException], ...], *calls: Callable[[], object], match: str | None = None
 ) -> None:
-    """Check that each of several calls fails alike."""
+    """Check that each of several calls raises an error."""
     for call in calls:
         with pytest.raises(error, match=match):
             call()
 
 
 def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Have a test that is a coroutine run in an event loop of its own."""
+    """Return a test that runs a coroutine in a new event loop."""
 
     @wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
@@ -106,13 +106,13 @@ def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 
 
 def is_listening(port: int) -> bool:
-    """Return whether a server listens at a port of the loopback address."""
+    """Return whether a server listens on a port of the loopback address."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_port() -> int:
-    """Return a port of this machine without a listener."""
+    """Return a free port of the loopback address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

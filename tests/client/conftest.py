@@ -1,4 +1,4 @@
-"""A server in memory, whose clock stands still."""
+"""Fixtures of a server in memory with a manual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that need a cluster or a container engine: ``make test-cluster`` runs them, ``make test`` does not see them."""
+"""Fixtures of tests with a cluster or a container engine, which ``make test-cluster`` runs and ``make test`` omits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ collect_ignore_glob = [] if os.environ.get("TMS_TEST_CLUSTER") else ["test_*.py"
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A container engine, for all tests together, so that nothing is made twice."""
+    """Return a container engine for all tests, so that each image is built once."""
     with Engine(tmp_path_factory.mktemp("engine")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def image(engine: Engine) -> str:
-    """The project's image, made from this tree."""
+    """Return the project's image, built from this tree."""
     tag = "localhost/tms-janitor:test"
     engine.make("image", IMAGE=tag, SOURCE=SOURCE)
     return tag
@@ -35,14 +35,14 @@ def image(engine: Engine) -> str:
 
 @pytest.fixture(scope="session")
 def archive_image(engine: Engine, image: str) -> str:
-    """The project's image with Parquet, which the chart takes where an archive is kept."""
+    """Return the project's image with Parquet, which the chart uses for an archive."""
     engine.make("image", IMAGE=f"{image}-archive", ARCHIVE="1", SOURCE=SOURCE)
     return f"{image}-archive"
 
 
 @pytest.fixture(scope="session")
 def spark_image(engine: Engine) -> str:
-    """The project's image for Spark."""
+    """Return the project's image for Spark."""
     tag = "localhost/tms-janitor-spark:test"
     engine.make("image-spark", SPARK_IMAGE=tag)
     return tag
@@ -50,7 +50,7 @@ def spark_image(engine: Engine) -> str:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane, for all tests together."""
+    """Return a control plane for all tests."""
     program("kubebox", "kubebox")
     require_tool("openssl", "apt-get install openssl")
     with ControlPlane(tmp_path_factory.mktemp("plane")) as running:
@@ -63,7 +63,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 def _definition(plural: str, kind: str) -> dict[str, object]:
-    """A kind of Prometheus' operator, of which the server is only to know that it is there."""
+    """Return the definition of a kind of Prometheus's operator; the server only has to know the kind."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
     group = "monitoring.coreos.com"

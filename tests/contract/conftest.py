@@ -1,4 +1,4 @@
-"""What the stores under contract stand on."""
+"""Fixtures of the contract tests, which run against every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks underneath or beside the janitor: disks, snapshots, clocks, processes, rows nobody of ours wrote."""
+"""Fixtures of tests with faults: of disks, snapshots, clocks and processes, and with rows of other programs."""
 
 from __future__ import annotations
 

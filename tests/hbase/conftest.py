@@ -1,4 +1,4 @@
-"""The HBase of a test run, and tables in it."""
+"""Fixtures of the HBase of a test run and its tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.hbase.tables import Tables
 def hbase(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseServer]:
     """A running HBase, shared by all processes of the run."""
     own = tmp_path_factory.getbasetemp()
-    # Under xdist each worker has a folder of its own in the run's.
+    # With xdist, each worker has a separate folder in the folder of the run.
     with running(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as server:
         yield server
 
@@ -46,7 +46,7 @@ def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
 
 @pytest.fixture
 def doctor(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, tuple[str, str]]]:
-    """Types the command; returns status and message by the name of the check."""
+    """Run the command; return status and message by the name of the check."""
 
     def checks(config: Path) -> dict[str, tuple[str, str]]:
         execute(["doctor", "--config", str(config), "--format", "json"])
@@ -58,7 +58,7 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, tup
 
 @pytest.fixture
 def witness(hbase: HBaseServer) -> Iterator[happybase.Connection]:
-    """Another client of the same HBase, which knows nothing of ours."""
+    """Return another client of the same HBase, without code of the project."""
     connection = happybase.Connection(hbase.address.host, hbase.address.thrift, timeout=240_000)
     yield connection
     connection.close()

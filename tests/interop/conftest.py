@@ -1,4 +1,4 @@
-"""The Java side of a test, and the stores it is asked about."""
+"""Fixtures of the Java program of interoperability tests, and of its stores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def java() -> Iterator[Interop]:
 
 @dataclass(frozen=True)
 class Vector:
-    """A store that CDAP wrote, unpacked, and what is known about each of its rows."""
+    """An unpacked store of CDAP, and the manifest of its rows."""
 
     directory: Path
     snapshot: Path
@@ -37,13 +37,13 @@ class Vector:
     rows: list[dict[str, Any]]
 
     def table(self, name: str) -> list[dict[str, Any]]:
-        """The rows of ``meta``, ``message`` or ``payload``."""
+        """Return the rows of ``meta``, ``message`` or ``payload``."""
         return [row for row in self.rows if row["table"] == name]
 
 
 @pytest.fixture(params=["sample", "edge"])
 def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
-    """Each of the two stores, in a folder of the test's own."""
+    """Return each of the two stores, in a folder of the test."""
     return unpack(request.param, tmp_path)
 
 
@@ -56,7 +56,7 @@ def unpack(name: str, into: Path) -> Vector:
     """Unpack ``name.tar.xz`` and read its manifest."""
     with tarfile.open(VECTORS / f"{name}.tar.xz") as archive:
         archive.extractall(into, filter="data")
-    # The manifests name this reason by an earlier word.
+    # The manifests use an earlier name of this reason.
     manifest = (into / "manifest.jsonl").read_text().replace('"foreign"', '"unrecognized"')
     head, *rows = [json.loads(line) for line in manifest.splitlines()]
     return Vector(into / "messaging", into / "tx.snapshot" / head["snapshot"], head["now"], rows)

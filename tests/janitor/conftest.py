@@ -1,4 +1,4 @@
-"""What tests of the janitor start from."""
+"""Fixtures of all tests of the janitor."""
 
 from __future__ import annotations
 

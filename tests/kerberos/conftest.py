@@ -1,4 +1,4 @@
-"""A realm of a test run's process, and the environment by which MIT's library finds it."""
+"""Fixtures of a Kerberos realm for a test process, and of the environment in which MIT's library finds the realm."""
 
 from __future__ import annotations
 

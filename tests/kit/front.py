@@ -8,12 +8,12 @@ import threading
 from contextlib import suppress
 from typing import Self
 
-#: How soon a connection notices that the test is over, in seconds.
+#: The interval at which a connection checks whether the block has ended, in seconds.
 _LOOK_SECONDS = 0.05
 
 
 class Front:
-    """Accepts connections on a free port, and serves each in a thread until the block ends.
+    """A listener on a free port that serves each connection in a thread until the block ends.
 
     Args:
         backend: ``HOST:PORT`` of the server.
@@ -46,7 +46,7 @@ class Front:
         self._listener.close()
 
     def serve(self, connection: socket.socket) -> None:
-        """Serve a connection until it closes or :meth:`ready` returns no more sockets; errors of sockets end it."""
+        """Serve a connection until it closes, a socket fails or :meth:`ready` returns None."""
         raise NotImplementedError
 
     def connect(self) -> socket.socket:

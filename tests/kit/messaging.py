@@ -1,16 +1,16 @@
-"""A messaging service on a store of your choice, with methods for what tests do most.
+"""A messaging service on a store of your choice, with short methods for tests.
 
     kit.create("orders", ttl="60")
     kit.publish("orders", b"a", b"b")
     assert kit.payloads("orders") == [b"a", b"b"]
 
-:class:`GroupKit` has a transaction manager too, and a consumer group:
+:class:`GroupKit` also has a transaction manager and a consumer group:
 
     tx = kit.begin()
     assert kit.poll(tx) == [b"a"]
     kit.commit(tx)
 
-Time stands still unless a test moves ``kit.clock``.
+Time stands still until a test advances ``kit.clock``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ P = pointer(NOW_MS - 1000)
 
 @dataclass
 class ServiceKit:
-    """A service on a store, which can be restarted.
+    """A messaging service on a store; a test can restart it.
 
     Args:
-        options: of ``ServiceOptions`` and ``MessagingService``.
+        options: arguments of ``ServiceOptions`` and ``MessagingService``.
     """
 
     store: Store
@@ -60,7 +60,7 @@ class ServiceKit:
         self.service = self.serve()
 
     def serve(self) -> MessagingService:
-        """Another service over the same store."""
+        """Return another service on the same store."""
         figures = {
             field.name: self.options[field.name] for field in fields(ServiceOptions) if field.name in self.options
         }
@@ -77,7 +77,7 @@ class ServiceKit:
         return MessagingService(self.store, self.clock, options, **{"side": self.side, **more})
 
     def restart(self, **options: Any) -> None:
-        """Stop the service and start another one."""
+        """Stop the service and start another service with more options."""
         self.service.close()
         self.options |= options
         self.service = self.serve()
@@ -89,19 +89,19 @@ class ServiceKit:
 
 
 class Kit(ServiceKit):
-    """A service whose topics are called by their names in the namespace ``default``."""
+    """A service with methods that take names of topics in the namespace ``default``."""
 
     def create(self, name: str = "orders", **properties: str) -> TopicId:
         self.service.create_topic(named(name), properties)
         return named(name)
 
     def publish(self, name: str, *messages: bytes, pointer: int | None = None, ttl: int | None = None) -> RollbackRange:
-        """Publish; outside a transaction the answer means nothing."""
+        """Publish messages; the result is meaningful only in a transaction."""
         answer = self.service.publish(named(name), messages, pointer=pointer, ttl_seconds=ttl)
         return answer or RollbackRange(0, 0, 0, 0, 0)
 
     def put(self, name: str, pointer: int, *messages: bytes) -> None:
-        """Store payloads."""
+        """Store payloads in the payload table."""
         self.service.store(named(name), messages, pointer=pointer)
 
     def fetch(self, name: str, start: MessageId | int | None = None, **options: Any) -> list[FetchedMessage]:
@@ -125,7 +125,7 @@ def reader(
     in_progress: Iterable[int] = (),
     write_pointer: int = 2**62,
 ) -> Transaction:
-    """A transaction that reads up to a pointer."""
+    """Return a transaction that reads up to a pointer."""
     return Transaction(
         read_pointer, write_pointer, write_pointer, invalids=sorted(invalid), in_progress=sorted(in_progress)
     )
@@ -147,7 +147,7 @@ READ_NONE = MessageId(0, 0)
 
 
 class GroupKit(ServiceKit):
-    """A topic ``orders`` with the group ``billing``, and a transaction manager."""
+    """A service with the topic ``orders``, the group ``billing`` and a transaction manager."""
 
     def __init__(self, store: Store, side: SideTable) -> None:
         clock = ManualClock(NOW_MS, monotonic_ms=DAY)
@@ -177,7 +177,7 @@ class GroupKit(ServiceKit):
         return [message.payload for message in self.ask(tx, limit, **options).messages]
 
     def any(self, tx: Transaction, limit: int = 100, **options: Any) -> list[bytes]:
-        """Poll without an order."""
+        """Poll without an order of delivery."""
         return self.poll(tx, limit, order=Order.NONE, **options)
 
     def process(self, limit: int = 100, **options: Any) -> list[bytes]:
@@ -202,7 +202,7 @@ class GroupKit(ServiceKit):
         self.manager.abort(tx)
 
     def time_out(self, tx: Transaction) -> None:
-        """Its client is never heard of again."""
+        """Invalidate a transaction, as its timeout does."""
         self.manager.invalidate(tx.transaction_id)
 
     def claims(self, group: str = GROUP) -> list[GroupClaim]:
@@ -218,7 +218,7 @@ class GroupKit(ServiceKit):
 
 @contextmanager
 def group_kit(kind: str, folder: Path) -> Iterator[GroupKit]:
-    """A kit on a store in memory, or in LevelDB."""
+    """Yield a kit on a store in memory or in LevelDB."""
     made = MAKERS[kind](folder)
     made.service.close()
     kit = GroupKit(made.store, made.side)

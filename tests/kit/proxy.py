@@ -1,15 +1,14 @@
-"""A network that misbehaves: a TCP proxy between the janitor and Thrift.
+"""A network with faults: a TCP proxy between a client and a server.
 
-It passes bytes on. The test determines the faults of each connection, by its number:
+The proxy forwards bytes. The test determines the faults of each connection by its number:
 
     with Proxy(server.thrift) as proxy:
         proxy.conduct = lambda number: Conduct(down=Fault("cut", after_bytes=500)) if number < 3 else HONEST
         store = HBaseStore(HBaseSettings(thrift=(proxy.address,)))
 
-A fault strikes one direction once so many bytes have passed in it. ``cut`` closes both ends. ``half-open`` closes the
-end at the server, and the client is not told: its packets go nowhere, as when a machine dies. ``blackhole`` leaves both
-ends open and lets nothing more through. Answers can also be held back and let go later (:meth:`Proxy.hold`), and every
-piece can be delayed.
+A fault occurs in one direction after a number of bytes. ``cut`` closes both ends. ``half-open`` closes the end at the
+server only, and drops the client's bytes, as when a machine dies. ``blackhole`` leaves both ends open and drops all
+further bytes. A test can also hold responses and release them later (:meth:`Proxy.hold`), and delay every piece.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ Kind = Literal["cut", "half-open", "blackhole"]
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens in one direction.
+    """A fault in one direction of a connection.
 
     Args:
-        kind: what.
-        after_bytes: how many bytes pass before.
+        kind: the kind of the fault.
+        after_bytes: the number of bytes that are forwarded before the fault.
     """
 
     kind: Kind
@@ -40,13 +39,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Conduct:
-    """The treatment of one connection.
+    """The faults of one connection.
 
     Args:
-        up: what happens to requests; None: nothing.
-        down: what happens to answers.
-        delay_seconds: how long each piece of an answer is on its way.
-        piece_bytes: how large a piece can be.
+        up: the fault of requests; None: no fault.
+        down: the fault of responses; None: no fault.
+        delay_seconds: the delay of each piece of a response.
+        piece_bytes: the largest piece.
     """
 
     up: Fault | None = None
@@ -59,17 +58,17 @@ HONEST = Conduct()
 
 
 class Proxy:
-    """The proxy, on a port of its own, in a thread of its own.
+    """A proxy on a free port, in a separate thread.
 
     Args:
-        target: ``HOST:PORT`` behind it.
+        target: ``HOST:PORT`` of the server.
 
     Attributes:
-        target: may be changed; new connections go there.
-        conduct: asked for each connection, by its number from 0.
-        connections: how many were accepted.
-        struck: how often a fault came to pass.
-        passing: whether answers are let through.
+        target: the server of new connections; a test may change it.
+        conduct: returns the conduct of each connection, by its number from 0.
+        connections: the number of accepted connections.
+        struck: the number of faults so far.
+        passing: whether responses are forwarded.
     """
 
     def __init__(self, target: str) -> None:
@@ -92,15 +91,15 @@ class Proxy:
         return f"127.0.0.1:{self.port}"
 
     def hold(self) -> None:
-        """Keep every answer back from now on."""
+        """Hold every response from now on."""
         self._loop.call_soon_threadsafe(self.passing.clear)
 
     def release(self) -> None:
-        """Release the held answers, in order."""
+        """Release the held responses, in order."""
         self._loop.call_soon_threadsafe(self.passing.set)
 
     def treat(self, conduct: Callable[[int], Conduct]) -> None:
-        """Cut what is open, and treat whoever connects from now on like this, counted from 0 again."""
+        """Cut all open connections, and use another conduct for new connections, which are counted from 0 again."""
         self.conduct, self.connections, self.struck = conduct, 0, 0
         self._do(self._cut_all())
 
@@ -145,7 +144,7 @@ _End = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Link:
-    """One connection, from the client through us to the server."""
+    """One connection from the client through the proxy to the server."""
 
     def __init__(self, proxy: Proxy, conduct: Conduct, client: _End, server: _End) -> None:
         self._proxy = proxy
@@ -164,7 +163,7 @@ class _Link:
         self._server[1].close()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, fault: Fault | None) -> None:
-        """Pass bytes on in one direction until either end closes."""
+        """Forward bytes in one direction until either end closes."""
         passed = 0
         while piece := await self._piece(source):
             if sink is self._client[1]:
@@ -178,7 +177,7 @@ class _Link:
                 continue
             passed += len(piece)
             sink.write(piece)
-        # What has fallen silent does not say either that the server has gone.
+        # After a fault, the client must not see that the server has closed the connection.
         if not self._silent or source is self._client[0]:
             self.close()
 
@@ -190,7 +189,7 @@ class _Link:
 
     def _strike(self, fault: Fault) -> None:
         self._proxy.struck += 1
-        # Also where it is cut: what had come before the end is still there to be read.
+        # For a cut, too: the client can still read the bytes that were forwarded before it.
         self._silent = True
         if fault.kind == "cut":
             self.close()

@@ -6,7 +6,7 @@
         assert two.other.payloads() == [b"a"]
 
 :class:`Contender` is a server without tables, for tests of leadership. :class:`LeaderServer` has a service over all
-topics, :class:`SlotServer` one over the topics of its slots. Nothing happens by itself: servers look who leads in
+topics, :class:`SlotServer` a service over the topics of its slots. Servers check the leadership only in
 :meth:`Contender.step` and :meth:`SlotServer.look`.
 """
 
@@ -33,7 +33,7 @@ from tms_core.tables.side import MemorySide, SideTable
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 
-#: The time of a lease, and the fencing delay after it, in seconds.
+#: The duration of a lease and the fencing delay, in seconds.
 SECONDS, DELAY_SECONDS = 15, 5
 TOPIC = TopicId.parse("default:t")
 PREFIX = generation_prefix(TOPIC.prefix, 1)
@@ -41,12 +41,12 @@ Rows = Sequence[tuple[bytes, MessageValue]]
 
 
 class LeaseCell:
-    """The place of a lease in memory, and the clock of its holders.
+    """The cell of a lease in memory, and the clock of its holders.
 
     Attributes:
         reads, writes: the number of calls.
         before_swap: called once, before the next write.
-        fails_after_writing: whether the answers of writes are lost.
+        fails_after_writing: whether the responses of writes are lost.
     """
 
     def __init__(self) -> None:
@@ -110,13 +110,13 @@ class Contender:
 
     @property
     def leader(self) -> str:
-        """The address of the leader."""
+        """Return the address of the leader."""
         found = self.leadership.leader
         return found.address if found is not None else ""
 
 
 class WatchedTable:
-    """A table of which a test replaces single calls, for one server only."""
+    """A table of one server, whose methods a test can replace."""
 
     def __init__(self, table: Any) -> None:
         self._table = table
@@ -129,7 +129,7 @@ class WatchedTable:
 
 
 class SharedTables(Protocol):
-    """Everything that servers share."""
+    """The tables and the clock that servers share."""
 
     store: MemoryStore
     side: Any
@@ -157,7 +157,7 @@ class FencedServer:
         self.payload = vars(self.fenced.payload)["_table"] = WatchedTable(shared.store.payload)
         self.side = WatchedTable(shared.side)
         clock: Clock = shared.clock
-        fenced_side: SideTable = FencedSide(self.side, slots)  # type: ignore[arg-type]  # it does what a table does
+        fenced_side: SideTable = FencedSide(self.side, slots)  # type: ignore[arg-type]  # it forwards all calls
         self.service = MessagingService(
             self.fenced, clock, options, side=shared.side, transactions=transactions, fenced_side=fenced_side
         )
@@ -166,7 +166,7 @@ class FencedServer:
         return [message.payload for page in self.service.fetch(topic, FetchRequest()) for message in page]
 
     def interrupt_write(self, meanwhile: Callable[[], object], first: Callable[[Rows], Rows] = lambda _: []) -> None:
-        """Let something happen in the next write of messages, after its first rows and before the others."""
+        """Call a function during the next write of messages, after its first rows and before the others."""
         put = self.message.put
 
         def halfway(rows: Rows) -> None:
@@ -192,7 +192,7 @@ class LeaderServer(Contender, FencedServer):
 
 
 class TwoServers:
-    """Two servers on the same tables, of which ``one`` leads; the topic :data:`TOPIC` exists."""
+    """Two servers on the same tables; ``one`` leads, and the topic :data:`TOPIC` exists."""
 
     def __init__(self) -> None:
         self.store, self.side, self.leases, self.cell = MemoryStore(), MemorySide(), MemorySide(), LeaseCell()
@@ -206,7 +206,7 @@ class TwoServers:
             server.service.close()
 
     def rows(self) -> list[bytes | None]:
-        """The payloads in the store, in order."""
+        """Return the payloads in the store, in order."""
         return [row.payload for _, row in self.store.message.read(MESSAGES, PREFIX, None, 100_000).items]
 
 
@@ -214,7 +214,7 @@ class SlotServer(FencedServer):
     """A server that serves the topics of the slots that it leads.
 
     Args:
-        name: of the holder of its leases.
+        name: the holder's name in its leases.
     """
 
     def __init__(
@@ -239,15 +239,15 @@ class SlotServer(FencedServer):
 
     @property
     def led(self) -> list[int]:
-        """The slots that this server leads."""
+        """Return the slots that this server leads."""
         return [slot for slot, leadership in enumerate(self.slots.leaderships) if leadership.leads]
 
 
 class SlotServers:
-    """Servers on the same tables that lead a part of the slots each.
+    """Servers on the same tables, each of which leads a part of the slots.
 
     Attributes:
-        servers: all that were started, also those that a test does not use any longer.
+        servers: all started servers, including servers that a test does not use any longer.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class SlotServers:
         return server
 
     def look(self, *servers: SlotServer, seconds: int = 1) -> None:
-        """Let some servers look once a second."""
+        """Advance the clock second by second; in each second, some servers check the leadership."""
         for _ in range(seconds):
             self.clock.advance(SECOND)
             for server in servers:

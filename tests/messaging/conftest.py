@@ -1,4 +1,4 @@
-"""A kit over every store that needs no server."""
+"""Fixtures of a kit on every store without a server."""
 
 from __future__ import annotations
 

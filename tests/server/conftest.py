@@ -1,4 +1,4 @@
-"""A server in this process, on a free port, over a store in memory."""
+"""Fixtures of a server in this process, on a free port, with a store in memory."""
 
 from __future__ import annotations
 

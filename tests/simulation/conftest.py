@@ -1,4 +1,4 @@
-"""What holds for every simulated history: it is told by what happened in it, not by what the janitor logged."""
+"""Fixtures of all simulated histories, whose reports contain their events, not the janitor's log."""
 
 from __future__ import annotations
 

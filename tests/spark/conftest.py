@@ -1,4 +1,4 @@
-"""One Spark for all tests of a process."""
+"""Fixtures of one Spark session for all tests of a process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: How a Java machine is told that it will not live long: neither a second compiler, nor a parallel collector, nor
-#: a proof that Spark's thousands of classes are well formed would pay.
+#: Options of Java for a short-lived process: one compiler, the serial collector, and no verification of Spark's
+#: thousands of classes.
 LITTLE = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn200m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
@@ -25,7 +25,7 @@ LITTLE = (
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A small Spark on two cores, which offers its filters."""
+    """Return a Spark session on two cores, with filter push-down."""
     if shutil.which("java") is None:
         require_or_skip("java is missing; install it: apt-get install openjdk-17-jdk-headless")
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -37,7 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "1",
-        # Compiling a query takes longer than running it over a handful of rows.
+        # The compilation of a query takes longer than its execution on a few rows.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",

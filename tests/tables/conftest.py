@@ -1,4 +1,4 @@
-"""Stores that CDAP's own classes wrote, and other processes to meet them with."""
+"""Fixtures of stores written by CDAP's own classes, and of other processes that open them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def vector(request: pytest.FixtureRequest, vectors: dict[str, Vector]) -> Vector
 
 @pytest.fixture
 def sample(vectors: dict[str, Vector], tmp_path: Path) -> Path:
-    """A copy of the store whose MANIFEST carries wrong sizes."""
+    """Return a copy of the store whose MANIFEST has wrong sizes."""
     return vectors["sample"].copy_to(tmp_path / "messaging")
 
 

@@ -1,4 +1,4 @@
-"""A transaction service on a manager that the test module makes."""
+"""Fixtures of a transaction service on the manager of the test module."""
 
 from __future__ import annotations
 

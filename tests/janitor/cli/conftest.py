@@ -1,4 +1,4 @@
-"""A folder with a small store, its snapshots and a settings file, in which tests type commands."""
+"""Fixtures of a folder with a small store, its snapshots and a settings file, in which tests run commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ janitor: {state: data/janitor}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind: its exit code and its two streams."""
+    """The result of a command: its exit code and its two streams."""
 
     code: int
     out: str
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass
 class CommandKit:
-    """A folder in which a test types commands, at a clock that stands still."""
+    """A folder in which a test runs commands, with a manual clock."""
 
     folder: Path
     clock: ManualClock
@@ -60,21 +60,21 @@ class CommandKit:
         return self.folder / "data" / "messaging"
 
     def run(self, line: str) -> Outcome:
-        """Type a command line (without ``janitor``) just as it is."""
+        """Run a command line (without ``janitor``) unchanged."""
         self.streams.readouterr()
         code = execute(shlex.split(line), self.clock)
         return Outcome(code, *self.streams.readouterr())
 
     def janitor(self, line: str) -> Outcome:
-        """Type a command line, with the settings of the folder."""
+        """Run a command line with the settings of the folder."""
         return self.run(f"{line} --config janitor.yaml")
 
     def set(self, text: str) -> None:
-        """Add lines to the settings file; a section that is there must be given whole."""
+        """Add lines to the settings file; an existing section must be complete."""
         (self.folder / "janitor.yaml").write_text(text, encoding="utf-8")
 
     def set_ttl(self, name: str, seconds: int) -> None:
-        """Let CDAP set the TTL of a topic, which it creates if need be."""
+        """Set the TTL of a topic as CDAP does; create the topic if it does not exist."""
         with LevelDBStore(self.store) as store:
             topic(store, name, ttl_seconds=seconds)
 
@@ -105,7 +105,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """Put logging back as it was: a command sets it for its whole process."""
+    """Restore the configuration of logging, which a command changes for its process."""
     loggers = [logging.getLogger(name) for name in ("", "janitor", "tms_core")]
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     yield

@@ -1,4 +1,4 @@
-"""A control server in this process, over a store in memory, and clients that behave as a test wants."""
+"""Fixtures of a control server in this process, with a store in memory, and of clients with any behavior."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.builders import DAY, NOW_MS, Kit, janitor, topic
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
 
-#: An audit as a test wants it: given the observer, and what tells it to end.
+#: An audit of a test; its arguments are the observer and a function that reports a stop request.
 Act = Callable[[Observer, Callable[[], bool]], Audit]
 
 PICTURE = Status("0", "memory", "running", "apply", "every 60 s", NOW_MS)
@@ -34,7 +34,7 @@ STORE, SETTINGS = "memory:1", "digest"
 
 @dataclass
 class Views:
-    """Counts how often it was told to look again, and to sweep."""
+    """Status views that count the requests to refresh and to sweep."""
 
     refreshed: int = 0
     swept: int = 0
@@ -60,7 +60,7 @@ class Auditing(Engine):
 
 @dataclass
 class ControlKit:
-    """A server and what stands behind it.
+    """A control server with its store, state and engine.
 
     Attributes:
         act: what an audit does; None for a real one.
@@ -105,7 +105,7 @@ class ControlKit:
         return Client(self.folder)
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """Ask one question; returns its answer."""
+        """Send one request; return the response."""
         with self.connect() as client:
             client.ask(method, **params)
             return client.answer()
@@ -128,7 +128,7 @@ class Client:
             self._response.close()
 
     def say(self, raw: bytes) -> None:
-        # A server may have sent us away before we had said anything.
+        # A server may have rejected the connection before the first request.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(raw)
 
@@ -141,14 +141,14 @@ class Client:
 
     @property
     def response(self) -> http.client.HTTPResponse:
-        """What is answered, its head at least."""
+        """Return the response, or at least its head."""
         if self._response is None:
             self._response = http.client.HTTPResponse(self.socket)
             self._response.begin()
         return self._response
 
     def line(self) -> bytes:
-        """The next line; empty where the server has nothing more to say."""
+        """Return the next line; empty after the last line of the server."""
         try:
             return self.response.readline()
         except (ConnectionError, http.client.HTTPException):
@@ -159,7 +159,7 @@ class Client:
         return found
 
     def answer(self) -> dict[str, Any]:
-        """The next message that is no progress."""
+        """Return the next message that is not a progress message."""
         while "progress" in (message := self.hear()):
             continue
         return message
@@ -167,7 +167,7 @@ class Client:
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Iterator[ControlKit]:
-    """A store with two expired messages, adopted; its server is not started yet."""
+    """Return an adopted store with two expired messages; its server is not started yet."""
     observers = Observers()
     kit = janitor(MemoryStore(), observer=observers)
     topic(kit.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - DAY, NOW_MS - DAY + 1, NOW_MS)

@@ -1,4 +1,4 @@
-"""A janitor's web application, asked directly or through its server on a free loopback port."""
+"""Fixtures of the janitor's web application, called directly or through its server on a free loopback port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 class Recorder:
-    """Notes which paths an application is asked for, whoever asks."""
+    """An application that records the paths of all requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -39,7 +39,7 @@ class Direct:
         self._app = make_app(views, host, ARGUMENTS)
 
     def ask(self, target: str, method: str = "GET", **headers: str) -> Answer:
-        """One request; headers with ``_`` for ``-``. An exception that leaves the application is the test's."""
+        """Send a request; headers have ``_`` in place of ``-``. Exceptions of the application reach the test."""
         path, _, query = target.partition("?")
         given = {"host": "localhost", **{name.replace("_", "-"): value for name, value in headers.items()}}
         scope: Scope = {
@@ -88,7 +88,7 @@ class HttpKit:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., HttpKit]]:
-    """Starts servers; they end with the test."""
+    """Return a function that starts a server; all servers stop with the test."""
     kits: list[HttpKit] = []
 
     def start(views: StatusViews, port: int = 0) -> HttpKit:

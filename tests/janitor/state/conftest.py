@@ -1,4 +1,4 @@
-"""Memories of every kind, for tests of what they have in common."""
+"""Fixtures of states of every kind, for tests of their common behavior."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["hbase"]
 class Memories(ABC):
     @abstractmethod
     def new(self) -> State:
-        """An empty memory."""
+        """Return an empty state."""
 
 
 class InMemory(Memories):
@@ -33,11 +33,11 @@ class InMemory(Memories):
 
 
 class LastingMemories(Memories):
-    """Those that outlive their object."""
+    """A kind of state that outlives its object."""
 
     @abstractmethod
     def again(self) -> State:
-        """The memory made last, as another process opens it."""
+        """Return the newest state, as another process opens it."""
 
 
 class InFiles(LastingMemories):
@@ -53,7 +53,7 @@ class InFiles(LastingMemories):
 
 
 class InHBase(LastingMemories):
-    """One table for all, in which each memory's keys begin with something else."""
+    """A kind of state in one shared table, in which each state has its key prefix."""
 
     def __init__(self, server: HBaseServer) -> None:
         if server.thrift2 is None:
@@ -70,26 +70,26 @@ class InHBase(LastingMemories):
 
 @pytest.fixture(scope="session", params=["memory", "file", "hbase"])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Memories:
-    """Memories of each kind in turn."""
+    """Return each kind of state in turn."""
     return InMemory() if request.param == "memory" else lasting_memories(request, tmp_path_factory)
 
 
 @pytest.fixture(scope="session", params=["file", "hbase"])
 def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LastingMemories:
-    """Memories of each lasting kind in turn."""
+    """Return each durable kind of state in turn."""
     return lasting_memories(request, tmp_path_factory)
 
 
 @pytest.fixture
 def state(kind: Memories) -> Iterator[State]:
-    """An empty memory of each kind in turn."""
+    """Return an empty state of each kind in turn."""
     with kind.new() as opened:
         yield opened
 
 
 @contextmanager
 def undone(state: State) -> Iterator[None]:
-    """A transaction that is undone at its end."""
+    """Execute the block in a transaction of the state, and roll the transaction back."""
     with pytest.raises(KeyboardInterrupt), state.transaction():  # noqa: PT012 the block is the caller's
         yield
         raise KeyboardInterrupt

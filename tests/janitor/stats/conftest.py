@@ -1,4 +1,4 @@
-"""A store, a state and a clock, for what is counted in the background."""
+"""Fixtures of a store, a state and a clock for background counts."""
 
 from __future__ import annotations
 
