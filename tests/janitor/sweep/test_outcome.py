@@ -52,7 +52,7 @@ def test_taking_leaves_out_held_rows_and_rows_that_stay() -> None:
     for finding in (due(KEYS, Hold.FRONTIER), RemainingRows(Reason.UNDECIDED, 2), RemainingRows(Reason.LIVE, 5)):
         outcome.add(finding)
     assert (outcome.entries[about(Hold.FRONTIER)].rows, outcome.kept) == (5, {Reason.UNDECIDED: 2})
-    assert (outcome.deletions, outcome.taking().entries, outcome.taking().kept) == ({}, {}, {})
+    assert (outcome.deletions, outcome.without_kept_rows().entries, outcome.without_kept_rows().kept) == ({}, {}, {})
 
 
 def test_given_unrecognized_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
