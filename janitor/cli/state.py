@@ -31,9 +31,11 @@ def open_state(current: Session) -> Iterator[State | None]:
     """Open the state; yield None if it does not exist, without creating it.
 
     Raises:
+        StoreNotFound: neither the state nor the store exists: the place is probably wrong.
         StoreError: the state cannot be read.
     """
     if not current.place.has_state():
+        current.place.require()
         yield None
         return
     with current.place.state() as state:

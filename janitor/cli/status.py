@@ -132,7 +132,6 @@ def _status(current: Session, *, fresh: bool = True) -> Status:
             lease = LeaseRecord.parse(state.lease())
             elsewhere = not current.place.exclusive and lease is not None and lease.is_renewed(status.now_ms)
             return replace(status, process="between_runs") if elsewhere else status
-    current.place.require()  # raise an error if there is no store
     with SqliteState.in_memory() as nothing:
         return collect(nothing, current.deployment(), current.clock)
 

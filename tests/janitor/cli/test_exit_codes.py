@@ -48,6 +48,14 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(k
     assert not (kit.folder / "nowhere.janitor").exists()
 
 
+@pytest.mark.parametrize("line", ["history", "history run", "ledger", "topic default:a", "resume", "resume default:a"])
+def test_command_on_the_state_of_a_missing_store_exits_1_and_makes_none(kit: CommandKit, line: str) -> None:
+    failed = kit.run(f"{line} --leveldb nowhere")
+    assert (failed.code, failed.out) == (1, "")
+    assert "[TMS-STORE-NOT-FOUND]" in failed.err
+    assert not list(kit.folder.glob("nowhere*"))
+
+
 def test_daemon_whose_port_is_taken_exits_2_and_makes_no_state(
     kit: CommandKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
