@@ -119,7 +119,7 @@ def restore(source: Path, found: Folders) -> list[Path]:
     try:
         find_tables(source / STORE)
     except StoreNotFound as error:
-        raise StoreNotFound(f"{source} has no backup of a store.", "Name a folder that janitor backup made.") from error
+        raise StoreNotFound(f"{source} has no backup of a store.", "Name the folder of a backup.") from error
     folders_by_source = {source / name: folder for name, folder in found.named().items() if (source / name).is_dir()}
     for folder in folders_by_source.values():
         _require_empty(folder)

@@ -203,7 +203,7 @@ def test_restore_of_a_folder_without_a_backup_names_the_folder_and_no_option(
     assert typed("restore", tmp_path / name, tmp_path / "other") == FAILED
     said = capsys.readouterr().err
     assert f"{tmp_path / name} has no backup" in said
-    assert "hint: Name a folder that janitor backup made" in said
+    assert "hint: Name the folder of a backup" in said
     assert not (tmp_path / "other").exists()
 
 

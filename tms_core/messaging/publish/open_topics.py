@@ -165,7 +165,7 @@ class OpenTopics:
             logger.warning(
                 "messages of %s are dated %s ahead of the clock and outlive their ttl by that time, because an earlier "
                 "message is dated ahead. If the clock is slow, correct it. Otherwise read the messages, and recreate "
-                "the topic: tms topic delete %s; tms topic create %s",
+                "the topic: tms topic delete %s; then: tms topic create %s",
                 topic.topic,
                 duration(ahead_ms, rough=True),
                 topic.topic,

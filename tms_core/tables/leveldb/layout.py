@@ -85,7 +85,7 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
     if "metadata" not in found:
         raise StoreNotFound(
             f"{path} has no metadata table (system.tms.meta).",
-            "Set the folder that contains it (CDAP: messaging.local.data.dir), or create a store with tms serve.",
+            "Set the folder that contains it (CDAP: messaging.local.data.dir), or create a store: tms serve",
         )
     return found
 
