@@ -7,7 +7,7 @@ import asyncio
 from tests.builders import NOW_MS
 from tests.support import in_event_loop
 from tms_core.clock import ManualClock
-from tms_core.web.failed_attempts import FREE_ATTEMPTS, MOST_REMEMBERED, MOST_SECONDS, FailedAttempts
+from tms_core.web.failed_attempts import FREE_ATTEMPTS, MAX_ADDRESSES, MAX_DELAY_SECONDS, FailedAttempts
 
 
 def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time() -> None:
@@ -16,12 +16,12 @@ def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time() -> 
     assert [failed.note("a") for _ in range(FREE_ATTEMPTS)] == [0.0] * FREE_ATTEMPTS
     assert [failed.note("a") for _ in range(3)] == [0.5, 1.0, 1.5]
     assert failed.note("b") == 0.0
-    assert max(failed.note("a") for _ in range(100)) == MOST_SECONDS
+    assert max(failed.note("a") for _ in range(100)) == MAX_DELAY_SECONDS
     clock.advance(3_600_000)
     assert failed.note("a") == 0.0
-    for number in range(MOST_REMEMBERED + 100):
+    for number in range(MAX_ADDRESSES + 100):
         failed.note(str(number))
-    assert len(failed._failed) == MOST_REMEMBERED
+    assert len(failed._failed) == MAX_ADDRESSES
 
 
 def test_failed_attempts_from_one_ipv6_network_count_together_and_mapped_ones_apart() -> None:
@@ -38,7 +38,7 @@ def test_failed_attempts_from_one_ipv6_network_count_together_and_mapped_ones_ap
 
 @in_event_loop
 async def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once() -> None:
-    failed = FailedAttempts(ManualClock(NOW_MS), most_waiting=2)
+    failed = FailedAttempts(ManualClock(NOW_MS), max_waiting=2)
     for _ in range(FREE_ATTEMPTS):
         await failed.delay("a")
     waits = [asyncio.create_task(failed.delay("a")) for _ in range(3)]

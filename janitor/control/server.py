@@ -259,7 +259,7 @@ class ControlServer:
 class _SocketProtocol(HttpProtocol):
     """A connection that identifies the client's user, and counts as disconnected when the client closes its half."""
 
-    most: ClassVar[int] = 4 * MAX_CLIENTS
+    limit: ClassVar[int] = 4 * MAX_CLIENTS
     stopping: ClassVar[Event]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

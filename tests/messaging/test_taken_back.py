@@ -262,7 +262,7 @@ def test_abort_after_a_restart_and_a_complete_roll_back_stays_an_abort(kit: Grou
 
 
 def test_abort_after_a_partial_restart_is_invalid(kit: GroupKit, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managing, "MOST_ROWS", 2)
+    monkeypatch.setattr(managing, "MAX_ROWS", 2)
     monkeypatch.setattr(managing, "PAGE_ROWS", 1)
     tx = kit.begin()
     kit.publish(b"a", b"b", b"c", tx=tx)

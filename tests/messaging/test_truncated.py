@@ -71,7 +71,7 @@ def test_claims_of_an_id_that_leaves_the_list_come_again(
     with caplog.at_level(logging.INFO):
         assert way(kit.manager, dead)
     assert kit.manager.status(dead.transaction_id) == "ended"
-    assert "1 claims of groups and 0 transactions of producers were given up" in caplog.text
+    assert "released 1 claims of groups and 0 transactions of producers" in caplog.text
     # What was committed is not given out again.
     assert kit.any(kit.begin()) == [b"b"]
 

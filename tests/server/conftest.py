@@ -80,7 +80,7 @@ def serving(
         )
         app = make_app(context, loopback=loopback, access_log=access_log)
         heads: Heads | None = RecentlySet(KNOWN_HEADS) if knows_heads and not access_log else None
-        listener = Listener(app, "127.0.0.1", 0, ending=context.waiting.close, heads=heads)
+        listener = Listener(app, "127.0.0.1", 0, on_stop=context.waiting.close, heads=heads)
         listener.start()
         workers.alone = listener.alone if loop_writes else None
         try:

@@ -109,8 +109,8 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("contents", "said"),
     [
-        ("", "has no token in it"),
-        ("# nothing\n", "has no token in it"),
+        ("", "has no token."),
+        ("# nothing\n", "has no token."),
         ("\nada: hunter2", "line 2 is not PRINCIPAL: sha256$ and 64 hex digits"),
         ("hunter2", "line 1 is not"),
         ("ada: sha256$hunter2", "line 1 is not"),
@@ -120,7 +120,7 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
         ("ada sha256$" + "0" * 64, "line 1 is not"),
         ("*: sha256$" + "0" * 64, "line 1 is not"),
         ("\udcff: hunter2", "line 1 is not"),
-        (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 is the token of line 1 again"),
+        (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 repeats the token of line 1"),
     ],
 )
 def test_bad_tokens_file_is_refused_by_line_and_not_quoted(file: Path, contents: str, said: str) -> None:
@@ -149,7 +149,7 @@ def test_given_a_file_that_everybody_may_read_when_read_then_the_log_warns(
 ) -> None:
     file.chmod(mode)
     Tokens(file, ManualClock(NOW_MS))
-    assert ("can be read by every user of this machine" in caplog.text) == warned
+    assert ("every user of this machine can read" in caplog.text) == warned
 
 
 # --- rotation --------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_tokens_file_without_tokens_lets_nobody_in(file: Path, caplog: pytest.Lo
         clock.advance(1000)
         with pytest.raises(Unauthorized):
             gate.principal(bearer(ADA))
-    assert [record.levelno for record in caplog.records if "every request is refused" in record.message] == [
+    assert [record.levelno for record in caplog.records if "every request is rejected" in record.message] == [
         logging.WARNING
     ]
     write(file, ("ada", ADA))
@@ -270,7 +270,7 @@ def test_gate_with_a_wrong_token_remembers_nothing() -> None:
 
 
 def test_gate_remembers_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "_REMEMBERED", 2)
+    monkeypatch.setattr(auth, "_MAX_TOKENS", 2)
     known, _, gate = counting()
     for token in ("a", "b", "c", "c", "b", "a"):
         gate.principal(bearer(token))

@@ -111,7 +111,7 @@ def test_leader_without_the_store_leads_until_its_lease_ends(
         node.clock.advance(SECOND)
     assert led == [True] * SECONDS + [False] * 2
     assert [record.getMessage() for record in caplog.records if "HBase is away" in record.getMessage()] == [
-        "which server leads cannot be found out: HBase is away."
+        "the leader cannot be determined: HBase is away."
     ]
     monkeypatch.undo()
     assert first.step()
@@ -252,7 +252,7 @@ def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(
     clock = Busy(NOW_MS)
     Contender(node.cell, "a", clock).step()
     second = Contender(node.cell, "b", clock)
-    second.leadership.win(second.step)
+    second.leadership.wait_for_term(second.step)
     assert second.leadership.leads
     assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
 
@@ -263,7 +263,7 @@ def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(nod
     first.step()
     clock.happens = first.step
     with pytest.raises(LeaseHeld, match=r"^a .*server\.leader\.advertise"):
-        second.leadership.win(second.step)
+        second.leadership.wait_for_term(second.step)
     assert first.leadership.leads
 
 
@@ -279,7 +279,7 @@ def test_watch_that_cannot_give_the_lease_back_warns(
     monkeypatch.setattr(node.cell, "swap_lease", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         watch.stop()
-    assert "could not be given back" in caplog.text
+    assert "could not be released" in caplog.text
 
 
 def test_given_two_servers_when_scraped_then_one_leads_and_both_know_the_term(node: Nodes) -> None:

@@ -173,7 +173,7 @@ def test_manager_of_a_follower_waits_until_it_leads(side: MemorySide, clock: Man
     manager = TransactionManager(SideStorage(side, lease), clock)
     assert not manager.running
     assert manager.last_pointer == 0
-    each_raises(StoreUnavailable, manager.start_short, manager.begin, manager.expire, match="does not lead")
+    each_raises(StoreUnavailable, manager.start_short, manager.begin, manager.expire, match="is not the leader")
     assert rows(side) == []
     leads = True
     manager.begin()

@@ -54,7 +54,7 @@ def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_
         ("publish", {}, "outside a transaction needs a payload"),
         ("publish", {"messages": ["a"], "ttlSeconds": 0}, "ttl of 0"),
         ("publish", {"transactionWritePointer": "-5"}, "-5 is not a write pointer"),
-        ("store", {"messages": ["a"]}, "in a transaction only"),
+        ("store", {"messages": ["a"]}, "only be stored in a transaction"),
         ("store", {"transactionWritePointer": "5"}, "no payload to store"),
         ("store", {"messages": ["a"], "transactionWritePointer": "5", "ttlSeconds": 5}, "ttlSeconds"),
         ("poll", {"limit": 0}, "limit of 0"),
@@ -253,7 +253,7 @@ def test_poll_that_waits_ends_at_an_undecided_message(shared: Serving, topic: To
 
 
 def test_poll_that_waits_ends_with_its_client_or_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(polling, "_CHECK_SECONDS", 0.05)
     with serving() as server, Client(server.port) as client, Client(server.port) as staying:
         topic = TopicClient(client, "t").create()
         for one in (client, staying):
@@ -317,7 +317,7 @@ def test_publish_in_avro_takes_the_ttl_of_its_header() -> None:
             assert client.ask("POST", path, avro(b"c"), content_type=AVRO, x_tms_ttl_seconds=value).status == 400
         twice = json.dumps({"messages": ["c"], "ttlSeconds": 5}).encode()
         answer = client.ask("POST", path, twice, content_type="application/json", x_tms_ttl_seconds="5")
-        assert (answer.status, "given twice" in answer.text) == (400, True)
+        assert (answer.status, "both have a ttl" in answer.text) == (400, True)
         assert topic.poll() == ["a", "b"]
         clock.advance(60_001)
         assert topic.poll() == ["b"]

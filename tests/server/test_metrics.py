@@ -15,8 +15,8 @@ from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageId
-from tms_core.server.managing import LATE_SECONDS, MOST_SERIES, UNDECIDED, TransactionMetrics, find_undecided
-from tms_core.server.metrics import BUCKETS, MOST_TOPICS, ServerMetrics
+from tms_core.server.managing import LATE_SECONDS, MAX_SERIES, UNDECIDED, TransactionMetrics, find_undecided
+from tms_core.server.metrics import BUCKETS, MAX_TOPICS, ServerMetrics
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
@@ -63,7 +63,7 @@ def test_late_transaction_with_messages_has_a_series_until_it_ends(server: Serve
 
 
 def test_series_of_late_transactions_are_the_oldest_up_to_the_limit(server: Server) -> None:
-    topics = [TopicId("default", f"t{number}") for number in range(MOST_SERIES + 5)]
+    topics = [TopicId("default", f"t{number}") for number in range(MAX_SERIES + 5)]
     for topic in topics:
         server.service.create_topic(topic)
         for _ in range(2):
@@ -71,7 +71,7 @@ def test_series_of_late_transactions_are_the_oldest_up_to_the_limit(server: Serv
         server.clock.advance(1)
     server.clock.advance(LATE_SECONDS * 1000)
     shown = {name[-1]: at for name, at in server.samples().items() if name[0] == UNDECIDED}
-    assert list(shown) == [topic.topic for topic in topics[:MOST_SERIES]]
+    assert list(shown) == [topic.topic for topic in topics[:MAX_SERIES]]
     assert shown["t7"] == (NOW_MS + 7) / 1000
 
 
@@ -114,11 +114,11 @@ def test_given_claims_then_those_count_whose_transactions_are_in_progress(server
 
 def test_topics_beyond_the_limit_of_series_share_one(server: Server) -> None:
     metrics = ServerMetrics(CollectorRegistry(), server.service)
-    for number in range(MOST_TOPICS + 5):
+    for number in range(MAX_TOPICS + 5):
         metrics.published(TopicId("default", f"t{number}"), 3, 0.001)
     text = metrics.text("")[0].decode()
     series = [line for line in text.splitlines() if line.startswith("tms_topic_messages_published_total{")]
-    assert len(series) == MOST_TOPICS + 1
+    assert len(series) == MAX_TOPICS + 1
     assert series[-1].endswith(" 15.0")
     assert "tms_messages_published_total 615.0" in text
 
@@ -134,7 +134,7 @@ def published(metrics: ServerMetrics) -> dict[str, float]:
 
 def test_metrics_of_deleted_topics_are_removed_and_free_their_places(server: Server) -> None:
     metrics = ServerMetrics(CollectorRegistry(), server.service)
-    topics = [TopicId("default", f"t{number}") for number in range(MOST_TOPICS + 1)]
+    topics = [TopicId("default", f"t{number}") for number in range(MAX_TOPICS + 1)]
     for topic in topics:
         server.service.create_topic(topic)
         metrics.published(topic, 3, 0.001)
@@ -145,7 +145,7 @@ def test_metrics_of_deleted_topics_are_removed_and_free_their_places(server: Ser
     metrics.forget_deleted()
     metrics.published(topics[-1], 4, 0.001)
     found = published(metrics)
-    assert (len(found), found["_other"], found[topics[-1].topic]) == (MOST_TOPICS, 3, 4)
+    assert (len(found), found["_other"], found[topics[-1].topic]) == (MAX_TOPICS, 3, 4)
     assert not {"t0", "t1"} & found.keys()
     assert b'topic="t0"' not in metrics.text("")[0]
 

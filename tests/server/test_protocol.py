@@ -333,7 +333,7 @@ def test_silent_connection_beyond_the_limit_is_closed(monkeypatch: pytest.Monkey
     "owed", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab"]
 )
 def test_new_connection_replaces_the_slowest_request(monkeypatch: pytest.MonkeyPatch, echo: Echo, owed: bytes) -> None:
-    monkeypatch.setattr(protocol, "_OWED_SECONDS", 0.0)
+    monkeypatch.setattr(protocol, "_INCOMPLETE_SECONDS", 0.0)
     with listening(echo, max_connections=3) as port, ExitStack() as stack:
         idle = stack.enter_context(Client(port))
         assert idle.ask("GET", "/").status == 200
@@ -451,12 +451,12 @@ def _gets_in(port: int) -> bool:
 
 def test_connections_take_half_of_few_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
-    assert bounded(64).most == 64
+    assert bounded(64).limit == 64
     assert caplog.text == ""
-    assert bounded(500).most == 64
+    assert bounded(500).limit == 64
     assert "ulimit -n" in caplog.text
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert bounded(5000).most == 5000
+    assert bounded(5000).limit == 5000
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ def test_stop_does_not_wait_for_idle_clients_that_do_not_read(
                     client.sendall(request("GET", "/", b""))
                     assert client.recv(1000).startswith(b"HTTP/1.1 200")
         # The server has closed both before it gave up waiting.
-        assert "were not ready in time" not in caplog.text
+        assert "did not finish in time" not in caplog.text
         assert client.recv(1000) == b""
 
 

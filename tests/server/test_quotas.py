@@ -21,7 +21,7 @@ from tests.support import PATIENCE_SECONDS
 from tms_core.client.protocol import calls
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import QuotaExceeded
-from tms_core.server.auth.quotas import MOST_REMEMBERED, Quotas
+from tms_core.server.auth.quotas import MAX_PRINCIPALS, Quotas
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.settings.models import AuthQuota
 from tms_core.topic import TopicId
@@ -70,10 +70,10 @@ def test_bytes_above_the_rate_delay_the_next_requests_and_nothing_is_saved_up(cl
 def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> None:
     quotas = Quotas([quota("*", requests=1)], clock)
     with quotas.request("held"):
-        for number in range(MOST_REMEMBERED + 100):
+        for number in range(MAX_PRINCIPALS + 100):
             with quotas.request(str(number)):
                 pass
-        assert len(quotas._uses) <= MOST_REMEMBERED
+        assert len(quotas._uses) <= MAX_PRINCIPALS
         with pytest.raises(QuotaExceeded), quotas.request("held"):
             raise AssertionError
 

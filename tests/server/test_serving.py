@@ -165,7 +165,7 @@ def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch,
         ("server", "port", "TAKEN", "server.port is"),
         ("server", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
         ("transactions", "thrift", "127.0.0.1:TAKEN", "transactions.thrift is"),
-        ("transactions", "thrift", "0.0.0.0:0", "without a token everyone"),
+        ("transactions", "thrift", "0.0.0.0:0", "client without a token"),
         ("transactions", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
         ("transactions", "token_file", "nowhere.token", "nowhere.token"),
         ("transactions", "directory", "hdfs://name/tx", "is hdfs://name/tx"),
@@ -458,7 +458,7 @@ def test_server_that_gives_up_at_the_start_names_the_log(monkeypatch: pytest.Mon
         raise SystemExit(3)
 
     monkeypatch.setattr("uvicorn.Server.startup", giving_up)
-    with pytest.raises(ConfigurationError, match="The log says why"):
+    with pytest.raises(ConfigurationError, match="The log has the reason"):
         Listener(nobody, "127.0.0.1", 0).start()
 
 

@@ -29,7 +29,13 @@ from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
-from tms_core.server.managing import ServerTransactions, _advertised_address, check_manager, open_manager, show
+from tms_core.server.managing import (
+    ServerTransactions,
+    _advertised_address,
+    check_manager,
+    open_manager,
+    register_metrics,
+)
 from tms_core.server.serving import _OpenResources
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
@@ -153,13 +159,13 @@ def test_call_for_a_leader_that_is_gone_did_nothing(servers: Servers) -> None:
     servers.clients[1].start_short()
     servers.first.service.stop()
     for _ in range(2):
-        with pytest.raises(ServiceUnavailable, match="cannot be asked"):
+        with pytest.raises(ServiceUnavailable, match="is not available"):
             servers.clients[1].start_short()
 
 
 def test_given_no_leader_when_asked_then_it_says_so(servers: Servers) -> None:
     servers.clock.advance(OVER_MS)
-    with pytest.raises(ServiceUnavailable, match="No server manages"):
+    with pytest.raises(ServiceUnavailable, match="No server is managing"):
         servers.clients[0].start_short()
     # The other one asks the first, which passes it on no further.
     with pytest.raises(ServiceUnavailable, match="not managed here now"):
@@ -173,7 +179,7 @@ def test_call_through_a_former_leader_finds_the_new_one(servers: Servers) -> Non
         servers.change()
         # As if it had been looked for at this moment.
         third.shared._looked_ms = servers.clock.monotonic_ms()
-        with pytest.raises(ServiceUnavailable, match="no longer manages them"):
+        with pytest.raises(ServiceUnavailable, match="is no longer the leader"):
             client.start_short()
         assert client.start_short().transaction_id > begun
     third.stop()
@@ -185,9 +191,9 @@ def test_server_does_not_lead_before_its_manager_began(monkeypatch: pytest.Monke
     with monkeypatch.context() as impatient:
         impatient.setattr(shared_manager, "_WAIT_SECONDS", 0)
         assert not node.look()
-        beginning = node.shared._beginning
+        beginning = node.shared._takeover
         assert not node.look()
-        assert node.shared._beginning is beginning is not None
+        assert node.shared._takeover is beginning is not None
     go_on.set()
     assert node.look()
     node.stop()
@@ -346,7 +352,7 @@ def test_server_that_cannot_write_its_last_snapshot_ends(
     servers.first.service.stop()
     with caplog.at_level(logging.WARNING):
         servers.first.shared.close()
-    assert "left no snapshot" in caplog.text
+    assert "could not save a final snapshot" in caplog.text
     assert not servers.first.shared.ready()
 
 
@@ -376,7 +382,7 @@ def made(
     clock, store = ManualClock(NOW_MS), store or MemoryStore()
     member = HaMember(store, side, side, leader or settings.server.leader, clock)
     transactions = open_manager(settings, clock, store, side, member, stack)
-    show(transactions, side, clock, registry := CollectorRegistry())
+    register_metrics(transactions, side, clock, registry := CollectorRegistry())
     assert b"tms_open_claims" in generate_latest(registry)
     shared = transactions.shared
     if shared is not None:
@@ -435,7 +441,7 @@ def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots
 def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_path: Path, slots: int) -> None:
     settings = settings_of(tmp_path, slots, "0.0.0.0:0")
     refused = settings.transactions.model_copy(update={"allow_without_token": False})
-    with pytest.raises(ConfigurationError, match="without a token everyone") as caught:
+    with pytest.raises(ConfigurationError, match="client without a token") as caught:
         check_manager(settings.model_copy(update={"transactions": refused}))
     assert "transactions.allow_without_token" in caught.value.hint
     (tmp_path / "token").write_bytes(b"0123456789abcdef0123456789abcdef")
@@ -507,7 +513,7 @@ def managed_alone(settings: Settings, stack: ExitStack) -> ServerTransactions:
     clock, store, side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
     found = open_manager(settings, clock, store, side, None, stack)
     registry = CollectorRegistry()
-    show(found, side, clock, registry)
+    register_metrics(found, side, clock, registry)
     assert (b"tms_open_claims" in generate_latest(registry)) == (found.own is not None)
     return found
 
@@ -568,12 +574,12 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
     store = store_with(None, -BASE, BASE)
     with ExitStack() as stack, pytest.raises(ConfigurationError, match=r"transactions\.directory .*/tx") as caught:
         made(settings, side, stack, store=store)
-    assert "make an empty folder" in caught.value.hint
+    assert "create the folder" in caught.value.hint
     assert side.rows(b"x", b"y", 10).items == []
     elsewhere = settings.model_copy(
         update={"transactions": settings.transactions.model_copy(update={"directory": "webhdfs://a:1/tx"})}
     )
-    with ExitStack() as stack, pytest.raises(ConfigurationError, match="not a folder here"):
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="not a folder on this machine"):
         made(elsewhere, side, stack, store=store)
     (tmp_path / "tx").mkdir()
     with ExitStack() as stack:
@@ -600,7 +606,7 @@ def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: py
         assert leadership.holds
         assert not leadership.leads
         assert "does not start" in caplog.text
-        assert "make an empty folder" in caplog.text
+        assert "create the folder" in caplog.text
         assert root_of(side) is None
         (tmp_path / "tx").mkdir()
         leadership.step(shared.ready)

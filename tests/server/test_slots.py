@@ -276,7 +276,7 @@ def test_new_number_of_slots_waits_for_a_dead_server(cluster: SlotServers, caplo
     cluster.look(old)
     with caplog.at_level(logging.WARNING):
         assert changed(cluster, new, 2 * SECONDS) == []
-    assert "did not end in an orderly way" in caplog.text
+    assert "did not shut down cleanly" in caplog.text
     cluster.clock.advance(REACH_MS)
     assert changed(cluster, new) == [0, 1, 2, 3]
 

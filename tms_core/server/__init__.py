@@ -1,1 +1,1 @@
-"""The messaging service over HTTP, as CDAP's own clients speak to it (``docs/reference/rest.md``)."""
+"""The messaging service over HTTP, compatible with CDAP's clients (``docs/reference/rest.md``)."""

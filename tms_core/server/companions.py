@@ -1,12 +1,12 @@
 """Programs that run inside ``tms serve``, such as the embedded janitor.
 
-The server knows no companion by name. An installed distribution names one in the entry-point group ``tms.companions``.
-When all its resources are open, before the first request, the server calls it with a :class:`CompanionContext` and gets
-an object that it can stop. Therefore the server works with any companion, or alone.
+An installed distribution registers a companion in the entry-point group ``tms.companions``. Before the first request,
+when all its resources are open, the server calls the entry point with a :class:`CompanionContext`, and gets an object
+that it can stop. Therefore the server does not depend on any companion.
 
-If several servers share a store, each tries to run its janitor, and the store's own lease admits one of them (rule
-S12). The janitors of the other servers start when that one is gone. Leadership of the servers is independent: a janitor
-may run next to any of them.
+If several servers share a store, each tries to start its janitor, and the janitor's lease on the store admits one of
+them (invariant S12). The other janitors wait until the lease is free. This is independent of the servers' leadership:
+the janitor may run in any of the servers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 #: The entry-point group.
 GROUP = "tms.companions"
-#: The interval of attempts, in seconds.
+#: The interval between attempts to start a companion, in seconds.
 RETRY_SECONDS = 10.0
 
 logger = get_logger(__name__)
@@ -42,13 +42,13 @@ class CompanionContext:
 
     Attributes:
         config: the settings file, from which a companion reads its section; None: the built-in configuration.
-        environ: the environment the settings were read with.
-        flags: the flags of the command line that change settings, by name (``leveldb``, ``hbase``, ``snapshots``).
-        store: the store, open and writable; a LevelDB store is open in this process only.
-        created: whether this start has created the store, so that it has no other owner.
+        environ: the environment variables of the settings.
+        flags: the command-line flags that override settings, by name (``leveldb``, ``hbase``, ``snapshots``).
+        store: the open, writable store; only one process can open a LevelDB store.
+        created: whether this process has created the store, which therefore has no other owner.
         transactions: the manager of all transactions, which is also a snapshot source: the manager in this process, or
-            a client if several servers share one; None: they are managed elsewhere.
-        registry: the server's ``/metrics`` shows metrics registered here.
+            a client if several servers share a manager; None: another system manages transactions.
+        registry: the registry of the metrics at the server's ``/metrics``.
     """
 
     config: Path | None
@@ -63,15 +63,15 @@ class CompanionContext:
 
 
 class Companion(Protocol):
-    """Something that was started."""
+    """A started companion."""
 
     @property
     def hold_seconds(self) -> int | None:
-        """Return the hold of rows that a shorter TTL makes due, in seconds; None: it deletes nothing."""
+        """Return the hold of rows that a shorter TTL makes due, in seconds; None: the companion deletes nothing."""
         ...
 
     def run_now(self) -> None:
-        """Start its scheduled work at once; for any thread."""
+        """Start the scheduled work immediately; thread-safe."""
         ...
 
     def stop(self) -> None:
@@ -79,27 +79,27 @@ class Companion(Protocol):
         ...
 
 
-#: What an entry point is: starts a companion, or raises a ``TmsError`` that says why it cannot.
+#: The function of an entry point: starts a companion, or raises a ``TmsError``.
 Start = Callable[[CompanionContext], Companion]
 
 
 def installed() -> Iterable[EntryPoint]:
-    """Return the entry points there are."""
+    """Return the entry points of the installed companions."""
     return entry_points(group=GROUP)
 
 
 def load(entry: EntryPoint) -> Start:
-    """Return the function of an entry point.
+    """Import the function of an entry point.
 
     Raises:
-        ConfigurationError: it cannot be imported.
+        ConfigurationError: the import failed.
     """
     try:
         found: Start = entry.load()
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"The companion {entry.name} ({entry.value}) cannot be loaded: {error}.",
-            f"Repair its installation, or serve without it: tms serve --no-{entry.name}.",
+            f"Reinstall it, or start the server without it: tms serve --no-{entry.name}.",
         ) from error
     return found
 
@@ -123,10 +123,10 @@ def check(
 
 
 class Standby:
-    """Tries to start a companion until it gets the lease it needs.
+    """A companion that waits for its lease: a thread tries to start it until the lease is free.
 
     Args:
-        retry_seconds: the interval of attempts.
+        retry_seconds: the interval between attempts.
     """
 
     def __init__(self, name: str, start: Callable[[], Companion], retry_seconds: float = RETRY_SECONDS) -> None:
@@ -140,18 +140,18 @@ class Standby:
 
     @property
     def hold_seconds(self) -> int | None:
-        """Return the companion's, once it runs."""
+        """Return the hold of the companion; None while it waits."""
         return None if self._companion is None else self._companion.hold_seconds
 
     def run_now(self) -> None:
-        """Start the companion's work at once; do nothing if it waits for its lease."""
+        """Start the companion's scheduled work immediately; do nothing while it waits for its lease."""
         if self._companion is None:
-            logger.info("the %s of this server waits for its lease, so it has nothing to do now", self._name)
+            logger.info("the %s of this server waits for its lease, so it starts no work now", self._name)
         else:
             self._companion.run_now()
 
     def stop(self) -> None:
-        """Stop the companion, or the wait for it."""
+        """Stop the companion, or the wait for its lease."""
         self._stop.set()
         self._thread.join()
         if self._companion is not None:
@@ -171,10 +171,10 @@ class Standby:
 
 
 def started(name: str, start: Callable[[], Companion]) -> Companion:
-    """Return a companion that runs, or does so as soon as no other server's does.
+    """Start a companion; if another server's companion has the lease, return a :class:`Standby`.
 
     Raises:
-        TmsError: it cannot run, and waiting does not help.
+        TmsError: the companion cannot start, and waiting does not help.
     """
     try:
         return start()

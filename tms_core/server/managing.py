@@ -1,7 +1,7 @@
-"""The transaction manager of a server and its service: of this server alone, of several servers, or none.
+"""The transaction manager of a server and its service: exclusive, shared by several servers, or external.
 
-Its metrics show the transactions for which readers wait. From its start on, a server notes published messages of
-transactions. It searches earlier messages among a limited number of rows, because a metric must not delay a server.
+Its metrics show the topics whose readers wait for a transaction. A server records the messages that transactions
+publish after its start. It searches for earlier messages in a limited number of rows, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ if TYPE_CHECKING:
 
 #: Addresses that mean all interfaces of a machine.
 _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - they are compared, not listened at
-#: The metric behind the alert on waiting readers.
+#: The metric for the alert on waiting readers.
 UNDECIDED = "tms_topic_first_undecided_timestamp_seconds"
-#: The wait of readers after which a topic gets a series; shorter waits would each leave a series.
+#: The wait of readers after which a topic gets a series, in seconds; shorter waits would create too many series.
 LATE_SECONDS = 30
-#: The number of shown topics: those with the longest waits.
-MOST_SERIES = 100
-#: The number of searched rows, in total and at once.
-MOST_ROWS, PAGE_ROWS = 200_000, 2_000
+#: The maximum number of series; the topics with the longest waits have one.
+MAX_SERIES = 100
+#: The maximum number of searched rows, and the number of rows in a page.
+MAX_ROWS, PAGE_ROWS = 200_000, 2_000
 
 logger = get_logger(__name__)
 
 
 class ServerTransactions(NamedTuple):
-    """The transactions of a server.
+    """The transaction manager of a server, and its service.
 
     Attributes:
-        manager: the manager that requests use; None: other servers manage some or all transactions.
-        own: the manager in this process; None: there is none.
-        global_manager: the manager of all transactions, in any process; None: the settings name it.
-        address: ``HOST:PORT`` of the service in this process; None: there is none.
-        shared: the shared data of several servers; None: this server is the only one.
-        service: the service in this process; None: there is none.
+        manager: the manager that this server's requests use; None: they trust the client's transactions.
+        own: the manager in this process; None: an external system manages transactions.
+        global_manager: access to all transactions: the manager in this process, or a client; None: external.
+        address: ``HOST:PORT`` of the transaction service in this process; None: no service.
+        shared: the manager that several servers share; None: this is the only server.
+        service: the transaction service in this process; None: no service.
     """
 
     manager: TransactionManager | None = None
@@ -91,9 +91,9 @@ def check_manager(settings: Settings) -> None:
     is_alone = settings.server.leader.advertise is None
     if "://" in transactions.directory and settings.storage.kind != "memory" and is_alone:
         raise ConfigurationError(
-            f"transactions.directory is {transactions.directory}, and a manager keeps its log in a folder of this "
+            f"transactions.directory is {transactions.directory}, but a transaction manager needs a folder on this "
             "machine.",
-            "Set transactions.directory to a folder, or transactions.source: directory.",
+            "Set transactions.directory to a folder, or set transactions.source: directory.",
         )
     if (
         transactions.token_file is None
@@ -101,10 +101,10 @@ def check_manager(settings: Settings) -> None:
         and not transactions.allow_without_token
     ):
         raise ConfigurationError(
-            f"transactions.thrift is {transactions.thrift}, and without a token everyone who reaches it can end "
-            "transactions and have invalid ones seen.",
-            "Set transactions.token_file, or transactions.thrift to 127.0.0.1:15165. If Tephra's own clients call from "
-            "other machines: transactions.allow_without_token: true.",
+            f"transactions.thrift is {transactions.thrift}, where any client without a token could commit or abort "
+            "transactions and make invalid ones visible.",
+            "Set transactions.token_file, or set transactions.thrift to 127.0.0.1:15165. For Tephra clients on other "
+            "machines, set transactions.allow_without_token: true.",
         )
     _tokens(transactions)
     _certificate(transactions)
@@ -120,12 +120,12 @@ def open_manager(
     *,
     created: bool = False,
 ) -> ServerTransactions:
-    """Return the configured manager.
+    """Open the configured transaction manager.
 
     Args:
         store: the store; only read.
-        created: whether the store was created just now.
-        member: this server among several; None: there can be no others.
+        created: whether this process has created the store.
+        member: this server as a member of a group; None: the store admits only one server.
         stack: closes the opened objects.
 
     Raises:
@@ -145,21 +145,21 @@ def open_manager(
     manager = stack.enter_context(
         TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     )
-    # Before a client can abort one of these transactions.
+    # Before the service starts, because a client could then abort one of these transactions.
     find_undecided(store, side, manager)
     service = _service(manager, transactions, stack)
     return ServerTransactions(manager, manager, manager, service.address, service=service)
 
 
 def offset() -> int:
-    """Return the offset of transaction ids in their millisecond, so that the time does not reveal an id."""
+    """Return a random offset of a transaction id in its millisecond, so that clients cannot guess ids."""
     return secrets.randbelow(TX_PER_MS)
 
 
 def release_rows(side: SideTable, is_leaving: Callable[[int], bool]) -> None:
-    """Void the claims and the producers' transactions of ids that are about to leave the invalid list.
+    """Release the claims, and mark the producers' transactions as void, of ids that will leave the invalid list.
 
-    Afterwards, claims of these ids would count as processed, and their producers would learn that they are committed.
+    Afterwards, claims of these ids would count as processed, and producers would treat the transactions as committed.
 
     Args:
         is_leaving: selects the ids.
@@ -170,25 +170,27 @@ def release_rows(side: SideTable, is_leaving: Callable[[int], bool]) -> None:
     freed = release_void_claims(side, is_leaving, lambda _: False)
     marked = mark_void(side, is_leaving)
     if freed or marked:
-        text = "before ids leave the invalid list, %d claims of groups and %d transactions of producers were given up"
+        text = "released %d claims of groups and %d transactions of producers before their ids leave the invalid list"
         logger.info(text, freed, marked)
 
 
 def check_alone(settings: Settings, side: SideTable) -> None:
-    """Check that a server that manages transactions alone has all of them; called again when it gets its lease.
+    """Check that the transaction log of an exclusive server is not in HBase; call it again after the lease is acquired.
 
     Raises:
         ConfigurationError: several servers have managed the transactions of this store.
     """
     if settings.transactions.source == "manager" and root_of(side) is not None:
         raise ConfigurationError(
-            "The transactions of this store are managed by several servers, with their log in HBase, and "
-            "transactions.directory does not have them.",
+            "The transaction log of this store is in HBase, because several servers have managed its transactions, and "
+            "this server would use transactions.directory.",
             "Set server.leader.advertise, also for a single server.",
         )
 
 
-def show(transactions: ServerTransactions, side: SideTable, clock: Clock, registry: CollectorRegistry) -> None:
+def register_metrics(
+    transactions: ServerTransactions, side: SideTable, clock: Clock, registry: CollectorRegistry
+) -> None:
     """Register the manager's metrics."""
     if transactions.own is not None:
         registry.register(TransactionMetrics(transactions.own, side, clock))
@@ -267,11 +269,12 @@ def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool
         return MemoryStorage()
     check_directory(directory, side, created=created)
     is_new = recorded_transactions(side) is None and not DirectoryStorage.has_log(Path(directory))
-    # The server cannot refuse this store: a store that CDAP wrote looks the same as an incomplete copy.
+    # Only a warning, because a store that CDAP wrote looks like a store whose log is missing.
     if is_new and not created and may_have_undecided(store):
         logger.warning(
-            "the store has messages of transactions, and %s has no transaction log: messages of transactions that "
-            "were open or invalid are visible; if there is a log, stop this server and set transactions.directory",
+            "the store has messages of transactions, and %s has no transaction log: messages of transactions that were "
+            "open or invalid become visible. If another folder has the log, stop this server, and set "
+            "transactions.directory",
             directory,
         )
     storage = DirectoryStorage(Path(directory))
@@ -283,7 +286,7 @@ def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool
 
 
 def _left_in(directory: str, store: Store, side: SideTable) -> RecoveredLog:
-    """Return the state that a manager has left in a folder; empty if the folder does not exist."""
+    """Return the state that an exclusive manager has stored in a folder; empty if the folder does not exist."""
     _check_no_undecided(directory, store, side)
     if not _is_folder(directory):
         return MemoryStorage().recover()
@@ -296,19 +299,19 @@ def _left_in(directory: str, store: Store, side: SideTable) -> RecoveredLog:
 
 
 def _check_no_undecided(directory: str, store: Store, side: SideTable) -> None:
-    """Check that a manager with a new log knows the aborted transactions, because readers would see their messages.
+    """Check that a manager with a new log knows the invalid transactions; otherwise readers would see their messages.
 
     Raises:
-        ConfigurationError: no folder has the old log, and the store may have such messages.
+        ConfigurationError: the folder with the old log does not exist, and the store may have such messages.
     """
     if "://" not in directory:
         check_directory(directory, side)
     if not _is_folder(directory) and may_have_undecided(store):
         raise ConfigurationError(
-            f"The store has messages, some of transactions maybe, and transactions.directory ({directory}), where the "
-            "transaction manager before this one left which of them were aborted, is not a folder here.",
-            "First start one server with server.leader.advertise and that folder. If no transaction was ever used "
-            "here, make an empty folder there.",
+            f"The store may have messages of aborted transactions, and transactions.directory ({directory}), which has "
+            "the log of the previous transaction manager, is not a folder on this machine.",
+            "Start a server with server.leader.advertise on the machine with that folder. If this store has never had "
+            f"transactions, create the folder: mkdir -p {directory}",
         )
 
 
@@ -317,7 +320,7 @@ def _is_folder(directory: str) -> bool:
 
 
 def _advertised_address(advertise: str, service: TransactionService) -> str:
-    """Return the address at which other servers reach a service: its host, or the advertised host of this server."""
+    """Return the address of a service for other servers; a local host is replaced by this server's advertised host."""
     host, port = split_address(service.address)
     if host in _ALL or is_loopback(host):
         host = urlsplit(advertise).hostname or host
@@ -344,20 +347,20 @@ class TransactionMetrics(Collector):
             "tms_oldest_open_claim_timestamp_seconds", "Start of the oldest transaction with an open claim."
         )
         if manager.running:
-            # A former leader reports nothing.
+            # A former leader yields families without samples.
             with suppress(TransactionError, StoreError):
-                self._look(undecided, claims, oldest)
+                self._add_samples(undecided, claims, oldest)
         yield from (undecided, claims, oldest)
 
-    def _look(self, undecided: GaugeMetricFamily, claims: GaugeMetricFamily, oldest: GaugeMetricFamily) -> None:
+    def _add_samples(self, undecided: GaugeMetricFamily, claims: GaugeMetricFamily, oldest: GaugeMetricFamily) -> None:
         manager = self._manager
         before_ms = self._clock.now_ms() - LATE_SECONDS * 1000
         first: dict[str, int] = {}
-        # Without ids, because a client that knows an id can write with it.
+        # No label has a transaction id, because a client that knows an id can write with it.
         for late in late_transactions(manager.published(), {}, before_ms):
             for topic, publish_ms in late.topics:
                 first[topic] = min(publish_ms, first.get(topic, publish_ms))
-        for publish_ms, topic in sorted((publish_ms, topic) for topic, publish_ms in first.items())[:MOST_SERIES]:
+        for publish_ms, topic in sorted((publish_ms, topic) for topic, publish_ms in first.items())[:MAX_SERIES]:
             name = TopicId.parse(topic)
             undecided.add_metric([name.namespace, name.topic], publish_ms / 1000)
         in_progress = manager.visibility().open_pointers
@@ -368,7 +371,7 @@ class TransactionMetrics(Collector):
 
 
 def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -> None:
-    """Find messages that transactions in progress published before the start of this manager.
+    """Record the messages, claims and producers of transactions in progress from before the start of this manager.
 
     Args:
         store, side: the tables; only read.
@@ -377,7 +380,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
         StoreError: the store could not be read.
         FormatError: a row of the side table is damaged.
     """
-    open_pointers, remaining = manager.visibility().open_pointers, MOST_ROWS
+    open_pointers, remaining = manager.visibility().open_pointers, MAX_ROWS
     if not open_pointers:
         return
     claims = ((claim.pointer, group.label) for _, group, claim in all_claims(side))
@@ -400,25 +403,25 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
                     manager.note_published(cell.pointer, str(topic.topic), publish_ms)
                     manager.note_written(cell.pointer, str(topic.topic))
         if start is not None:
-            # An abort would show readers the messages that were not found.
+            # The search is incomplete: an abort could make messages visible that it has not found.
             manager.note_unknown()
             return
 
 
 def may_have_undecided(store: Reads) -> bool:
-    """Return whether there may be messages whose outcome only a transaction manager's state shows.
+    """Return whether the store may have messages whose visibility depends on a transaction manager's state.
 
     Args:
         store: the store; only read.
 
     Returns:
-        False: no row has a write pointer. True also if there are more rows than the search reads.
+        False if no row has a positive write pointer; True also if the store has more rows than the search reads.
 
     Raises:
         StoreError: the store could not be read.
     """
     start: bytes | None = b""
-    remaining = MOST_ROWS
+    remaining = MAX_ROWS
     while start is not None and remaining > 0:
         page = store.message.read(CELLS, start, None, PAGE_ROWS)
         if any(cell.pointer > 0 for cell in page.items):

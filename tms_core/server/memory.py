@@ -1,20 +1,18 @@
 """One memory limit for all requests and responses (``server.memory``).
 
-Arriving bodies, their unpacked and decoded form, and unread responses each reserve a share before they use memory.
-Without enough memory, requests wait in order of arrival. When enough is released, only the first one wakes and
-continues.
+Request bodies, their uncompressed and decoded form, and unread responses each reserve a share before they use memory.
+Without enough memory, requests wait in order of arrival. A release wakes only the first waiting request.
 
-Short use needs no rule. Shares that wait for a client do: a body that does not arrive, or a response that is not read.
-When the first request has waited for a few seconds, the server disconnects the clients that have blocked others for
-longest, until there is room. If requests that wait for more memory hold all of it, time does not help, so the server
-rejects others of them at once until the first one has room. While there is room, no client is disconnected, however
-slow it is.
+Some shares wait for a client: for a body that does not arrive, or a response that is not read. When the first request
+has waited for a few seconds, the server disconnects the clients that have been idle for longest, until the request
+fits. If requests that wait for more memory hold all memory, waiting does not help, so the server rejects some of them
+immediately until the first one fits. While memory is free, no client is disconnected, however slow it is.
 
-A part of the memory is reserved for small and short requests, so that honest clients need not wait for hostile ones:
-long-lasting shares may use three quarters. Bodies of up to :data:`FREE_BYTES` reserve nothing, because the connection
-has buffered as much already.
+Long-lasting shares may use three quarters of the memory. The rest is for small and short requests, so that slow or
+hostile clients cannot block them. Bodies of up to :data:`FREE_BYTES` reserve nothing, because the connection has
+buffered as much already.
 
-It serves one event loop. Only :class:`LentMemory` may be used by other threads.
+A :class:`Memory` belongs to one event loop. Other threads use :class:`LentMemory`.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from tms_core.errors import Unavailable
 
 #: The default memory for all requests and responses together, in bytes.
 MEMORY_BYTES = 256 << 20
-#: The wait of a request after which the server disconnects clients that block it, in seconds. A client that reads or
-#: sends at all finishes far within it.
+#: The wait of a request after which the server disconnects clients that block it, in seconds. An active client needs
+#: much less.
 WAIT_SECONDS = 2.0
-#: The wait after which a request is rejected if no memory becomes free, in seconds.
+#: The maximum wait for memory in seconds; then a request is rejected.
 LONGEST_SECONDS = 30.0
 #: The share of the memory for long-lasting use: bodies, and responses that are long or have large messages.
 _LASTING = 0.75
@@ -83,28 +81,28 @@ class Memory:
         return Share(self, abort)
 
     async def take(self, share: Share, size: int, *, brief: bool = False) -> None:
-        """Let a share grow as soon as there is room.
+        """Enlarge a share; wait until enough memory is free.
 
         Args:
-            size: the growth; at most all memory.
-            brief: whether the use is small and short, so that it need not wait for long-lasting uses.
+            size: the growth in bytes, limited to the memory for long-lasting use.
+            brief: whether the use is small and short, so that it does not wait for long-lasting use.
 
         Raises:
             Unavailable: no memory became free in time.
         """
         size = min(size, int(self.limit_bytes * _LASTING) - share.size)
-        # Lasting uses wait in order of arrival; brief ones may use the rest, so that slow clients cannot block them.
+        # Long-lasting use waits in order of arrival. Brief use may take the rest, so that slow clients cannot block it.
         if self.used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
             self._grant(share, size)
             return
         loop = asyncio.get_running_loop()
         waiter = _Waiter(share, size, loop.create_future(), loop.time())
         self._waiting.append(waiter)
-        self._unlock()
+        self._resolve_deadlock()
         try:
             await self._wait(waiter)
         finally:
-            # Also after an error or a disconnect; the next waiting request may fit now.
+            # Also after an error or a disconnect, because the next waiting request may fit now.
             with suppress(ValueError):
                 self._waiting.remove(waiter)
             self._serve()
@@ -119,20 +117,20 @@ class Memory:
         waiter.granted.result()
 
     def _make_room(self, before: float) -> None:
-        """Make room for requests that have waited since ``before``, in their order, by disconnecting clients."""
+        """Disconnect idle clients to make room for requests that have waited since ``before``, in their order."""
         while self._waiting and self._waiting[0].since <= before:
             first = self._waiting[0]
-            self._cut_off_for(first, before)
+            self._disconnect_for(first, before)
             if not first.granted.done():
                 return
 
-    def _unlock(self) -> None:
+    def _resolve_deadlock(self) -> None:
         """Make room for the first request if waiting requests hold all memory."""
         if self._waiting and sum(waiter.share.size for waiter in self._waiting) == self.used_bytes:
-            self._cut_off_for(self._waiting[0], asyncio.get_running_loop().time())
+            self._disconnect_for(self._waiting[0], asyncio.get_running_loop().time())
 
-    def _cut_off_for(self, waiter: _Waiter, before: float) -> None:
-        """Disconnect clients whose shares were not used since a time, the oldest use first, until a request fits."""
+    def _disconnect_for(self, waiter: _Waiter, before: float) -> None:
+        """Release shares that were not used since a time, least recently used first, until a request fits."""
         waiting = {one.share: one for one in self._waiting}
         for share, since in list(self._shares.items()):
             if waiter.granted.done() or since > before:
@@ -148,10 +146,10 @@ class Memory:
                 continue
             self._shrink(share, share.size)
 
-    def give(self, share: Share, size: int) -> None:
-        """Release so many bytes of a share."""
+    def release(self, share: Share, size: int) -> None:
+        """Release a number of bytes of a share."""
         self._shrink(share, size)
-        self._unlock()
+        self._resolve_deadlock()
 
     def _shrink(self, share: Share, size: int) -> None:
         self.used_bytes -= size
@@ -161,13 +159,13 @@ class Memory:
         self._serve()
 
     def touch(self, share: Share) -> None:
-        """Note that a share is in use."""
+        """Record the use of a share."""
         if share.size:
             self._shares.pop(share, None)
             self._shares[share] = asyncio.get_running_loop().time()
 
     def _serve(self) -> None:
-        """Grant memory to the first waiting requests, in their order, while there is room."""
+        """Grant memory to waiting requests in their order, as far as they fit."""
         while self._waiting and self._fits(self._waiting[0].size):
             waiter = self._waiting.popleft()
             if not waiter.granted.done():
@@ -184,14 +182,14 @@ class Memory:
 
 
 class Share:
-    """The memory of one request; as a context manager, it is released when the block finishes.
+    """The memory of one request; a context manager that releases it.
 
     Args:
-        abort: closes the connection at once.
+        abort: closes the connection immediately.
 
     Attributes:
-        size: the present size, in bytes.
-        waits_for_client: whether only the client can finish the request.
+        size: the current size in bytes.
+        waits_for_client: whether the request waits for its client to send or to read.
     """
 
     __slots__ = ("_memory", "abort", "size", "waits_for_client")
@@ -203,7 +201,7 @@ class Share:
         self.waits_for_client = False
 
     async def take(self, size: int, *, brief: bool = False) -> None:
-        """Let the share grow as soon as there is room; see :meth:`Memory.take`.
+        """Enlarge the share; wait until enough memory is free, see :meth:`Memory.take`.
 
         Raises:
             Unavailable: no memory became free in time.
@@ -213,15 +211,15 @@ class Share:
     def shrink(self, size: int) -> None:
         """Shrink the share to at most this size."""
         if size < self.size:
-            self._memory.give(self, self.size - size)
+            self._memory.release(self, self.size - size)
 
     def begin_waiting(self) -> None:
-        """Note that only the client can finish the request from now on."""
+        """Mark the share as waiting for its client."""
         self.waits_for_client = True
         self._memory.touch(self)
 
     def end_waiting(self) -> None:
-        """Note that the client has sent its part."""
+        """Mark the share as no longer waiting for its client."""
         self.waits_for_client = False
 
     def close(self) -> None:
@@ -236,7 +234,7 @@ class Share:
 
 
 class LentMemory:
-    """A memory for requests that another event loop serves.
+    """Access to a memory for requests of another event loop.
 
     Args:
         memory: the shared memory.
@@ -249,7 +247,7 @@ class LentMemory:
 
     @asynccontextmanager
     async def take(self, size: int, abort: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
-        """Reserve a share while a block runs, in any event loop; yield a function to call when the request is complete.
+        """Reserve a share for the time of a block; yield a function to call when the request is complete.
 
         Args:
             size: the size in bytes.
@@ -263,9 +261,9 @@ class LentMemory:
         try:
             taking = asyncio.run_coroutine_threadsafe(taken, self._loop)
         except RuntimeError:
-            # The loop is closed, and so are its requests.
+            # The server's loop is closed, so memory is no longer limited.
             taken.close()
-            yield _nothing
+            yield _do_nothing
             return
         try:
             async with asyncio.timeout(LONGEST_SECONDS + self._memory.wait_seconds):
@@ -280,7 +278,7 @@ class LentMemory:
         try:
             await share.take(size)
         except BaseException:
-            # Memory may have become free after the borrower left, when its own call to close the share came too early.
+            # Memory may be granted after the caller has given up, and after its call of `share.close`.
             share.close()
             raise
         share.begin_waiting()
@@ -290,11 +288,11 @@ class LentMemory:
             self._loop.call_soon_threadsafe(call)
 
 
-def _nothing() -> None:
-    """Do nothing: no caller waits."""
+def _do_nothing() -> None:
+    pass
 
 
 def _no_room() -> Unavailable:
     return Unavailable(
-        "Requests and answers use all the memory that server.memory allows.", "Try again in a few seconds."
+        "Requests and responses use all memory of the server (server.memory).", "Try again in a few seconds."
     )

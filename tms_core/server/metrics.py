@@ -1,7 +1,8 @@
 """Metrics of the server for Prometheus (``docs/reference/rest.md``, "Metrics of the server").
 
-The number of label values is bounded: routes, status codes, and topics. Because clients choose the number of topics,
-only the first used topics have series; all others share one. A deleted topic leaves its place to the next used topic.
+The cardinality of the labels (routes, status codes, topics) is bounded. Because clients create topics, only the topics
+that are used first have their own series; all other topics share one. When a topic is deleted, the next topic that is
+used gets its series.
 """
 
 from __future__ import annotations
@@ -23,25 +24,23 @@ from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.topic import TopicId
 
-#: From a publish that waits for no other to one that waits for a slow disk, in seconds.
+#: The histogram buckets of requests in seconds: from a publish on a fast disk to a publish on a slow disk.
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-#: The same for each topic, where a series more costs more.
+#: The histogram buckets of single topics in seconds; fewer, because each topic has all of them.
 _TOPIC_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5)
-#: The most topics with separate series: the first used ones.
-MOST_TOPICS = 200
-#: Under this name stand all others. It can be a topic's, which is then one of them.
+#: The maximum number of topics with their own series.
+MAX_TOPICS = 200
+#: The label of all other topics. A topic of this name counts towards it.
 _OTHER = TopicId("_other", "_other")
 
 
 class Tally:
-    """Durations, counted in plain numbers that are read when somebody collects the metrics.
+    """A histogram of durations without locks: one thread counts, and any thread reads.
 
-    A metric of the library takes a lock for each number. A tally takes none: one thread counts, and any thread reads.
+    A metric of the library acquires a lock for each number.
 
     Args:
-        bounds: the upper bounds of the buckets but the last, in seconds.
+        bounds: the upper bounds of all buckets except the last, in seconds.
     """
 
     __slots__ = ("_bounds", "_counts", "_seconds")
@@ -62,7 +61,7 @@ class Tally:
         return sum(self._counts)
 
     def add(self, other: Tally) -> None:
-        """Count the durations of another tally too."""
+        """Add the durations of another tally."""
         self._seconds += other._seconds
         self._counts = list(map(add, self._counts, other._counts))
 
@@ -73,7 +72,7 @@ class Tally:
 
 
 class TopicTally:
-    """Numbers of one topic: messages published and fetched, and the durations of its publishes."""
+    """The counts of published and fetched messages of a topic, and the durations of its publishes."""
 
     __slots__ = ("durations", "fetched", "published")
 
@@ -83,7 +82,7 @@ class TopicTally:
 
 
 class ServerMetrics(Collector):
-    """The server's own metrics.
+    """The metrics of requests and messages.
 
     Attributes:
         redelivered, dead_letters: counters of consumer groups.
@@ -92,18 +91,18 @@ class ServerMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:
         self.registry = registry
         self._service = service
-        self._lock, self._looking = Lock(), Lock()
+        self._lock, self._forgetting = Lock(), Lock()
         self._requests: dict[tuple[str, int], Tally] = {}
         self._all = TopicTally()
         self._topics: dict[TopicId, TopicTally] = {}
-        registry.register(_Service(service))
+        registry.register(_ServiceMetrics(service))
         registry.register(self)
         self.redelivered = Counter(
             "tms_messages_redelivered", "Messages delivered to a consumer group again.", registry=registry
         )
         self.dead_letters = Counter(
             "tms_dead_letters",
-            "Messages delivered for the last time, to be moved to a dead letter topic.",
+            "Messages delivered after their last attempt, to be moved to the dead letter topic.",
             registry=registry,
         )
 
@@ -140,7 +139,7 @@ class ServerMetrics(Collector):
         )
         durations = HistogramMetricFamily(
             "tms_request_duration_seconds",
-            "Time from a request's first byte to its response's last byte, in seconds.",
+            "Duration of requests, from the first byte of the request to the last byte of the response, in seconds.",
             labels=["route"],
         )
         routes: dict[str, Tally] = {}
@@ -155,11 +154,15 @@ class ServerMetrics(Collector):
         yield from self._of_topics(["tms_namespace", "topic"])
 
     def _of_topics(self, labels: Sequence[str]) -> Iterator[Metric]:
-        published = CounterMetricFamily("tms_topic_messages_published", "The same, by topic.", labels=labels)
-        fetched = CounterMetricFamily("tms_topic_messages_fetched", "The same, by topic.", labels=labels)
+        published = CounterMetricFamily(
+            "tms_topic_messages_published", "Messages published or stored, by topic.", labels=labels
+        )
+        fetched = CounterMetricFamily(
+            "tms_topic_messages_fetched", "Messages sent to consumers, by topic.", labels=labels
+        )
         durations = HistogramMetricFamily(
             "tms_topic_publish_duration_seconds",
-            "Time from a publish's complete body to its durable messages, by topic, in seconds.",
+            "Duration of publishes, from the complete body to durable messages, by topic, in seconds.",
             labels=labels,
         )
         for topic, tally in list(self._topics.items()):
@@ -170,40 +173,40 @@ class ServerMetrics(Collector):
         yield from (published, fetched, durations)
 
     def _tally_of(self, topic: TopicId) -> TopicTally:
-        """Return the tally of a topic without one; after the limit, the tally that all other topics share."""
+        """Create the tally of a topic; at the limit, return the tally that all other topics share."""
         with self._lock:
-            name = topic if len(self._topics.keys() - {_OTHER}) < MOST_TOPICS else _OTHER
+            name = topic if len(self._topics.keys() - {_OTHER}) < MAX_TOPICS else _OTHER
             return self._topics.setdefault(name, TopicTally())
 
     def forget_deleted(self) -> None:
         """Remove the series of deleted topics, including topics that another process has deleted.
 
-        It returns at once while another thread does the same, so that a store that hangs blocks one thread only.
+        Only one thread at a time does this, and others return immediately: a store that hangs blocks only one thread.
 
         Raises:
             StoreError: the store failed; the next call removes the remaining series.
         """
-        if not self._looking.acquire(blocking=False):
+        if not self._forgetting.acquire(blocking=False):
             return
         try:
             for topic in list(self._topics.keys() - {_OTHER}):
                 if not self._service.has_topic(topic):
                     self._forget(topic)
         finally:
-            self._looking.release()
+            self._forgetting.release()
 
     def _forget(self, topic: TopicId) -> None:
         with self._lock:
             del self._topics[topic]
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """Return everything in the registry, as the ``Accept`` header wants it, and its content type."""
+        """Return all metrics in the format of the ``Accept`` header, and their content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
 
-class _Service(Collector):
-    """Metrics of the service itself."""
+class _ServiceMetrics(Collector):
+    """The metrics of the messaging service: queue, cache, and delays of first reads."""
 
     def __init__(self, service: MessagingService) -> None:
         self._service = service
@@ -220,14 +223,14 @@ class _Service(Collector):
         bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
         yield HistogramMetricFamily(
             "tms_publish_visible_seconds",
-            "Time from a message's publish to the first poll with it, for one message of each page, in seconds.",
+            "Delay from the publish of a message to its first poll, for one message per page, in seconds.",
             buckets=list(zip(bounds, map(float, delays.counts), strict=True)),
             sum_value=delays.sum_ms / 1000,
         )
 
 
 class LeadershipMetrics(Collector):
-    """The leader of several servers, as known to this server."""
+    """The metrics of a server's leadership."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

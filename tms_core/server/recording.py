@@ -1,6 +1,6 @@
-"""The check that a store and its transaction log belong together (:mod:`tms_core.tables.record`).
+"""Checks that a store and its transaction log belong together (:mod:`tms_core.tables.record`).
 
-A manager starts only with the log that the store records; each saved snapshot is recorded.
+A manager starts only with the log that is recorded in the store; each saved snapshot updates the record.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = get_logger(__name__)
 
 
 class RecordedStorage:
-    """A transaction manager's directory whose snapshots the store records.
+    """A transaction manager's directory that records its snapshots in the store.
 
     Args:
-        storage: the directory; closed with this.
+        storage: the directory; :meth:`close` closes it.
         side: the store's side table; the caller closes it.
     """
 
@@ -41,7 +41,7 @@ class RecordedStorage:
         recorded = recorded_transactions(side)
         system = system_of(path) or secrets.token_hex(_ID_BYTES)
         if recorded is None or not recorded.pointer:
-            # First the row, then the file: a file without a row proves that the side table was lost (invariant S13).
+            # Write the row before the file: a file without a row shows that the side table was lost (invariant S13).
             record_transactions(side, SystemRecord(system, str(path)))
         storage.name_system(system)
         self._system = system
@@ -56,24 +56,24 @@ class RecordedStorage:
         return self._storage.log(timestamp_ms)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save a snapshot and record it; a failure to record it is only logged."""
+        """Save a snapshot, and record it in the store; a failure to record it is only logged."""
         self._storage.save(snapshot)
         visibility = snapshot.visibility
         newest = SystemRecord(self._system, str(self._path), visibility.write_pointer, visibility.timestamp_ms)
         try:
             record_transactions(self._side, newest)
         except StoreError as error:
-            logger.warning("the transaction snapshot is kept, but not recorded beside the store: %s", error)
+            logger.warning("the transaction snapshot is saved, but not recorded in the side table: %s", error)
 
     def close(self) -> None:
         """Release the directory."""
         self._storage.close()
 
     def _check_edits(self, found: RecoveredLog) -> Iterator[Edit]:
-        """Yield the edits, then compare the highest pointer with the record, before anything is written.
+        """Yield the edits, and then compare the highest pointer with the record, before the manager writes.
 
         Raises:
-            ConfigurationError: the log does not fit the record.
+            ConfigurationError: the log does not match the record.
         """
         highest = found.snapshot.visibility.write_pointer if found.snapshot else 0
         for edit in found.edits:
@@ -86,10 +86,10 @@ class RecordedStorage:
 
 
 def check_directory(directory: str, side: SideTable, *, created: bool = False) -> None:
-    """Check that a directory has the transaction log that a store records, before anything is written there.
+    """Check that a directory has the transaction log that is recorded in a store, before the directory is written.
 
     Args:
-        created: whether the store was created just now, so that its side table cannot be lost.
+        created: whether this process has created the store, so that its side table cannot be lost.
 
     Raises:
         ConfigurationError: the directory has another log or no log, or the side table was lost.
@@ -100,16 +100,16 @@ def check_directory(directory: str, side: SideTable, *, created: bool = False) -
     if recorded is None or not recorded.pointer or recorded.id in ("", found):
         return
     if found:
-        what = f"the transaction log of another system ({found})"
+        contents = f"the transaction log of another system ({found})"
     elif DirectoryStorage.has_log(Path(directory)):
-        what = "a transaction log that is not known to be this store's"
+        contents = "a transaction log that is not known to be this store's"
     else:
-        what = "no transaction log"
-    raise _rejection(f"{directory} has {what}", directory, recorded)
+        contents = "no transaction log"
+    raise _rejection(f"{directory} has {contents}", directory, recorded)
 
 
 def check_snapshots(directory: str, side: SideTable) -> None:
-    """Check that snapshots of another manager, if any exist, fit the record of a store; record them if it has none.
+    """Check that the snapshots of an external manager match the record of a store; record them if it has no record.
 
     Raises:
         ConfigurationError: the snapshots are from another transaction system.
@@ -125,19 +125,19 @@ def check_snapshots(directory: str, side: SideTable) -> None:
         raise _rejection(f"The transaction snapshots in {directory} are {difference}", directory, recorded)
 
 
-def lost_side(what: str, directory: str) -> ConfigurationError:
+def lost_side(table: str, directory: str) -> ConfigurationError:
     """Return the error for a missing side table."""
     return ConfigurationError(
-        f"{what} is missing or empty, and the transaction log in {directory} was used with it: positions of consumers, "
-        "claims, producers and ttls of single messages are lost.",
-        "Restore it from the backup that the store is from. To go on without it: tms admin accept",
+        f"{table} is missing or empty, and the transaction log in {directory} was used with it: positions of "
+        "consumers, claims, producers and ttls of single messages are lost.",
+        "Restore it from the backup that the store is from. To continue without it: tms admin accept",
     )
 
 
-def _rejection(found: str, directory: str, recorded: SystemRecord) -> ConfigurationError:
-    is_there = Path(directory).resolve() == Path(recorded.place).resolve()
+def _rejection(failure: str, directory: str, recorded: SystemRecord) -> ConfigurationError:
+    is_same = Path(directory).resolve() == Path(recorded.place).resolve()
     return ConfigurationError(
-        f"{found}; the transactions of this store are in {recorded.place}, up to write pointer {recorded.pointer}.",
-        f"{'Restore that folder' if is_there else f'Set transactions.directory to {recorded.place}'}. If it is lost, "
-        "messages that were not committed become visible; to accept that: tms admin accept",
+        f"{failure}; the transactions of this store are in {recorded.place}, up to write pointer {recorded.pointer}.",
+        f"{'Restore that folder' if is_same else f'Set transactions.directory to {recorded.place}'}. If it is lost, "
+        "messages of uncommitted transactions become visible; to accept that: tms admin accept",
     )

@@ -1,8 +1,8 @@
-"""A whole server: all its parts, opened in order and closed in the reverse order.
+"""A complete server: its parts are opened in order, and closed in the reverse order.
 
-The order is: store, transactions, messaging, companions, HTTP. Therefore no part answers before the parts it depends on
-are open. A stop rejects new requests, finishes running ones, writes accepted messages, stops companions and the
-manager, and closes the store.
+The order is: store, transactions, messaging, companions, HTTP. Therefore no part serves requests before its
+dependencies are open. A stop rejects new requests, finishes running requests, writes accepted messages, stops
+companions and the manager, and closes the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tms_core.security.tls import ServerCertificate
 from tms_core.server import companions
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
 from tms_core.server.auth.tokens import Tokens
-from tms_core.server.managing import ServerTransactions, check_alone, check_manager, open_manager, show
+from tms_core.server.managing import ServerTransactions, check_alone, check_manager, open_manager, register_metrics
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
@@ -56,16 +56,16 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import system_of
 from tms_core.transaction.rpc.service import listen as listen_for_calls
 from tms_core.web.listener import Listener, ListenerOptions
-from tms_core.web.protocol import places
+from tms_core.web.protocol import connection_limit
 from tms_core.web.thread import listen
 
 if TYPE_CHECKING:
     from tms_core.server.rest.forward import Forwarder
 
-#: The number of polls that read the store at once. Polls of a local store use the processor, and each delays the event
-#: loop; polls of HBase mostly wait for responses.
+#: The number of threads for polls. Polls of a local store use the processor, and delay the event loop; polls of HBase
+#: mostly wait for responses.
 _POLL_THREADS = {"hbase": 16, "leveldb": 4, "memory": 4}
-#: The number of other blocking calls at once: topics, consumers, rollbacks, large bodies.
+#: The number of threads for other blocking calls: topics, consumers, rollbacks, large bodies.
 _THREADS = 8
 
 logger = logging.getLogger(__name__)
@@ -76,9 +76,9 @@ class RunningServer:
     """A running server.
 
     Attributes:
-        url: the address of its REST API, without a trailing slash.
-        transactions: ``HOST:PORT`` of the transaction service; None: there is none in this process.
-        companions: its companions, by name.
+        url: the URL of the REST API, without a trailing slash.
+        transactions: ``HOST:PORT`` of the transaction service in this process; None: no service.
+        companions: the companions by name.
     """
 
     url: str
@@ -101,7 +101,7 @@ def serving(
         config: the settings file; None: the built-in configuration.
         environ: ``os.environ``.
         flags: ``leveldb``, ``hbase``, ``snapshots``; None: the flag is missing.
-        janitor: whether to run installed companions, too.
+        janitor: whether to start the installed companions.
 
     Raises:
         ConfigurationError: a setting is wrong, or a port is not available.
@@ -110,8 +110,8 @@ def serving(
     """
     settings = load(config, environ, flags).settings
     clock = clock or SystemClock()
-    # Before anything is opened, since a key or a tokens file may be wrong.
-    gate = make_gate(settings.server.auth, clock, places(settings.server.max_connections))
+    # Before the store is opened, because a setting, a file or a port may be invalid.
+    gate = make_gate(settings.server.auth, clock, connection_limit(settings.server.max_connections))
     _check_certificate(settings.server.tls)
     check_manager(settings)
     starts = companions.loaded() if janitor else {}
@@ -151,8 +151,8 @@ def serving(
                 member.begin(service)
                 # Another server may have led during the wait.
                 check_alone(settings, side)
-        _make_topics(settings.server.system_topics, service)
-        show(transactions, side, clock, registry)
+        _create_topics(settings.server.system_topics, service)
+        register_metrics(transactions, side, clock, registry)
         started: dict[str, companions.Companion] = {}
         if starts:
             companion_context = companions.CompanionContext(
@@ -162,8 +162,8 @@ def serving(
                 start = partial(function, companion_context)
                 started[name] = companion = start() if member is None else companions.started(name, start)
                 stack.callback(companion.stop)
-        # One principal may not take all places by waiting.
-        waiting = Waiting(max(1, places(settings.server.max_connections) // 2))
+        # The waiting polls of one principal may use at most half of the connections.
+        waiting = Waiting(max(1, connection_limit(settings.server.max_connections) // 2))
         forwarder = member.forwarder if member else None
         listener = _listen(settings, service, gate, registry, forwarder, waiting, transactions, started, stack)
         if member is None:
@@ -176,7 +176,7 @@ def serving(
 class _OpenResources(NamedTuple):
     store: Store
     created: bool
-    #: When the store was last written before; 0: not known.
+    #: The time of the last write before the start; 0: unknown.
     past_ms: int = 0
 
 
@@ -187,14 +187,14 @@ def _open(settings: Settings, clock: Clock) -> _OpenResources:
     if storage.kind == "leveldb":
         path = storage.leveldb.path
         created = _is_new(storage)
-        # Opening the store writes to it.
+        # Before the store is opened, because that writes to it.
         past_ms = written_ms(path)
         return _OpenResources(LevelDBStore(path, create=True), created, past_ms)
     from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415 Thrift takes a sixth of a start without it
 
     store = HBaseStore(storage.hbase, clock)
     try:
-        # Otherwise it would show only when the first message is published.
+        # Check at the start; otherwise the first publish would fail.
         store.check_buckets()
     except StoreError:
         store.close()
@@ -231,7 +231,7 @@ def _messaging(
     stack: ExitStack,
     **more: Any,
 ) -> MessagingService:
-    """Return the service; ``more`` are further arguments of it."""
+    """Return the messaging service; ``more`` is passed to its constructor."""
     server, transactions = settings.server, settings.transactions
     service = MessagingService(
         store,
@@ -252,7 +252,7 @@ def _messaging(
     return service
 
 
-def _make_topics(names: Sequence[str], service: MessagingService) -> None:
+def _create_topics(names: Sequence[str], service: MessagingService) -> None:
     for topic in chain.from_iterable(map(expand_topics, names)):
         with suppress(TopicExists):
             service.create_topic(topic, {})
@@ -264,7 +264,7 @@ def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _OpenResou
     if storage.kind == "leveldb":
         folder, log = side_path(storage.leveldb.path), Path(settings.transactions.directory)
         if not opened.created and not holds_database(folder) and system_of(log):
-            # Before it is made: a backup is restored to a folder that is not there.
+            # Before the folder is created, because a backup can only be restored to a missing folder.
             raise lost_side(str(folder), str(log))
     return stack.enter_context(open_side(storage, clock))
 
@@ -273,7 +273,7 @@ def open_side(storage: StorageSettings, clock: Clock) -> SideTable:
     """Open the side table of a store; create it if it does not exist.
 
     Raises:
-        StoreError: it could not be opened or created.
+        StoreError: the table could not be opened or created.
     """
     if storage.kind == "memory":
         return MemorySide()
@@ -324,7 +324,7 @@ def _listen(
         server.port,
         server.tls,
         ListenerOptions(max_connections=server.max_connections, lifespan=forwarder is not None),
-        ending=waiting.close,
+        on_stop=waiting.close,
         heads=None if server.access_log or forwarder is not None else RecentlySet(KNOWN_HEADS),
     )
     listener.start()
@@ -335,34 +335,34 @@ def _listen(
 
 
 def exposure_warnings(settings: Settings) -> Iterator[str]:
-    """Yield a warning for each interface without protection, or closed to everybody.
+    """Yield a warning for each unprotected interface, and for rules that reject all requests.
 
-    They are only warnings, because there may be outside protection: a TLS proxy, a network policy.
+    Unprotected interfaces are not errors, because a TLS proxy or a network policy may protect them.
     """
     server, transactions = settings.server, settings.transactions
     if server.auth.kind != "none":
         if not is_loopback(server.host) and server.tls is None:
             yield (
                 f"server.host is {server.host} and server.tls is null: tokens can be read on the network. "
-                "Set server.tls, or let only the proxy that ends TLS reach this port"
+                "Set server.tls, or let only the proxy that terminates TLS reach this port"
             )
         if not server.auth.rules:
-            yield "server.auth.rules is empty: no principal may do anything. Give at least one principal something"
+            yield "server.auth.rules is empty: no principal has permissions. Add at least one rule"
     host, _ = split_address(transactions.thrift)
     is_open = transactions.token_file is None and transactions.allow_without_token
     if transactions.source == "manager" and not is_loopback(host) and is_open:
         yield (
-            f"transactions.thrift is {transactions.thrift}, and transactions.allow_without_token lets everyone who "
-            "reaches it end transactions. Let only trusted machines reach it, and set transactions.admin_token_file"
+            f"transactions.thrift is {transactions.thrift}, and transactions.allow_without_token lets any client end "
+            "transactions. Let only trusted machines reach this port, and set transactions.admin_token_file"
         )
 
 
 def make_gate(settings: AuthSettings, clock: Clock, connections: int = 500) -> Gate | None:
-    """Return the gate of a server; None: every client may do everything, which settings allow on loopback only.
+    """Return the access control of a server; None: no restrictions, which settings allow only on loopback.
 
     Args:
         settings: ``server.auth``.
-        connections: the most connections of the server.
+        connections: the maximum number of connections of the server.
 
     Raises:
         ConfigurationError: the tokens or keys cannot be used, or PyJWT is not installed.
@@ -379,7 +379,9 @@ def make_gate(settings: AuthSettings, clock: Clock, connections: int = 500) -> G
 
 def _require_file(path: Path | None) -> Path:
     if path is None:
-        raise ConfigurationError("server.auth names no file of tokens or keys.", "Set tokens_file or key_file.")
+        raise ConfigurationError(
+            "server.auth has no file of tokens or keys.", "Set server.auth.tokens_file or server.auth.key_file."
+        )
     return path
 
 

@@ -1,1 +1,1 @@
-"""The HTTP listener that server and status page share."""
+"""The HTTP listener of the server and of the status page."""

@@ -1,10 +1,9 @@
 """The HTTP server: many connections, large responses, TLS, and a stop that waits for accepted requests.
 
-On the loopback address it rejects requests of foreign web pages. Without authentication, every program on this machine
-may publish, including a browser, and a browser executes requests of web sites. A site that resolves its own name to
-127.0.0.1 (DNS rebinding) would count as a page of this server; therefore the ``Host`` header must be a loopback name.
-Any page may also send a form to any server; the browser then names the page in ``Origin``, which other clients do not
-send.
+On a loopback address, where clients need no authentication, the server rejects cross-site requests of browsers. A site
+that resolves its own name to 127.0.0.1 (DNS rebinding) would count as the same origin; therefore the ``Host`` header
+must be a loopback name. Any page can send a form to any server; the browser then sends the origin of the page in
+``Origin``, which other clients do not send.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from tms_core.settings.models import TlsSettings, is_loopback
 from tms_core.web.protocol import Heads, bounded
 from tms_core.web.thread import ThreadedServer
 
-#: How many connections may wait to be accepted.
+#: The maximum number of connections that wait to be accepted.
 _BACKLOG = 1024
-#: How many connections there may be, unless told otherwise.
+#: The default maximum number of connections.
 _CONNECTIONS = 500
-#: How long a connection may be idle, in seconds: longer than clients keep theirs, because a publish that meets a
-#: connection just being closed is sent again by Java's, and so published twice.
+#: The maximum idle time of a connection in seconds. It is longer than the idle time of clients, because Java's client
+#: repeats a publish on a connection that is being closed, and then publishes twice.
 _IDLE_SECONDS = 75
-#: How long answers under way may take when the server stops, in seconds; longer than any one batch.
+#: The maximum time for running requests when the server stops, in seconds; longer than a batch takes.
 _STOP_SECONDS = 30
-#: An IPv6 address in brackets or a name or IPv4 address, and a port.
+#: An IPv6 address in brackets, or a name or an IPv4 address, with an optional port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerOptions:
-    """The figures of an HTTP server.
+    """Options of an HTTP server.
 
     Attributes:
-        max_connections: how many there may be at once.
-        stop_seconds: how long answers under way may take when it stops.
-        lifespan: whether the application handles the start and stop of its event loop.
+        max_connections: the maximum number of connections.
+        stop_seconds: the maximum time for running requests when the server stops, in seconds.
+        lifespan: whether the application handles the start and stop of its event loop (ASGI's lifespan).
     """
 
     max_connections: int = _CONNECTIONS
@@ -51,13 +50,13 @@ class ListenerOptions:
 
 
 class Listener(ThreadedServer):
-    """Serves an application until it is stopped.
+    """An HTTP server for an ASGI application.
 
     Args:
-        host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
+        host, port: see :class:`~tms_core.web.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
-        ending: called before it stops, to interrupt waiting requests.
-        heads: where known heads are kept (:mod:`tms_core.web.protocol`); None: every request is parsed.
+        on_stop: called before the server stops, to interrupt waiting requests.
+        heads: a cache of known heads (:mod:`tms_core.web.protocol`); None: every request is parsed.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Listener(ThreadedServer):
         tls: TlsSettings | None = None,
         options: ListenerOptions | None = None,
         *,
-        ending: Callable[[], None] | None = None,
+        on_stop: Callable[[], None] | None = None,
         heads: Heads | None = None,
     ) -> None:
         options = options or ListenerOptions()
@@ -92,25 +91,25 @@ class Listener(ThreadedServer):
         self._tls = tls
         self.scheme = "https" if tls else "http"
         self._certificate: ServerCertificate | None = None
-        self._ending = ending
+        self._on_stop = on_stop
 
     def start(self) -> None:
-        """Listen; returns when requests are answered.
+        """Start the server; return when it serves requests.
 
         Raises:
-            ConfigurationError: the address, the port or the certificate cannot be had.
+            ConfigurationError: the address, the port or the certificate cannot be used.
         """
         self._load()
         super().start()
 
     def stop(self) -> None:
-        """Interrupt waiting requests, finish running ones and close the port."""
-        if self._ending is not None:
-            self._ending()
+        """Interrupt waiting requests, finish running requests, and close the port."""
+        if self._on_stop is not None:
+            self._on_stop()
         super().stop()
 
     def _load(self) -> None:
-        """Read the certificate, before there is anything to undo."""
+        """Load the certificate, before any resource is acquired."""
         self._config.load()
         if self._tls is not None:
             self._certificate = ServerCertificate("server.tls.", self._tls.certificate, self._tls.key)
@@ -127,14 +126,14 @@ def names_loopback(scope: Scope) -> bool:
 
 
 def names_two_hosts(scope: Scope) -> bool:
-    """Return whether a request has two ``Host`` headers: a proxy may go by the other one (RFC 9112, 3.2)."""
+    """Return whether a request has several ``Host`` headers, of which a proxy may use another (RFC 9112, 3.2)."""
     return [name for name, _ in scope["headers"]].count(b"host") > 1
 
 
 def is_of_foreign_page(scope: Scope) -> bool:
-    """Return whether a browser sends a request for a page of another server (RFC 6454, Fetch Metadata).
+    """Return whether a browser sends a cross-origin request for a page (RFC 6454, Fetch Metadata).
 
-    A page of another port of this machine is foreign, too; an address that a user types or follows is not.
+    A page of another port of this machine has another origin. A URL that a user types or follows has no origin.
     """
     origin = host = None
     for name, value in scope["headers"]:

@@ -1,26 +1,24 @@
 """One connection: uvicorn's HTTP/1.1, protected against attacks that uvicorn does not handle.
 
-* **A proposal of another protocol** (``Upgrade: h2c``, which Java's HttpClient and ``curl --http2`` send with their
-  first request) is ignored, as RFC 9110 requires. The parser assumes agreement: it skips the body and reads the
-  following bytes as another request, so that it would execute a body as a request (request smuggling). Therefore a new
-  parser reads such a request again, without its ``Upgrade`` header, and continues from there.
-* **Silent connections** are closed. Uvicorn has a time limit only for connections that have got a response.
-* **Slow clients**: a request's head has a deadline, and its body a minimum rate. Both count only while the server is
-  ready to read. A client may be slow while it has a response to read.
-* **The number of connections is limited**, because a few hundred idle ones would take all files that the process may
-  open, including the store's. For one connection too many, the server disconnects the client that has owed the rest of
-  its request for longest, or else the client that has been idle for longest. Without such a client, the new connection
-  may only request ``/ping``, so that a supervisor does not restart a busy server; all other requests get 503.
-* **A head is limited in size**, and so is the data after a body; trailers do not count as headers.
-* **A client that closes its half after its last request** gets a response (not over TLS, which has no half-close).
-* **A response's head goes with the first piece of its body**, because uvicorn would write them one after the other.
-* **A known head is not parsed again.** The application may pass a function that serves requests with the same head
-  (:func:`know`). The function serves a request if its head is the known one, byte for byte, except for the digits of
-  :data:`SEQUENCE`. As many bytes must follow as the parser read after that head, and nothing else may be pending on the
-  connection. So no request can hide in another request. Requests that the function declines, and requests that fail,
-  pass parser and application.
+* **Protocol upgrades** (``Upgrade: h2c``, which Java's HttpClient and ``curl --http2`` send with their first request)
+  are ignored, as RFC 9110 permits. uvicorn's parser would treat the upgrade as accepted, and parse the body as another
+  request (request smuggling). Therefore a new parser reads the request again without its ``Upgrade`` header.
+* **Silent connections** are closed. uvicorn has a timeout only for connections that have got a response.
+* **Slow clients**: the head of a request has a deadline, and the body a minimum rate. Both apply only while the server
+  is ready to read. A client may read its responses slowly.
+* **The number of connections is limited**, because a few hundred idle connections would use all file descriptors,
+  which the store needs as well. At the limit, the server disconnects the client that has left its request incomplete
+  for longest, or else the client that has been idle for longest. Without such a client, the new connection may only
+  request ``/ping``, so that a supervisor does not restart a busy server; all other requests get 503.
+* **Heads are limited in size**, and so is the data after a body; trailers do not count as headers.
+* **Half-closed connections**: a client that closes its half after its last request gets a response, except over TLS.
+* **The head of a response is sent with the first piece of its body**, while uvicorn would write both separately.
+* **A known head is not parsed again.** The application may register a function that serves requests with the same head
+  (:func:`know`). The function gets a request if its head is identical except for the digits of :data:`SEQUENCE`, its
+  body has the same size, and no other data is pending on the connection. Therefore no request can be hidden in another
+  request. Requests that the function declines, and requests that fail, pass through parser and application.
 
-The trade-off: this module overrides methods of uvicorn's protocol, so a new version of uvicorn must pass
+This module overrides methods of uvicorn's protocol, so a new version of uvicorn must pass
 ``tests/server/test_protocol.py``.
 """
 
@@ -47,71 +45,69 @@ Serve: TypeAlias = "Callable[[HttpProtocol, bytes, bytes], bool]"
 
 logger = get_logger(__name__)
 
-#: The most bytes that a client may send before they make sense: a head, or data that is neither head nor body.
-_SENSELESS_BYTES = 64 << 10
+#: The maximum size of a head, and of data that is neither head nor body, in bytes.
+_MAX_HEAD_BYTES = 64 << 10
 #: The keys in a request's state of the function that closes its connection, and of the function that checks whether its
 #: client is still connected.
 _ABORT, _PROBE = "abort", "probe"
-#: The keys of the function that makes its head known, and of the error of the function that served its head.
+#: The keys of the function that registers the request's head, and of the error of the function that served the head.
 _KNOW, _FAILURE = "know", "failure"
-#: The longest head that becomes known, and the largest body after it, in bytes.
+#: The maximum size of a known head, and of the body after it, in bytes.
 _KNOWN_HEAD_BYTES, KNOWN_BODY_BYTES = 2 << 10, 64 << 10
-#: The header with the number of a producer's request. It differs in each request, so known heads do not contain it.
+#: The header with the number of a producer's request. It differs in each request, so known heads ignore its digits.
 SEQUENCE = b"x-tms-sequence"
 _NUMBER = re.compile(rb"\r\n%b: *([0-9]{1,19})\r\n" % SEQUENCE, re.IGNORECASE)
 _BUSY = b"There are too many connections (server.max_connections)."
 #: The number of additional connections that may only request /ping.
 _PING_CONNECTIONS = 16
-#: The time limit for their request, in seconds.
+#: The timeout for the request of such a connection, in seconds.
 _PING_SECONDS = 2.0
 _PING = b"/ping"
 _HEAD_END = b"\r\n\r\n"
 #: The start of data that precedes a response ("100 Continue").
 _INTERIM = b"HTTP/1.1 1"
-#: The most bytes that are copied to join two writes: copying them takes less time than another write.
+#: The maximum size of two writes that are joined by copying, in bytes; up to this size, a copy is faster than a write.
 _JOINED_BYTES = 128 << 10
-#: How long a client must have owed the rest of its request before another connection may replace it, in seconds.
-_OWED_SECONDS = 1.0
-#: How long a connection with a response must have been idle, in seconds: longer than the pause between two requests of
-#: a working client.
+#: The time for which a request must have been incomplete before another connection may replace it, in seconds.
+_INCOMPLETE_SECONDS = 1.0
+#: The time for which a connection must have been idle before another connection may replace it, in seconds: longer than
+#: the pause between two requests of an active client.
 _IDLE_SECONDS = 5.0
 
 
-def places(most_connections: int) -> int:
-    """Return the most connections: half of the files that the process may open (``ulimit -n``), because the store
-    needs files too.
-    """
+def connection_limit(max_connections: int) -> int:
+    """Return the limit of connections: at most half of the process's file descriptors, because the store needs some."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
+    return max_connections if files == resource.RLIM_INFINITY else min(max_connections, max(1, files // 2))
 
 
-def bounded(most_connections: int, heads: Heads | None = None) -> type[HttpProtocol]:
-    """Return the protocol class of a server with at most so many connections, and no more than :func:`places`.
+def bounded(max_connections: int, heads: Heads | None = None) -> type[HttpProtocol]:
+    """Return the protocol class of a server with :func:`connection_limit`.
 
     Args:
-        heads: the known heads, empty at first; None: every request is parsed.
+        heads: a cache of known heads; None: every request is parsed.
     """
-    most = places(most_connections)
-    if most < most_connections:
+    limit = connection_limit(max_connections)
+    if limit < max_connections:
         logger.warning(
-            "at most %d connections are taken instead of %d: half of the files this process may open (ulimit -n)",
-            most,
-            most_connections,
+            "the server accepts %d connections instead of %d, half of its file descriptors (ulimit -n)",
+            limit,
+            max_connections,
         )
-    return type("BoundedProtocol", (HttpProtocol,), {"most": most, "seldom": RateLimitedLogger(logger), "heads": heads})
+    attributes = {"limit": limit, "seldom": RateLimitedLogger(logger), "heads": heads}
+    return type("BoundedProtocol", (HttpProtocol,), attributes)
 
 
 def abort_of(scope: Scope) -> Callable[[], None]:
-    """Return a function that closes the connection of a request at once."""
+    """Return a function that closes the connection of a request immediately."""
     abort: Callable[[], None] = scope["state"][_ABORT]
     return abort
 
 
 def probe_of(scope: Scope) -> Callable[[], None]:
-    """Return a function that closes the connection of a request if its client has disconnected; call it before the
-    response starts.
+    """Return a function that detects a disconnected client of a half-closed connection; call it before the response.
 
-    A client that has closed its half, and a client that is gone, look the same until something is sent.
+    Until the server sends something, a half-closed connection and a disconnected client look the same.
     """
     probe: Callable[[], None] = scope["state"].get(_PROBE, _no_probe)
     return probe
@@ -122,27 +118,27 @@ def _no_probe() -> None:
 
 
 def know(scope: Scope, serve: Serve) -> None:
-    """Make a function serve later requests with the same head as this one, if the head can be recognized.
+    """Register a function that serves later requests with the head of this request, if the head is cacheable.
 
     Args:
-        serve: gets the connection, the digits of :data:`SEQUENCE` (empty: the head has none) and the body, and
+        serve: receives the connection, the digits of :data:`SEQUENCE` (empty: the head has none) and the body, and
             returns whether it serves the request. If so, it calls :meth:`HttpProtocol.confirm` or
-            :meth:`HttpProtocol.fail` later, in the event loop. It must not wait.
+            :meth:`HttpProtocol.fail` later, in the event loop. It must not block.
     """
     if _KNOW in scope["state"]:
         scope["state"][_KNOW](serve)
 
 
 def failure_of(scope: Scope) -> BaseException | None:
-    """Return why the function that served a request by its head has failed; None: no function did."""
+    """Return the error of the function that served a request by its head; None: no error."""
     error: BaseException | None = scope["state"].get(_FAILURE)
     return error
 
 
 def _without_number(head: bytes) -> tuple[bytes, bytes]:
-    """Return a head with 0 as the number of its request, and the number; empty without a number."""
+    """Return a head with 0 as the number of the request, and the number; empty without a number."""
     found = _NUMBER.search(head)
-    # A head with an empty number is another head, and its request is rejected.
+    # A head with an empty number does not match, so the application rejects the request.
     return (head, b"") if found is None else (b"%b0%b" % (head[: found.start(1)], head[found.end(1) :]), found[1])
 
 
@@ -150,7 +146,7 @@ class KnownHead(NamedTuple):
     """A head that was parsed before.
 
     Attributes:
-        body_bytes: the size of the body after it.
+        body_bytes: the size of the body.
         serve: serves a request with this head; see :func:`know`.
     """
 
@@ -167,17 +163,17 @@ class Heads(Protocol):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection; :func:`bounded` makes the class that a server uses.
+    """One connection; :func:`bounded` creates the class for a server.
 
     Attributes:
-        most: the most connections.
-        seldom: logs that there are too many.
-        head_seconds: the time limit of a request's head, from its first byte.
-        body_seconds, body_bytes: the minimum bytes of a body within so many seconds, while more of it is expected.
-        heads: the known heads; None: every request is parsed.
+        limit: the maximum number of connections.
+        seldom: the logger for connections above the limit.
+        head_seconds: the timeout of a request's head, from its first byte.
+        body_seconds, body_bytes: the minimum rate of an incomplete body: bytes in this number of seconds.
+        heads: the cache of known heads; None: every request is parsed.
     """
 
-    most: ClassVar[int]
+    limit: ClassVar[int]
     heads: ClassVar[Heads | None] = None
     seldom: ClassVar[RateLimitedLogger]
     head_seconds: ClassVar[float] = 20.0
@@ -189,16 +185,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         self._senseless_bytes = 0
         self._ping_only = self._turned_away = self._half_closed = self._cut_off = False
-        #: The time since which the client owes the rest of a request, or its first request; None: it owes nothing.
+        #: The time since which a request, or the first request, is incomplete; None: no request is incomplete.
         self._owing_since: float | None = self.loop.time()
-        #: The start of the present stretch of a body, in time and bytes; None: no body is arriving.
+        #: The current period of the measurement of a body's rate; None: no body is arriving.
         self._stretch: _Stretch | None = None
         self._body_bytes = 0
         self._activity_at = self.loop.time()
         self._has_head_start = False
-        #: The request that a function serves by its head; empty: none.
+        #: The request that a function is serving by its head; empty: none.
         self._served = b""
-        #: Data that arrived since then, and the error of the function.
+        #: The data that arrived after that request, and the error of the function.
         self._later = b""
         self._failure: BaseException | None = None
 
@@ -206,22 +202,20 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most and not self._take_a_place():
-            text = "%d connections are open, and no more are taken (server.max_connections)"
-            self.seldom.log(logging.WARNING, text, self.most)
-            if len(self.connections) > self.most + _PING_CONNECTIONS:
+        if len(self.connections) > self.limit and not self._replace_connection():
+            text = "%d connections are open, the maximum (server.max_connections); further connections are rejected"
+            self.seldom.log(logging.WARNING, text, self.limit)
+            if len(self.connections) > self.limit + _PING_CONNECTIONS:
                 self._refuse(b"503 Service Unavailable", _BUSY)
                 return
             self._ping_only = True
         self._wait()
 
-    def _take_a_place(self) -> bool:
-        """Disconnect the client that has owed the rest of its request for longest, or is idle; return whether there
-        was one.
-        """
+    def _replace_connection(self) -> bool:
+        """Disconnect the client with the longest incomplete request, or else the longest idle client, if one exists."""
         others = [one for one in self.connections if isinstance(one, HttpProtocol) and one is not self]
         others = [one for one in others if not (one._cut_off or one.flow.read_paused)]
-        owing = [(one._owing_since + _OWED_SECONDS, one) for one in others if one._owing_since is not None]
+        owing = [(one._owing_since + _INCOMPLETE_SECONDS, one) for one in others if one._owing_since is not None]
         idle = [(one._activity_at + _IDLE_SECONDS, one) for one in others if one._is_idle]
         for some in (owing, idle):
             since, slowest = min(some, key=itemgetter(0), default=(math.inf, self))
@@ -239,7 +233,7 @@ class HttpProtocol(HttpToolsProtocol):
         return answered and self._owing_since is None and not self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to stay until the running request is answered."""
+        """Return whether to keep the connection open until the running request is answered."""
         if self.scheme == "https" or not (self._served or self._owes()):
             return False
         self._half_closed = True
@@ -249,7 +243,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         if self._served:
-            self._half_closed = True  # its response is the last
+            self._half_closed = True  # closes the connection after the response
         elif self._is_slow_to_close:
             self.transport.abort()
         else:
@@ -257,15 +251,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_slow_to_close(self) -> bool:
-        """Return whether all is sent and closed, and only TLS still waits for an idle client to close too.
+        """Return whether the connection is closing, and only TLS waits for an idle client.
 
-        A client that does not read while it is idle, like a connection pool, never closes.
+        A client that does not read while it is idle, such as a connection pool, never completes the close.
         """
         is_silent = self.loop.time() - self._activity_at >= _IDLE_SECONDS
         return is_silent and self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def cancel(self) -> None:
-        """Close the connection after a timeout of its request; uvicorn's tasks have the same method."""
+        """Close the connection when a stop times out; the interface of uvicorn's tasks."""
         self.transport.abort()
 
     def probe(self) -> None:
@@ -278,7 +272,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.flow.read_paused or self._served:
-            # The server delays the other connection, not the client.
+            # The server does not read at present, so the client is not late.
             self._activity_at = now
             if self._owing_since is not None:
                 self._owing_since = now
@@ -290,9 +284,9 @@ class HttpProtocol(HttpToolsProtocol):
         elif now - self._activity_at >= self.timeout_keep_alive:
             super().timeout_keep_alive_handler()
         elif self._has_head_start and now >= self._head_deadline:
-            self._end(b"408 Request Timeout", b"The head of the request did not come in time.")
+            self._end(b"408 Request Timeout", b"The head of the request did not arrive in time.")
         elif self._stretch is not None and self._is_too_slow(self._stretch, now):
-            self._end(b"408 Request Timeout", b"The body of the request comes too slowly.")
+            self._end(b"408 Request Timeout", b"The body of the request arrives too slowly.")
         else:
             self._wait()
 
@@ -305,15 +299,15 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _is_too_slow(self, stretch: _Stretch, now: float) -> bool:
-        """Return whether too little of a body arrived; start the next stretch if one is complete."""
+        """Return whether too little of a body arrived in a complete period; then start the next period."""
         if now < stretch.since + self.body_seconds:
             return False
-        came = self._body_bytes - stretch.bytes
+        received = self._body_bytes - stretch.bytes
         self._stretch = _Stretch(now, self._body_bytes, paused=self.flow.read_paused)
-        return came < self.body_bytes and not stretch.paused
+        return received < self.body_bytes and not stretch.paused
 
     def _wait(self) -> None:
-        """Schedule the next check, at the earliest time at which the client could be too late."""
+        """Schedule the next check of the timeouts."""
         self._unset_keepalive_if_required()
         now = self.loop.time()
         due = self._activity_at + self.timeout_keep_alive
@@ -335,7 +329,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._last is not None
 
     def _owes(self) -> bool:
-        """Return whether only complete requests arrived, and the last has no response yet."""
+        """Return whether all received requests are complete, and the last request has no complete response."""
         cycle = self._last
         return cycle is not None and cycle.scope is self.scope and not (cycle.more_body or cycle.response_complete)
 
@@ -345,7 +339,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.cycle  # None at first, despite uvicorn's declaration
 
     def _refuse(self, status: bytes, reason: bytes) -> None:
-        """Send the reason and close, ignoring further data."""
+        """Send an error response, and close the connection."""
         code = code_of_status(int(status[:3])).encode()
         head = b"content-type: %b\r\n%b: %b\r\ncontent-length: %d\r\nconnection: close"
         head %= (problem.TEXT, problem.CODE, code, len(reason))
@@ -356,7 +350,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._served:
-            # The served request gets its response first; nothing more is read until then.
+            # Keep the data until the served request has its response.
             self._later += data
             self.flow.pause_reading()
         elif (heads := self.heads) is None or not self._is_between():
@@ -367,7 +361,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._offer(heads, data, self._body_bytes - before)
 
     def _is_between(self) -> bool:
-        """Return whether the last request has a response, no byte of the next has arrived, and the state is usual."""
+        """Return whether all requests are answered, no byte of the next has arrived, and no special case applies."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
@@ -375,14 +369,14 @@ class HttpProtocol(HttpToolsProtocol):
         return not (unusual or self.pipeline or self.flow.write_paused)
 
     def _serve(self, heads: Heads, data: bytes) -> bool:
-        """Return whether a function serves a request by its head."""
+        """Call the function of a known head; return whether it serves the request."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
         head, number = _without_number(data[:end])
         known = heads.get(head)
         if known is None or len(data) - end != known.body_bytes:
             return False
-        # Count it among the requests without a response, so that a stop of the server waits for it. Before the call: if
-        # a thread has written the body by then, the call itself confirms the request.
+        # Add it to uvicorn's tasks, so that a stop of the server waits for it; before the call, which may already
+        # confirm the request.
         self._served = data
         task: Any = self
         self.tasks.add(task)
@@ -393,11 +387,11 @@ class HttpProtocol(HttpToolsProtocol):
         return False
 
     def confirm(self) -> None:
-        """Respond 200 without a body to the request that a function serves."""
+        """Respond 200 without a body to the request that a function is serving."""
         self._end_serving()
         if self.transport.is_closing():
             return
-        # The same bytes as uvicorn writes.
+        # The same bytes as uvicorn would write.
         last = [(b"connection", b"close")] if self._half_closed else []
         headers = [*self.server_state.default_headers, (b"content-length", b"0"), *last]
         self.transport.write(STATUS_LINE[200] + b"\r\n".join(map(b": ".join, headers)) + _HEAD_END)
@@ -410,7 +404,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.data_received(data)
 
     def fail(self, error: BaseException) -> None:
-        """Let the application respond to the request that a function serves, by raising this error."""
+        """Hand the request that a function is serving to the application, which raises this error and responds."""
         data, self._later = self._served + self._later, b""
         self._end_serving()
         if self.transport.is_closing():
@@ -426,13 +420,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._served = b""
 
     def _offer(self, heads: Heads, data: bytes, body_bytes: int) -> None:
-        """Let the application make a head known, if the parser has read data as one whole request."""
+        """Let the application register a head, if the data is exactly one complete request."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if not (0 < body_bytes <= KNOWN_BODY_BYTES and end <= _KNOWN_HEAD_BYTES and len(data) == end + body_bytes):
             return
         if self._owes() and self.cycle.keep_alive and not (self.pipeline or self.expect_100_continue):
             head, number = _without_number(data[:end])
-            # The parser must have found the same number. It differs if the header occurs twice, or in unusual form.
+            # The parser must have found the same number; it differs if the header occurs twice or in an unusual form.
             if [value for name, value in self.scope["headers"] if name == SEQUENCE] == ([number] if number else []):
                 self.scope["state"][_KNOW] = lambda serve: heads.__setitem__(head, KnownHead(body_bytes, serve))
 
@@ -451,15 +445,15 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self._owes():
             return
-        # More data must arrive first.
+        # The request is incomplete.
         self._senseless_bytes = 0 if self._in_body else self._senseless_bytes + len(data)
-        if self._senseless_bytes > _SENSELESS_BYTES:
+        if self._senseless_bytes > _MAX_HEAD_BYTES:
             self._end(b"431 Request Header Fields Too Large", b"The head of the request is too long.")
         else:
             self._wait()
 
     def _end(self, status: bytes = b"400 Bad Request", reason: bytes = b"This is not an HTTP request.") -> None:
-        """Stop reading, and send an error that no running request takes as its response."""
+        """Stop reading, and send an error if that cannot be mistaken for the response of a running request."""
         cycle = self._last
         if cycle is not None and (self.pipeline or (cycle.more_body and cycle.response_started)):
             cycle.transport.close()
@@ -476,7 +470,7 @@ class HttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 head, data = self._head(), data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
                 self.parser.feed_data(head)
             else:
                 return
@@ -513,7 +507,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.transport = _Joining(self.transport)  # type: ignore[assignment]
         if self._ping_only:
             self.cycle.keep_alive = False
-        self.headers = []  # for trailers, which are never read
+        self.headers = []  # collects trailers, which are ignored
 
     def on_body(self, body: bytes) -> None:
         self._in_body = True
@@ -527,12 +521,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _Joining:
-    """A transport that joins the head of one response with the first piece of its body, because two writes wake a
-    client twice.
-
-    Args:
-        transport: the transport of the connection.
-    """
+    """A transport that joins the head of one response with the first piece of its body, to save a write."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -558,12 +547,12 @@ class _Joining:
 
 
 class _Stretch(NamedTuple):
-    """A period in which a body arrives.
+    """A period for which the rate of a body is measured.
 
     Attributes:
-        since: its start.
-        bytes: the bytes that arrived before it.
-        paused: whether the server was not ready to read at its start.
+        since: the start of the period.
+        bytes: the bytes that arrived before the period.
+        paused: whether the server did not read at the start of the period.
     """
 
     since: float

@@ -1,7 +1,7 @@
 """An HTTP server in a separate thread.
 
-The thread that starts the server opens its socket, so that a port in use raises an error there, and the port is known
-before anything runs. Signals stay with the process: uvicorn installs handlers only in the main thread.
+The caller's thread opens the socket, so that a port in use raises an error there, and the port is known before the
+server runs. Signals are not affected, because uvicorn installs handlers only in the main thread.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tms_core.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-#: How often a server that has nothing to do looks at the clock, in seconds.
+#: The interval of uvicorn's tick in seconds.
 _TICK_SECONDS = 1.0
-#: How often one that ends looks whether all is answered, in seconds.
+#: The interval at which a stopping server checks whether all requests are answered, in seconds.
 _CLOSING_SECONDS = 0.005
-#: How many connections may agree on their keys at a time (TLS), for how long, and how long accepting pauses where the
-#: process has no file left, in seconds.
+#: The maximum number of concurrent TLS handshakes, their timeout, and the pause of accepting without free file
+#: descriptors, in seconds.
 _HANDSHAKES, _HANDSHAKE_SECONDS, _PAUSE_SECONDS = 64, 10.0, 0.1
-#: Turns of the event loop in which a connection that has come is accepted and known.
+#: The number of iterations of the event loop after which a pending connection is accepted and registered.
 _TURNS = 10
 
 
 class ServerThread:
-    """uvicorn's server in a thread, on a socket that listens already.
+    """uvicorn's server in a thread, on a listening socket.
 
     Args:
-        listening: the socket; it is closed with the server.
-        give_up_seconds: after how long stopping no longer waits for the thread, which then does not keep the process
-            from ending either; None: it waits for as long as the configuration lets answers take.
+        listening: the socket; the server closes it.
+        give_up_seconds: the maximum wait of :meth:`stop` for the thread, which then is a daemon thread; None: wait as
+            long as the configuration allows for running requests.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class ServerThread:
 
     @property
     def unanswered(self) -> int:
-        """Return how many requests were received and are not answered yet."""
+        """Return the number of received requests without a complete response."""
         return len(self._server.server_state.tasks)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the event loop that answers; None before :meth:`start`."""
+        """Return the event loop of the server; None before :meth:`start`."""
         return self._server.loop
 
     def start(self) -> bool:
-        """Take connections; returns when they are taken, with whether they are."""
-        # A library in a program must not fill its log: uvicorn tells of each start and end at INFO.
+        """Start the thread; return whether the server accepts connections."""
+        # Hide uvicorn's INFO messages about each start and stop, which would fill the log of an embedding program.
         logging.getLogger("uvicorn.error").addFilter(self._is_relevant)
         self._thread.start()
         self._server.settled.wait()
@@ -84,18 +84,18 @@ class ServerThread:
 
 
 class ThreadedServer:
-    """A thread that serves a configuration of uvicorn until it is stopped.
+    """A server with a configuration of uvicorn in a separate thread.
 
     Args:
-        host: the address to listen on; a name is resolved, and its first address taken.
-        port: the port; 0: a free one, which :attr:`port` tells once it is started.
-        setting: under which settings host and port stand, for errors: ``server``.
-        other: the program that may have the port: ``another tms serve``.
-        backlog: how many connections may wait to be accepted.
-        give_up_seconds: as of :class:`ServerThread`.
+        host: the address to listen on; for a name, its first address.
+        port: the port; 0: a free port, which is in :attr:`port` after the start.
+        setting: the prefix of the settings of host and port, for errors: ``server``.
+        other: a program that may use the port, for errors: ``another tms serve``.
+        backlog: the maximum number of connections that wait to be accepted.
+        give_up_seconds: see :class:`ServerThread`.
 
     Attributes:
-        scheme: of :attr:`url`.
+        scheme: the scheme of :attr:`url`.
     """
 
     scheme = "http"
@@ -122,37 +122,37 @@ class ThreadedServer:
 
     @property
     def url(self) -> str:
-        """Return its URL for clients of this machine, without a trailing slash."""
+        """Return the URL for clients on this machine, without a trailing slash."""
         host = "localhost" if self._host in ("", "0.0.0.0", "::") else self._host  # noqa: S104 it is compared with
         return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the event loop that answers requests; None: none does."""
+        """Return the event loop of the server; None: the server is not running."""
         return None if self._server is None else self._server.loop
 
     def alone(self, requests: int, waiting: Sized = ()) -> bool:
-        """Return whether only so many requests are not answered yet; these requests ask.
+        """Return whether the server has no unanswered requests except a number of requests.
 
         Args:
-            waiting: other requests that do not count, because they only wait.
+            waiting: unanswered requests that do not count, because they only wait.
         """
         return self._server is not None and self._server.unanswered - len(waiting) == requests
 
     def start(self) -> None:
-        """Listen; returns when requests are answered.
+        """Start the server; return when it serves requests.
 
         Raises:
-            ConfigurationError: the address or port cannot be had.
+            ConfigurationError: the address or the port cannot be used.
         """
         listener = listen(self._host, self.port, setting=self._setting, other=self._other, backlog=self._backlog)
         self.port = listener.getsockname()[1]
         self._server = ServerThread(self._config, listener, give_up_seconds=self._give_up_seconds)
         if not self._server.start():
-            raise ConfigurationError(f"nothing can be served on {self.url}.", "The log says why.")
+            raise ConfigurationError(f"The server on {self.url} cannot start.", "The log has the reason.")
 
     def stop(self) -> None:
-        """Finish running requests and close the port; without effect on a server that does not run."""
+        """Finish running requests, and close the port; do nothing if the server is not running."""
         if self._server is not None:
             self._server.stop()
             self._server = None
@@ -166,7 +166,7 @@ class ThreadedServer:
 
 
 def listen(host: str, port: int, *, setting: str, other: str, backlog: int = 1) -> socket.socket:
-    """Return a socket that listens; arguments as of :class:`ThreadedServer`.
+    """Return a listening socket; see :class:`ThreadedServer` for the arguments.
 
     Raises:
         ConfigurationError: the address or the port is not available.
@@ -185,11 +185,11 @@ def _refusal(error: OSError, host: str, port: int, name: str, other: str) -> Con
         variable = f"TMS_{name.upper().replace('.', '__')}__PORT"
         return ConfigurationError(
             f"{name}.port is {port}, and another program listens there already.",
-            f"Stop it ({other}?), or set {name}.port to a free port ({variable}=PORT); 0 selects any.",
+            f"Stop that program ({other}?), or set {name}.port to a free port ({variable}=PORT; 0: any).",
         )
     if error.errno == errno.EACCES:
         return ConfigurationError(
-            f"{name}.port is {port}, and this user may not open it.", f"Set {name}.port to one above 1023."
+            f"{name}.port is {port}, and this user may not open it.", f"Set {name}.port to a port above 1023."
         )
     return ConfigurationError(
         f"{name}.host is {host}, which cannot be listened on: {error.strerror}.",
@@ -198,7 +198,7 @@ def _refusal(error: OSError, host: str, port: int, name: str, other: str) -> Con
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with notifications: when it accepts connections or has failed, and an immediate stop."""
+    """uvicorn's server with an event for its start or failure, an immediate stop, and bounded TLS handshakes."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -209,19 +209,19 @@ class _Server(uvicorn.Server):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return its event loop, once it has started."""
+        """Return the event loop; None before the start."""
         return self._loop
 
     def finish(self) -> None:
-        """Stop it; for any thread."""
+        """Request a stop; thread-safe."""
         self.should_exit = True
         if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._stop_event.set)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            with suppress(SystemExit):  # is how uvicorn gives up, once it has logged why
+            with suppress(SystemExit):  # raised by uvicorn after it has logged a failed start
                 super().run(sockets)
         finally:
             self.settled.set()
@@ -237,13 +237,13 @@ class _Server(uvicorn.Server):
         self.settled.set()
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # which renews the answers' date
+        while not await self.on_tick(0):  # updates the Date header of responses
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._stop_event.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await _yield_to_loop()  # takes connections that have come already
+        await _yield_to_loop()  # accept pending connections
         for server in self.servers:
             server.close()
         for acceptor in self._acceptors:
@@ -254,15 +254,15 @@ class _Server(uvicorn.Server):
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
                 await self._close_connections()
         except TimeoutError:
-            logger.error("%d answers were not ready in time and are given up", len(self.server_state.tasks))
+            logger.error("%d requests did not finish in time and were cancelled", len(self.server_state.tasks))
             for task in list(self.server_state.tasks):
                 task.cancel()
         await self.lifespan.shutdown()
 
     async def _close_connections(self) -> None:
-        """Close idle connections, and the others after their responses."""
+        """Close idle connections, and other connections after their responses."""
         while True:
-            await _yield_to_loop()  # one that was just accepted is none yet
+            await _yield_to_loop()  # register connections that were just accepted
             if not (self.server_state.connections or self.server_state.tasks):
                 return
             for connection in list(self.server_state.connections):
@@ -271,10 +271,10 @@ class _Server(uvicorn.Server):
 
 
 class _TlsAcceptor:
-    """An acceptor of TLS connections with a bound on running handshakes.
+    """An acceptor of TLS connections with a limit of concurrent handshakes.
 
-    A protocol learns of its connection only after the handshake, so it cannot bound silent clients. Here a new client
-    replaces the one whose handshake takes longest.
+    A protocol object learns about its connection after the handshake, so it cannot limit silent clients. At the limit,
+    a new client replaces the client with the longest handshake.
     """
 
     def __init__(self, listening: socket.socket, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
@@ -286,7 +286,7 @@ class _TlsAcceptor:
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Accept no more; connections without a finished handshake are dropped."""
+        """Stop accepting, and drop connections with an unfinished handshake."""
         tasks = [self._accepting, *self._agreeing]
         for task in tasks:
             task.cancel()
@@ -310,13 +310,13 @@ class _TlsAcceptor:
 
     async def _agree(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with suppress(OSError):  # the client is gone, or speaks no TLS
+        with suppress(OSError):  # the client has disconnected, or does not use TLS
             await loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
             )
 
 
 async def _yield_to_loop() -> None:
-    """Let the event loop do due rows, and what follows from that."""
+    """Let the event loop run ready callbacks, and the callbacks that they schedule."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)

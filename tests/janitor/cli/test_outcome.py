@@ -36,7 +36,7 @@ _SAID = (
     "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
     "that the transaction service of `tms serve` requires",
     "the address of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
-    "as tms poll prints it", "serve without it", "Usage: ", "--help",
+    "as tms poll prints it", "start the server without it", "Usage: ", "--help",
     "allow the transaction service of `tms serve`", "runs the manager in `tms serve`",
     "or start tms serve with its janitor", "of the transaction service of `tms serve`;",
     "tms serve voids their claims", "1 if janitor status asks",

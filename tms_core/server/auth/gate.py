@@ -1,13 +1,12 @@
 """Authentication and permissions of each request (``docs/reference/rest-consumers.md``, "Permissions of each route").
 
-The token of a request identifies its sender. :class:`Authenticator` has two kinds: tokens of a file, and JWT. A
-verification takes up to a tenth of a millisecond, and producers send the same token with every message. Therefore valid
-tokens are cached by their SHA-256, until they expire or the keys change. A lookup by the hash of a secret reveals
-nothing: its time depends on the hash, not on the token. Invalid tokens are never cached, so requests without a valid
-token use no memory.
+The token of a request identifies its sender. :class:`Authenticator` has two implementations: tokens of a file, and JWT.
+A verification takes up to a tenth of a millisecond, and producers send the same token with every message. Therefore
+valid tokens are cached by their SHA-256 until they expire or the keys change. The time of a lookup depends on the hash
+and not on the token, so it reveals nothing. Invalid tokens are never cached, so they cannot fill the memory.
 
-Rules (``server.auth.rules``) only allow; everything else is rejected. Rules are settings and change with a restart.
-Therefore the decision for a principal and a topic is cached, too, and the next request costs a dictionary lookup.
+Rules (``server.auth.rules``) only allow; everything else is rejected. Rules change only at a restart, so the decision
+for a principal and a topic is cached as well.
 """
 
 from __future__ import annotations
@@ -24,35 +23,35 @@ from tms_core.errors import Forbidden, Unauthorized, shortened
 from tms_core.server.auth.quotas import Quotas
 from tms_core.settings.models import AuthQuota, AuthRule
 from tms_core.topic import TopicId, cache_names
-from tms_core.web.failed_attempts import MOST_WAITING, FailedAttempts
+from tms_core.web.failed_attempts import MAX_WAITING, FailedAttempts
 
-#: The most cached valid tokens.
-_REMEMBERED = 4096
-#: A bearer token in the grammar of RFC 6750, and no longer than any issuer makes them.
+#: The maximum number of cached tokens.
+_MAX_TOKENS = 4096
+#: A bearer token in the grammar of RFC 6750, of at most 8 KiB.
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]{1,8192}) *", re.IGNORECASE)
 
 Headers = Iterable[tuple[bytes, bytes]]
 #: The principal of a rule for all authenticated principals.
 EVERYBODY = "*"
-#: The most cached decisions: two principals on each of some thousand topics.
-_DECISIONS = 8192
-#: The longest name of a principal, in characters; it appears in every line of the access log.
-_LONGEST = 256
+#: The maximum number of cached decisions: two principals on each of about four thousand topics.
+_MAX_DECISIONS = 8192
+#: The maximum length of a principal's name, which appears in every line of the access log.
+_MAX_NAME = 256
 
 
 class Need(Enum):
-    """The check of a request before it is handled."""
+    """The permission that a request needs."""
 
-    #: Nothing; no token is required.
+    #: No token.
     NOTHING = "nothing"
     #: An authenticated principal, independent of the rules.
     KNOWN = "known"
-    #: At least one of the three on the topic.
+    #: At least one of ADMIN, PUBLISH and CONSUME on the topic.
     ANY = "any"
     ADMIN = "admin"
     PUBLISH = "publish"
     CONSUME = "consume"
-    #: To read the metrics; no topic's.
+    #: Reading the metrics, independent of topics.
     OBSERVE = "observe"
 
 
@@ -65,18 +64,18 @@ class Rules:
 
     def __init__(self, rules: Sequence[AuthRule]) -> None:
         self._rules = tuple(rules)
-        self._cached_permissions = cache_names(_DECISIONS, _length)(self.permissions_of)
-        self._cached_may_use = cache_names(_DECISIONS, _length)(self._may_use)
+        self._cached_permissions = cache_names(_MAX_DECISIONS, _length)(self.permissions_of)
+        self._cached_may_use = cache_names(_MAX_DECISIONS, _length)(self._may_use)
 
     def permissions_of(self, principal: str, topic: TopicId) -> frozenset[str]:
-        """Return all permissions of a principal on a topic, without the cache: ``admin``, ``publish``, ``consume``."""
+        """Return the permissions of a principal on a topic, uncached: ``admin``, ``publish``, ``consume``."""
         return frozenset(right for rule in self._of(principal, topic) for right in rule.can) - {Need.OBSERVE.value}
 
     def allow(self, principal: str, topic: TopicId, need: Need, name: str = "") -> bool:
         """Return whether a principal has the permission ``need`` on a topic.
 
         Args:
-            name: of the consumer or producer that it would act as; empty: of none.
+            name: the consumer or producer as which the principal acts; empty: none.
         """
         if name and need in (Need.CONSUME, Need.PUBLISH):
             return self._cached_may_use(principal, topic, need, name)
@@ -93,30 +92,28 @@ class Rules:
         return any(fnmatchcase(name, pattern) for names in patterns for pattern in names)
 
     def _of(self, principal: str, topic: TopicId) -> Iterator[AuthRule]:
-        """Yield the rules that are about a principal and a topic."""
+        """Yield the rules that apply to a principal and a topic."""
         for rule in self._rules:
             if rule.principal in (principal, EVERYBODY) and any(_matches(topic, pattern) for pattern in rule.topics):
                 yield rule
 
 
 def _matches(topic: TopicId, pattern: str) -> bool:
-    """Return whether a rule's pattern covers a topic; namespace and topic match apart, so ``*`` crosses no colon."""
+    """Return whether a pattern covers a topic; namespace and name match separately, so ``*`` matches no colon."""
     namespace, _, name = pattern.partition(":")
     return fnmatchcase(topic.namespace, namespace) and fnmatchcase(topic.topic, name)
 
 
 def is_principal(name: str) -> bool:
-    """Return whether a name can be a principal's: visible characters, neither everybody's nor like the start of a
-    comment.
-    """
-    return 0 < len(name) <= _LONGEST and name.isprintable() and " " not in name and name[0] not in (EVERYBODY, "#")
+    """Return whether a principal can have this name: printable, no spaces, and the first character is not * or #."""
+    return 0 < len(name) <= _MAX_NAME and name.isprintable() and " " not in name and name[0] not in (EVERYBODY, "#")
 
 
 class Identity(NamedTuple):
     """The principal of a token.
 
     Attributes:
-        expires_ms: the time of its expiry; None: it does not expire.
+        expires_ms: the expiry of the token in milliseconds; None: it does not expire.
     """
 
     principal: str
@@ -127,11 +124,11 @@ class Authenticator(Protocol):
     """A method of authentication."""
 
     def refresh(self) -> bool:
-        """Check for changed keys or tokens; return whether a valid token may have become invalid."""
+        """Reload changed keys or tokens; return whether a cached token may have become invalid."""
         ...
 
     def identify(self, token: bytes) -> Identity:
-        """Return the identity of a token now.
+        """Verify a token, and return its identity.
 
         Raises:
             Unauthorized: the token is not valid.
@@ -143,11 +140,11 @@ class Gate:
     """The access control of a server: tokens, rules and quotas.
 
     Args:
-        connections: the most connections of the server.
+        connections: the maximum number of connections of the server.
 
     Attributes:
         quotas: the quotas of principals.
-        failed: the recent failed attempts, by address.
+        failed: the recent failed attempts by address.
     """
 
     def __init__(
@@ -156,13 +153,13 @@ class Gate:
         rules: Rules,
         clock: Clock,
         quotas: Sequence[AuthQuota] = (),
-        connections: int = 10 * MOST_WAITING,
+        connections: int = 10 * MAX_WAITING,
     ) -> None:
         self._authenticator = authenticator
         self._rules = rules
         self._clock = clock
         self.quotas = Quotas(quotas, clock)
-        self.failed = FailedAttempts(clock, min(MOST_WAITING, connections // 10))
+        self.failed = FailedAttempts(clock, min(MAX_WAITING, connections // 10))
         self._known: dict[bytes, Identity] = {}
 
     def principal(self, headers: Headers) -> str:
@@ -179,7 +176,7 @@ class Gate:
         if known is None or (known.expires_ms is not None and known.expires_ms <= self._clock.now_ms()):
             self._known.pop(digest, None)
             known = self._authenticator.identify(token)
-            if len(self._known) >= _REMEMBERED:
+            if len(self._known) >= _MAX_TOKENS:
                 del self._known[next(iter(self._known))]
             self._known[digest] = known
         return known.principal
@@ -189,35 +186,36 @@ class Gate:
         return self._rules.allow(principal, topic, need, name)
 
     def require(self, principal: str, topic: TopicId, need: Need, name: str = "") -> None:
-        """Let a principal do something on a topic.
+        """Check that a principal has a permission on a topic.
 
         Args:
-            name: of the consumer or producer that it would act as; empty: of none.
+            name: the consumer or producer as which the principal acts; empty: none.
 
         Raises:
-            Forbidden: no rule allows it. It is the same whether there is such a topic or not.
+            Forbidden: no rule allows it. The error does not depend on the existence of the topic.
         """
         if not self._rules.allow(principal, topic, need, name):
-            what = "do anything" if need is Need.ANY else need.value
+            action = "do anything" if need is Need.ANY else need.value
             named = f" as {shortened(name)}" if name and need in (Need.CONSUME, Need.PUBLISH) else ""
             raise Forbidden(
-                f"{principal} may not {what} on {topic}{named}.",
-                "Ask the operator of this server for a rule (server.auth).",
+                f"{principal} may not {action} on {topic}{named}.",
+                "Ask the operator of this server for a rule (server.auth.rules).",
             )
 
     def require_observer(self, principal: str) -> None:
-        """Let a principal read the metrics.
+        """Check that a principal may read the metrics.
 
         Raises:
             Forbidden: no rule allows it.
         """
         if not self._rules.observes(principal):
             raise Forbidden(
-                f"{principal} may not read the metrics.", "Ask the operator of this server for a rule (can: [observe])."
+                f"{principal} may not read the metrics.",
+                "Ask the operator of this server for a rule with can: [observe] (server.auth.rules).",
             )
 
     def administered(self, principal: str, topics: Iterable[TopicId]) -> int:
-        """Return the number of topics that a principal may administer; they count for its quota."""
+        """Return the number of topics that a principal may administer, which count towards its quota."""
         return sum(Need.ADMIN.value in self._rules.permissions_of(principal, topic) for topic in topics)
 
     def visible(self, principal: str, topics: Iterable[TopicId]) -> list[TopicId]:
@@ -228,9 +226,9 @@ class Gate:
 def _bearer(headers: Headers) -> bytes:
     values = [value for name, value in headers if name == b"authorization"]
     if not values:
-        raise Unauthorized("This server answers no request without a token.", "Send it as Authorization: Bearer TOKEN.")
-    # Two would mean one thing to a proxy in front and another here.
+        raise Unauthorized("This server requires a token.", "Send the header Authorization: Bearer TOKEN.")
+    # Reject several headers, because a proxy in front may use another one than this server.
     match = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
     if match is None:
-        raise Unauthorized("This is not a bearer token.", "Send one, as Authorization: Bearer TOKEN.")
+        raise Unauthorized("The Authorization header has no bearer token.", "Send Authorization: Bearer TOKEN, once.")
     return match[1]

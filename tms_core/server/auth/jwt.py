@@ -1,9 +1,9 @@
 """JSON Web Tokens of an external issuer, verified with its public keys; the only module that imports PyJWT.
 
 Keys come from a file (PEM or JWKS), never from the network during a request: another program fetches the issuer's keys
-and replaces the file. Each key is used only with the algorithms of its own kind that the settings allow. None of them
-uses a shared secret, so a public key is never used as a secret (RFC 8725). This module checks times itself, because
-PyJWT reads the system clock.
+and replaces the file. Each key is used only with the allowed algorithms of its type. No allowed algorithm uses a shared
+secret, so a public key is never misused as a secret (RFC 8725). This module checks times itself, because PyJWT reads
+the system clock.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES512",)}
-#: The shortest RSA key that is still safe, in bits (RFC 7518, 3.3).
+#: The minimum size of an RSA key in bits (RFC 7518, 3.3).
 _RSA_BITS = 2048
-#: The tolerance for the issuer's clock, in seconds: more than any NTP offset, too short to use a stolen token.
+#: The tolerance for the issuer's clock, in seconds.
 LEEWAY_SECONDS = 30
-#: The highest time in a claim, in seconds; all numbers up to it are exact as doubles.
+#: The highest time in a claim, in seconds; in milliseconds it is exact as a double.
 _LAST_SECOND = 2**53 // 1000
-#: What PyJWT and cryptography raise at members of a key that are of another type, or no numbers of such a key.
-_NO_KEY = (ValueError, TypeError, KeyError, AttributeError, OverflowError, UnsupportedAlgorithm)
+#: The exceptions of PyJWT and cryptography for an invalid or unsupported key.
+_KEY_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, UnsupportedAlgorithm)
 _OPTIONS: Any = {"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False}
 
 
 class _Key(NamedTuple):
-    #: Its ``kid``; None: it has none, and fits whatever a token names.
+    #: The ``kid``; None: the key has no ``kid``, and matches the ``kid`` of any token.
     name: str | None
     key: PublicKey
     algorithms: list[str]
@@ -75,17 +75,17 @@ class Jwt:
 
         Raises:
             Unauthorized: the signature is not valid, the audience is not this server, the token is not valid yet or has
-                expired, or it names no principal.
+                expired, or it has no principal.
         """
         try:
             claims = self._claims(token)
         except jwt.PyJWTError as error:
-            # PyJWT's messages may contain parts of the token; only the kind of error does not.
+            # Use only the name of the error, because PyJWT's messages may contain parts of the token.
             raise _rejection(type(error).__name__) from error
-        expires_ms = self._in_time(claims)
+        expires_ms = self._check_times(claims)
         principal = claims.get(self._settings.principal_claim)
         if not isinstance(principal, str) or not is_principal(principal):
-            raise _rejection(f"its claim {self._settings.principal_claim} holds no name of a principal")
+            raise _rejection(f"its claim {self._settings.principal_claim} is not a valid name of a principal")
         return Identity(principal, expires_ms)
 
     def _claims(self, token: bytes) -> Mapping[str, object]:
@@ -97,7 +97,7 @@ class Jwt:
             if algorithm in key.algorithms and (name is None or key.name in (None, name))
         ]
         if len(fitting) != 1:
-            raise _rejection("no key here, or more than one, is the one it names")
+            raise _rejection("its kid and algorithm do not match exactly one key of this server")
         [key] = fitting
         claims: dict[str, object] = jwt.decode(
             token,
@@ -109,23 +109,23 @@ class Jwt:
         )
         return claims
 
-    def _in_time(self, claims: Mapping[str, object]) -> int:
-        """Return when the token expires, in milliseconds.
+    def _check_times(self, claims: Mapping[str, object]) -> int:
+        """Check the times of a token, and return its expiry in milliseconds.
 
         Raises:
-            Unauthorized: it has expired, is not valid yet, or its times are invalid.
+            Unauthorized: the token has expired, is not valid yet, or has invalid times.
         """
         now_ms, leeway_ms = self._clock.now_ms(), LEEWAY_SECONDS * 1000
         expires_ms = _milliseconds(claims["exp"]) + leeway_ms
         if expires_ms <= now_ms:
             raise _rejection("it has expired")
         if "nbf" in claims and _milliseconds(claims["nbf"]) - leeway_ms > now_ms:
-            raise _rejection("it is not good yet")
+            raise _rejection("it is not valid yet")
         return expires_ms
 
 
 def _rejection(why: str) -> Unauthorized:
-    return Unauthorized(f"This token is not valid here: {why}.", "Ask its issuer for another.")
+    return Unauthorized(f"The token is not valid for this server: {why}.", "Request a new token from its issuer.")
 
 
 def _milliseconds(seconds: object) -> int:
@@ -138,14 +138,14 @@ def _milliseconds(seconds: object) -> int:
 
 
 def _keys(allowed: Collection[str], file: str, contents: bytes) -> list[_Key]:
-    """Return the keys of a file that can verify something."""
+    """Return the keys of a file that have an allowed algorithm."""
     found = _from_jwks(file, contents) if contents.lstrip().startswith(b"{") else _from_pem(file, contents)
     keys = [_Key(key.name, key.key, [name for name in key.algorithms if name in allowed]) for key in found]
     usable = [key for key in keys if key.algorithms]
     if not usable:
         raise ConfigurationError(
             f"{file} has no key for any of server.auth.algorithms ({', '.join(allowed)}).",
-            f"It takes RSA of {_RSA_BITS} bits or more, P-256, P-384, P-521 or Ed25519.",
+            f"Use a key of RSA with at least {_RSA_BITS} bits, P-256, P-384, P-521 or Ed25519.",
         )
     return usable
 
@@ -156,7 +156,7 @@ def _from_pem(file: str, contents: bytes) -> Iterator[_Key]:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigurationError(
             f"{file} is neither a public key in PEM nor a JWKS.",
-            "`openssl pkey -in PRIVATE.pem -pubout` writes a public key; the private one stays with the issuer.",
+            "Export the public key of the issuer: openssl pkey -in PRIVATE.pem -pubout",
         ) from error
     yield from _usable(None, key, None)
 
@@ -165,14 +165,14 @@ def _from_jwks(file: str, contents: bytes) -> Iterator[_Key]:
     for entry in _jwks_entries(file, contents):
         if "d" in entry or "k" in entry:
             raise ConfigurationError(
-                f"{file} has a private or shared key in it.", "Only the issuer may have that: leave the public ones."
+                f"{file} contains a private or shared key.", "Remove it, because only the issuer may have it."
             )
         if entry.get("use", "sig") != "sig":
             continue
         try:
             key = jwt.PyJWK(entry).key
-        except (jwt.PyJWTError, *_NO_KEY):
-            continue  # of a kind that is not known here, or none at all; there may be others
+        except (jwt.PyJWTError, *_KEY_ERRORS):
+            continue  # an unsupported or invalid key; other keys may be usable
         name = entry.get("kid")
         yield from _usable(name if isinstance(name, str) else None, key, entry.get("alg"))
 
@@ -181,19 +181,19 @@ def _jwks_entries(file: str, contents: bytes) -> list[dict[str, Any]]:
     try:
         found = json.loads(contents)
     except (ValueError, RecursionError) as error:
-        raise _no_jwks(file) from error
+        raise _jwks_error(file) from error
     entries = found.get("keys") if isinstance(found, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise _no_jwks(file)
+        raise _jwks_error(file)
     return entries
 
 
-def _no_jwks(file: str) -> ConfigurationError:
-    return ConfigurationError(f"{file} is not a JWKS.", 'It is an object {"keys": […]}; see RFC 7517.')
+def _jwks_error(file: str) -> ConfigurationError:
+    return ConfigurationError(f"{file} is not a JWKS.", 'A JWKS is a JSON object {"keys": […]}, see RFC 7517.')
 
 
 def _usable(name: str | None, key: object, only: object) -> Iterator[_Key]:
-    """Yield the key with its own algorithm, or with each algorithm of its kind."""
+    """Yield a key with its ``alg``, or with all algorithms of its type; yield nothing for an unsupported key."""
     if isinstance(key, RSAPublicKey) and key.key_size >= _RSA_BITS:
         fitting: tuple[str, ...] = _RSA
     elif isinstance(key, EllipticCurvePublicKey):

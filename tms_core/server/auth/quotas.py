@@ -1,8 +1,7 @@
-"""Resource limits of a principal.
+"""Quotas of principals: requests in flight, bytes per second, and topics.
 
-A quota is for each principal: requests in flight, bytes per second and topics. Bytes count after their transfer, so a
-request is never interrupted; an excess is a debt that delays the next requests. Usage is in memory and per server: each
-of several servers grants the whole quota.
+Bytes count after their transfer, so a request is never interrupted; an excess is a debt that delays later requests.
+Usage is kept in memory and per server: each of several servers grants the whole quota.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from tms_core.clock import Clock
 from tms_core.errors import QuotaExceeded
 from tms_core.settings.models import AuthQuota
 
-#: The most remembered principals; the one with the oldest request is forgotten first.
-MOST_REMEMBERED = 4096
+#: The maximum number of principals whose usage is kept; the least recently used entry is dropped first.
+MAX_PRINCIPALS = 4096
 _EVERYBODY = "*"
 
 
 @dataclass(slots=True)
 class _Usage:
-    """The usage of a principal; ``bytes_left`` is negative if it has a debt."""
+    """The usage of a principal; ``bytes_remaining`` is negative if the principal has a debt."""
 
     requests: int
     bytes_remaining: float
@@ -31,7 +30,7 @@ class _Usage:
 
 
 class Quotas:
-    """The quotas in force, and their usage. For one thread.
+    """The quotas and their usage; for a single thread.
 
     Args:
         quotas: the first quota that names a principal applies; ``*`` applies to all others.
@@ -43,15 +42,15 @@ class Quotas:
         self._uses: OrderedDict[str, _Usage] = OrderedDict()
 
     def of(self, principal: str) -> AuthQuota | None:
-        """Return the quota of a principal; None: it has none."""
+        """Return the quota of a principal; None: no limits."""
         return self._quotas.get(principal) or self._quotas.get(_EVERYBODY)
 
     @contextmanager
     def request(self, principal: str) -> Iterator[None]:
-        """Have a request of a principal in flight while the block runs.
+        """Count a request of a principal as in flight while the block runs.
 
         Raises:
-            QuotaExceeded: it has too many, or has sent and received too much.
+            QuotaExceeded: the principal has too many requests in flight, or has transferred too many bytes.
         """
         quota = self.of(principal)
         if quota is None:
@@ -61,7 +60,7 @@ class Quotas:
         if quota.requests is not None and use.requests >= quota.requests:
             raise QuotaExceeded(
                 f"{principal} has {quota.requests} requests in flight, its quota.",
-                "Wait for their answers, or ask the operator of this server (server.auth.quotas).",
+                "Wait for their responses, or ask the operator of this server (server.auth.quotas).",
                 1.0,
             )
         if quota.bytes_per_second is not None and use.bytes_remaining <= 0:
@@ -86,23 +85,21 @@ class Quotas:
         """Check that a principal may create one more topic.
 
         Args:
-            present: the number of its topics.
+            present: the number of topics that the principal may administer.
 
         Raises:
-            QuotaExceeded: it has the most topics allowed.
+            QuotaExceeded: the principal has reached its quota.
         """
         quota = self.of(principal)
         if quota is not None and quota.topics is not None and present >= quota.topics:
             raise QuotaExceeded(
                 f"{principal} may administer {quota.topics} topics, its quota, partitions included.",
-                "Delete some, or ask the operator of this server (server.auth.quotas).",
+                "Delete unused topics, or ask the operator of this server (server.auth.quotas).",
                 60.0,
             )
 
     def _use(self, principal: str, quota: AuthQuota) -> _Usage:
-        """Return the current usage of a principal; it holds at most the bytes of one second, so quiet time saves
-        nothing.
-        """
+        """Return the current usage of a principal. Unused bytes accumulate for at most one second."""
         now_ms, rate = self._clock.monotonic_ms(), quota.bytes_per_second or 0
         use = self._uses.get(principal)
         if use is None:
@@ -114,7 +111,7 @@ class Quotas:
         return use
 
     def _forget(self) -> None:
-        if len(self._uses) > MOST_REMEMBERED:
+        if len(self._uses) > MAX_PRINCIPALS:
             idle = next((name for name, use in self._uses.items() if not use.requests), None)
             if idle is not None:
                 del self._uses[idle]

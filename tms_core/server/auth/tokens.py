@@ -1,9 +1,8 @@
-"""Random tokens issued by an operator; the server stores their SHA-256 only.
+"""Random tokens issued by an operator; the server stores only their SHA-256.
 
-A token has 256 random bits, so it cannot be found by trying, whatever the hash. A slow hash (bcrypt, scrypt) protects
-words that people choose, and would cost each publish a tenth of a second. Therefore operators cannot bring their own
-secrets: :func:`new_token` makes them. Every entry is compared in constant time, even after a match, so the duration
-reveals nothing about the entries.
+A token has 256 random bits, so a fast hash suffices. Operators cannot choose tokens themselves: a chosen secret would
+need a slow hash (bcrypt, scrypt), which would cost each publish a tenth of a second. Every entry is compared in
+constant time, even after a match, so the duration reveals nothing about the entries.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tms_core.server.auth.gate import Identity, is_principal
 
 logger = get_logger(__name__)
 
-#: Random bytes in a token.
+#: The number of random bytes in a token.
 _BYTES = 32
-#: The prefix of tokens, so that scanners find secrets that were published by mistake.
-_MARK = "tms_"
+#: The prefix of tokens, with which secret scanners find leaked tokens.
+_PREFIX = "tms_"
 _LINE = re.compile(r"(\S+):\s+sha256\$([0-9a-f]{64})\s*(?:#.*)?")
 
 
@@ -41,14 +40,15 @@ class _Entry(NamedTuple):
 class Tokens:
     """The tokens of a file.
 
-    At the start there has to be one, since a server that refuses every client is a mistake. A file that becomes empty
-    later revokes all tokens, so every request is refused.
+    A server does not start with an empty file, because it would reject every client. If the file becomes empty later,
+    all tokens are revoked.
 
     Args:
-        path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` starts a comment.
+        path: a file with lines of ``PRINCIPAL: sha256$HEX``; a principal may have several lines, and ``#`` starts a
+            comment.
 
     Raises:
-        ConfigurationError: the file cannot be used, or has no token in it.
+        ConfigurationError: the file cannot be used, or has no token.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -58,8 +58,8 @@ class Tokens:
         self._warn_of_readers()
         if not self._file.value:
             raise ConfigurationError(
-                f"server.auth.tokens_file {path} has no token in it.",
-                "Make a token and its line: tms admin token PRINCIPAL",
+                f"server.auth.tokens_file {path} has no token.",
+                "Create a token and its line: tms admin token PRINCIPAL",
             )
 
     def refresh(self) -> bool:
@@ -68,7 +68,7 @@ class Tokens:
         if changed:
             self._warn_of_readers()
             if not self._file.value:
-                logger.warning("the tokens file no longer contains a token; every request is refused until it has one")
+                logger.warning("the tokens file no longer contains a token; every request is rejected until it does")
         return changed
 
     def identify(self, token: bytes) -> Identity:
@@ -80,38 +80,39 @@ class Tokens:
         digest = sha256(token).digest()
         found = [entry.principal for entry in self._file.value if hmac.compare_digest(entry.digest, digest)]
         if not found:
-            raise Unauthorized("Unknown or expired token.", "Ask the operator of this server for one.")
+            raise Unauthorized("Unknown or expired token.", "Ask the operator of this server for a token.")
         return Identity(found[0], None)
 
     def _warn_of_readers(self) -> None:
         if self._file.is_public:
-            logger.warning("%s can be read by every user of this machine; chmod o-r %s", self._file.name, self._path)
+            logger.warning("every user of this machine can read %s; run: chmod o-r %s", self._file.name, self._path)
 
 
 def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
-    """Make a new token.
+    """Create a token.
 
     Args:
-        random: gives so many random bytes.
+        random: returns a number of random bytes.
     """
-    return _MARK + urlsafe_b64encode(random(_BYTES)).decode("ascii").rstrip("=")
+    return _PREFIX + urlsafe_b64encode(random(_BYTES)).decode("ascii").rstrip("=")
 
 
 def token_line(principal: str, token: str) -> str:
-    """Return the line of a token in the file: its principal and its hash.
+    """Return the line of a token for the tokens file: the principal and the hash.
 
     Raises:
         ConfigurationError: the name of the principal is invalid.
     """
     if not is_principal(principal):
         raise ConfigurationError(
-            f"{quoted(principal)} cannot be the name of a principal.", "Write one without spaces; * means everybody."
+            f"{quoted(principal)} cannot be the name of a principal.",
+            "Use printable characters without spaces; the name must not start with * or #.",
         )
     return f"{principal}: sha256${sha256(token.encode('ascii')).hexdigest()}"
 
 
 def _entries(file: str, contents: bytes) -> list[_Entry]:
-    """Return the lines of a tokens file; errors have line numbers only, since a line may contain a secret."""
+    """Parse a tokens file; errors contain only line numbers, because a line may contain a secret."""
     entries: list[_Entry] = []
     seen: dict[bytes, int] = {}
     for number, line in enumerate(contents.decode("utf-8", "replace").splitlines(), 1):
@@ -122,13 +123,13 @@ def _entries(file: str, contents: bytes) -> list[_Entry]:
         if match is None or not is_principal(match[1]):
             raise ConfigurationError(
                 f"{file}, line {number} is not PRINCIPAL: sha256$ and 64 hex digits.",
-                "The token itself must not be in the file. Make a token and its line: tms admin token PRINCIPAL",
+                "The file must not contain the token itself. Create a token and its line: tms admin token PRINCIPAL",
             )
         digest = bytes.fromhex(match[2])
         if digest in seen:
             raise ConfigurationError(
-                f"{file}, line {number} is the token of line {seen[digest]} again.",
-                "Give every principal a separate token.",
+                f"{file}, line {number} repeats the token of line {seen[digest]}.",
+                "Create a separate token for each principal: tms admin token PRINCIPAL",
             )
         seen[digest] = number
         entries.append(_Entry(match[1], digest))

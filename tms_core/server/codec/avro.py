@@ -1,9 +1,9 @@
 """CDAP's Avro (schemas V1), implemented by hand, because every message passes through it.
 
-A general Avro library interprets a schema for each value. Here the few records are known, so a message costs one slice.
-No memory is allocated for lengths that a body only claims: each item takes at least one byte of the body. An array in a
-request may have many blocks, also blocks with a size in bytes (a negative count). Trailing bytes, invalid lengths and
-unknown union branches are rejected. ``docs/reference/rest.md`` has the encoding with worked examples.
+A general Avro library interprets a schema for each value. Here the few records are known, so decoding a message costs
+one slice. A body cannot cause large allocations by a false length, because each item needs at least one byte of the
+body. An array may have several blocks, also blocks with a size in bytes (a negative count). Trailing bytes, invalid
+lengths and unknown union branches are rejected. ``docs/reference/rest.md`` has the encoding with worked examples.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from tms_core.topic import INT_MAX, INT_MIN
 from tms_core.transaction.codec.varint import MORE, read_varint, varint, zigzag
 
 _END = b"\0"
-#: How CDAP counts a message towards a chunk: its id, its payload, and 8.
+#: The size of a message in addition to its payload, as CDAP counts it for a chunk: 20 bytes for the id, and 8.
 _MESSAGE_BYTES = 20 + 8
 #: The memory of a message's object and its list entry, without its bytes.
 _OBJECT_BYTES = 48
-#: A message's id is always 20 bytes long.
+#: The encoded length of a message id, 20 bytes.
 _ID_LENGTH = b"\x28"
 
 
 class AvroCodec:
-    """CDAP's own language (:class:`tms_core.server.codec.bodies.Codec`).
+    """CDAP's content type (:class:`tms_core.server.codec.bodies.Codec`).
 
     Args:
-        most_messages: the most messages in one publish request.
+        max_messages: the maximum number of messages in a publish request.
     """
 
     content_type = b"avro/binary"
 
-    def __init__(self, most_messages: int = sys.maxsize) -> None:
-        self._most_messages = most_messages
+    def __init__(self, max_messages: int = sys.maxsize) -> None:
+        self._max_messages = max_messages
 
     def read_publish(self, body: bytes) -> PublishRequest:
         reader = _Reader(body, "PublishRequest")
         try:
             pointer = None if reader.take_branch(2) else reader.take_long()
-            messages = reader.take_array(self._most_messages)
+            messages = reader.take_array(self._max_messages)
         except IndexError as error:
             raise reader.cut_short() from error
         reader.end()
@@ -55,7 +55,7 @@ class AvroCodec:
 
     def publish_cost(self, body: bytes) -> int:
         """Return the memory of the messages in a body and of their objects, in bytes."""
-        return len(body) + _OBJECT_BYTES * min(len(body) // 2, self._most_messages)
+        return len(body) + _OBJECT_BYTES * min(len(body) // 2, self._max_messages)
 
     def read_rollback(self, body: bytes) -> RollbackRange:
         reader = _Reader(body, "PublishResponse")
@@ -89,9 +89,9 @@ class AvroCodec:
         return _END + b"".join(map(_number, written))
 
     def write_messages(self, pages: Iterable[Sequence[FetchedMessage]]) -> Iterator[bytes]:
-        """Yield one array, with a block for each piece; the last piece also closes the array.
+        """Yield one array, with a block for each piece; the last piece closes the array.
 
-        No step runs message by message in Python, because this is most of the cost of a poll.
+        No Python loop runs per message, because encoding dominates the cost of a poll.
         """
         block: list[bytes] = []
         count = size = 0
@@ -114,7 +114,7 @@ class AvroCodec:
             lengths = list(map(len, payloads))
             weights = _weights(lengths, size)
             first = 0
-            # A block that already has ``size`` bytes of the previous page stops after the first message that fills it.
+            # A block may already have ``size`` bytes of the previous page; it stops after the message that fills it.
             while (stop := bisect_left(weights, weights[first] - size + CHUNK_BYTES, first + 1)) <= len(page):
                 block += _items(ids[first:stop], lengths[first:stop], payloads[first:stop])
                 yield b"".join([varint(count + stop - first), *block])
@@ -128,7 +128,7 @@ class AvroCodec:
 
 
 def _weights(lengths: list[int], size: int) -> Sequence[int]:
-    """Return the size of a piece before each message of a list, and after the last one, from a first size on."""
+    """Return the cumulative size of a piece before each message and after the last message, starting with ``size``."""
     if lengths.count(lengths[0]) == len(lengths):
         weight = lengths[0] + _MESSAGE_BYTES
         return range(size, size + weight * len(lengths) + 1, weight)
@@ -136,7 +136,7 @@ def _weights(lengths: list[int], size: int) -> Sequence[int]:
 
 
 def _encode_items(messages: SharedList) -> bytes:
-    """Return the items of messages that readers share, made for the first of them."""
+    """Return the encoded items of shared messages; the first reader encodes them."""
     if messages.encoded is None:
         lengths = list(map(len, messages.payloads))
         messages.encoded = b"".join(_items(messages.ids, lengths, messages.payloads))
@@ -144,7 +144,7 @@ def _encode_items(messages: SharedList) -> bytes:
 
 
 def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[bytes]) -> list[bytes]:
-    """Return the encoded parts of messages; filling the list by columns costs half of filling it by rows."""
+    """Return the encoded parts of messages. Filling the list column by column takes half the time of row by row."""
     items = [_ID_LENGTH] * (4 * len(ids))
     items[1::4] = ids
     items[2::4] = map(_LENGTHS.__getitem__, lengths)
@@ -153,7 +153,7 @@ def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[byte
 
 
 class _Reader:
-    """A position in a body. A truncated body raises an IndexError."""
+    """A cursor in a body; a truncated body raises an IndexError."""
 
     def __init__(self, data: bytes, record: str) -> None:
         self._data = data
@@ -180,7 +180,7 @@ class _Reader:
     def take_branch(self, branches: int) -> int:
         branch = self.take_long()
         if not 0 <= branch < branches:
-            raise self.wrong(f"a union has {branches} branches, and none of number {branch}")
+            raise self.wrong(f"a union has {branches} branches, so branch {branch} does not exist")
         return branch
 
     def take_boolean(self) -> bool:
@@ -193,7 +193,7 @@ class _Reader:
     def take_bytes(self) -> bytes:
         length = self.take_long()
         if length < 0:
-            raise self.wrong(f"there are no {length} bytes")
+            raise self.wrong(f"the length {length} is negative")
         start, self._at = self._at, self._at + length
         if self._at > len(self._data):
             raise IndexError
@@ -205,17 +205,17 @@ class _Reader:
             return message_id(self.take_bytes())
         return self.take_long() if branch == 1 else None
 
-    def take_array(self, most: int) -> list[bytes]:
-        """Return an array of byte strings; lengths of one or two bytes are read in place, since nearly all are."""
+    def take_array(self, limit: int) -> list[bytes]:
+        """Return an array of byte strings; the frequent lengths of one or two bytes are decoded inline for speed."""
         found: list[bytes] = []
         add, data, total = found.append, self._data, len(self._data)
         while count := self.take_long():
-            # Avro: after a negative count comes the size of the block in bytes, which a reader may ignore.
+            # In Avro, the size of the block in bytes follows a negative count; a reader may ignore it.
             if count < 0:
                 self.take_long()
                 count = -count
-            if len(found) + count > most:
-                raise too_many(most)
+            if len(found) + count > limit:
+                raise too_many(limit)
             at = self._at
             for _ in range(count):
                 length = data[at]
@@ -243,19 +243,19 @@ class _Reader:
             raise self.wrong(f"{len(self._data) - self._at} bytes follow it")
 
     def cut_short(self) -> BadRequest:
-        return self.wrong("it is cut short")
+        return self.wrong("it is truncated")
 
     def wrong(self, reason: str) -> BadRequest:
         return BadRequest(f"The body is not an Avro {self._record}: {reason}.")
 
 
 class _Lengths(dict[int, bytes]):
-    """A table of the encoded lengths of nearly all payloads; other lengths are encoded on demand."""
+    """A table of encoded payload lengths; rare lengths are encoded on demand."""
 
     def __missing__(self, length: int) -> bytes:
         return varint(length)
 
 
-#: The encoded numbers of a response: a transaction publishes repeatedly, and most requests have the same numbers.
+#: Encodes a number of a response; cached, because the responses of a transaction have mostly the same numbers.
 _number = lru_cache(maxsize=1024)(varint)
 _LENGTHS = _Lengths((length, varint(length)) for length in range(4096))

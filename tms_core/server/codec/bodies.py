@@ -1,7 +1,7 @@
-"""The two languages of request and answer bodies, and what both say.
+"""The interface and the common parts of both content types of request and response bodies.
 
-A :class:`Codec` turns a body into values and back. The content type of the request selects CDAP's own Avro
-(:mod:`.avro`) or JSON (:mod:`.json_text`); the response has the same type.
+A :class:`Codec` decodes and encodes bodies. The content type of the request selects CDAP's Avro (:mod:`.avro`) or JSON
+(:mod:`.json_text`); the response has the same type.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tms_core.transaction.model import Transaction
 
 #: The approximate bytes of messages in a piece of a response (CDAP's messaging.http.server.consume.chunk.size).
 CHUNK_BYTES = 60_000
-#: The least size of a message for the limit of a request, in bytes: an empty message takes memory, too, several times
-#: as much during its write.
+#: The minimum size that a message counts towards the limit of a request, in bytes: even an empty message needs memory,
+#: and several times as much while it is being written.
 MESSAGE_BYTES = 64
-#: A message id.
+#: The size of a message id in bytes.
 _ID_BYTES = 20
 
 
@@ -32,7 +32,7 @@ class PublishRequest(NamedTuple):
     Attributes:
         pointer: the transaction's write pointer; None outside transactions.
         messages: the payloads, in order.
-        ttl_seconds: the TTL of these messages; None: that of the topic.
+        ttl_seconds: the TTL of these messages; None: the topic's TTL.
     """
 
     pointer: int | None
@@ -41,8 +41,7 @@ class PublishRequest(NamedTuple):
 
 
 class Codec(Protocol):
-    """A content type. A body that cannot be decoded raises :class:`~tms_core.errors.BadRequest`, even if it is
-    truncated.
+    """A content type; all methods raise :class:`~tms_core.errors.BadRequest` for an invalid or truncated body.
 
     Attributes:
         content_type: the content type of requests and responses.
@@ -51,51 +50,47 @@ class Codec(Protocol):
     content_type: bytes
 
     def read_publish(self, body: bytes) -> PublishRequest:
-        """Return the body of ``publish`` and ``store``.
+        """Decode the body of ``publish`` and ``store``.
 
         Raises:
-            HTTPException: it has more messages than a request may have.
+            HTTPException: the request has too many messages.
         """
         ...
 
     def publish_cost(self, body: bytes) -> int:
-        """Return the most memory that :meth:`read_publish` takes, in bytes, including the messages."""
+        """Return the maximum memory that :meth:`read_publish` needs for a body, including the messages, in bytes."""
         ...
 
     def read_rollback(self, body: bytes) -> RollbackRange | int:
-        """Return the body of ``rollback``, which is the answer of ``publish``; or a write pointer, in JSON."""
+        """Decode the body of ``rollback``: the response of ``publish``, or in JSON a write pointer."""
         ...
 
     def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
-        """Return the body of a group's ``rollback``: the transaction, and the id after which its claims are released;
-        None: all claims.
-        """
+        """Decode a group's ``rollback``: the transaction, and the id after which claims are released; None: all."""
         ...
 
     def read_poll(self, body: bytes) -> FetchRequest:
-        """Return the body of ``poll``."""
+        """Decode the body of ``poll``."""
         ...
 
     def write_published(self, written: RollbackRange) -> bytes:
-        """Return the answer of a transactional ``publish``."""
+        """Encode the response of a transactional ``publish``."""
         ...
 
     def write_messages(self, pages: Iterable[Sequence[FetchedMessage]]) -> Iterator[bytes]:
-        """Return the answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one; empty for an empty
-        page.
-        """
+        """Encode the response of ``poll`` in at least one piece of about :data:`CHUNK_BYTES`; b"" for an empty page."""
         ...
 
 
-def too_many(most_messages: int) -> HTTPException:
-    """Return the error for a request with more messages than allowed."""
+def too_many(max_messages: int) -> HTTPException:
+    """Return the error for a request with too many messages."""
     return HTTPException(
-        413, f"A request may have {most_messages} messages at most (server.max_request_mb, {MESSAGE_BYTES} bytes each)."
+        413, f"A request may have at most {max_messages} messages (server.max_request_mb, {MESSAGE_BYTES} bytes each)."
     )
 
 
 def message_id(data: bytes) -> MessageId:
-    """Return the id a fetch starts at; of more than 20 bytes the first count, as in CDAP."""
+    """Parse the start id of a fetch; as in CDAP, bytes after the first 20 are ignored."""
     try:
         return MessageId.parse(data[:_ID_BYTES])
     except FormatError as error:
@@ -103,7 +98,7 @@ def message_id(data: bytes) -> MessageId:
 
 
 def transaction(data: bytes) -> Transaction:
-    """Return a transaction from the bytes that CDAP's clients send: a Thrift struct (Tephra's ``TransactionCodec``)."""
+    """Decode a transaction as sent by CDAP's clients: a Thrift struct (Tephra's ``TransactionCodec``)."""
     try:
         return decode_transaction(data)
     except FormatError as error:

@@ -1,8 +1,8 @@
 """JSON for clients without Avro: Avro's field names, with values that JavaScript can represent.
 
 Payloads are text, or ``{"base64": …}`` if they are not UTF-8. Ids are 40 hex digits. 64-bit numbers are sent as
-strings, and accepted as strings or numbers. Unknown fields are rejected, because a misspelt ``ttlSeconds`` would
-otherwise keep a message for a week. ``docs/reference/rest.md`` has examples.
+strings, and accepted as strings or numbers. Unknown fields are rejected, because with a misspelled ``ttlSeconds`` a
+message would live as long as the topic's TTL. ``docs/reference/rest.md`` has examples.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tms_core.topic import INT_MAX, INT_MIN
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _LONG = range(-(2**63), 2**63)
 _INT = range(INT_MIN, INT_MAX + 1)
-#: Messages in the answer to a poll without a limit: clients hold a JSON answer whole.
+#: The default limit of a poll, because clients hold the whole JSON response in memory.
 POLL_MESSAGES = 1000
-#: The copies of a text in memory during parsing: decoded, split and encoded again. One character above ASCII makes all
-#: characters of a text wider.
+#: The copies of a body in memory during parsing: decoded, split and encoded again. A single character outside ASCII
+#: makes all characters of a text wider.
 _COPIES, _WIDE_COPIES = 3, 9
-#: The most memory of the value after each of these characters, in bytes.
+#: The maximum memory of the value that follows each of these characters, in bytes.
 _OBJECT_BYTES = {b"{": 300, b"[": 100, b",": 60}
 _RANGE = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
 
@@ -41,10 +41,10 @@ class JsonCodec:
     """JSON (:class:`tms_core.server.codec.bodies.Codec`).
 
     Attributes:
-        most_messages: the most messages in one publish request.
+        max_messages: the maximum number of messages in a publish request.
     """
 
-    most_messages: int = sys.maxsize
+    max_messages: int = sys.maxsize
     content_type = b"application/json"
 
     def read_publish(self, body: bytes) -> PublishRequest:
@@ -54,8 +54,8 @@ class JsonCodec:
             messages = []
         if not isinstance(messages, list):
             raise BadRequest("messages: this is not an array.")
-        if len(messages) > self.most_messages:
-            raise too_many(self.most_messages)
+        if len(messages) > self.max_messages:
+            raise too_many(self.max_messages)
         pointer, ttl_seconds = fields.get("transactionWritePointer"), fields.get("ttlSeconds")
         return PublishRequest(
             None if pointer is None else _number("transactionWritePointer", pointer),
@@ -64,7 +64,7 @@ class JsonCodec:
         )
 
     def publish_cost(self, body: bytes) -> int:
-        """Three copies of the text, and as many objects as it can have at most: many small ones take most."""
+        """Return the memory of the copies of a body, and of as many objects as the body can have, in bytes."""
         objects = sum(size * body.count(mark) for mark, size in _OBJECT_BYTES.items())
         return (_COPIES if body.isascii() else _WIDE_COPIES) * len(body) + objects
 
@@ -74,7 +74,7 @@ class JsonCodec:
             return _number("transactionWritePointer", fields.get("transactionWritePointer"))
         rows = fields["rollbackRange"]
         if not isinstance(rows, dict):
-            raise BadRequest("rollbackRange: this is not an object. Send the answer of publish as it is.")
+            raise BadRequest("rollbackRange: this is not an object.", "Send the unchanged response of publish.")
         _require_known_fields(rows, set(_RANGE), "rollbackRange.")
         start_ms, start_sequence, end_ms, end_sequence = (
             _number(f"rollbackRange.{name}", rows.get(name), _INT if name.endswith("Id") else _LONG) for name in _RANGE
@@ -95,7 +95,7 @@ class JsonCodec:
             raise BadRequest("inclusive: this is neither true nor false.")
         start = _start(fields.get("startFrom"))
         if isinstance(start, int) and not inclusive:
-            # CDAP does not look at it where a time is given, and so neither does Avro.
+            # Only here: for a start time, CDAP ignores `inclusive`, and so does the Avro codec.
             start += 1
         return FetchRequest(
             start,
@@ -130,9 +130,7 @@ class JsonCodec:
 
 
 def read_properties(body: bytes) -> dict[str, str]:
-    """Return a topic's properties; numbers and truth values count as the text they were written in, as CDAP's Gson has
-    it.
-    """
+    """Decode a topic's properties; numbers and booleans become their text, as with CDAP's Gson."""
     if not body.strip():
         return {}
     properties = _parse(body, parse_int=str, parse_float=str)
@@ -140,18 +138,18 @@ def read_properties(body: bytes) -> dict[str, str]:
         if isinstance(value, bool):
             properties[name] = str(value).lower()
         elif not isinstance(value, str):
-            raise BadRequest(f"{name}: a property is text.")
+            raise BadRequest(f"{name}: the value of a property must be text.")
     return properties
 
 
 def read_position(body: bytes) -> MessageId:
-    """Return the position of a consumer: ``{"position": "40 hex digits"}``."""
+    """Decode the position of a consumer: ``{"position": "40 hex digits"}``."""
     fields = _object(body, {"position"})
     return _id("position", fields.get("position"))
 
 
 def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]:
-    """Return the registered instance of a producer, and the reported outcomes of transactions.
+    """Decode the registration of a producer: its instance, and the reported outcomes of transactions.
 
     ``{"instance": "a UUID", "ended": {"170…": "committed", "171…": "aborted"}}``
     """
@@ -161,10 +159,10 @@ def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]
         found = UUID(instance if isinstance(instance, str) else "")
     except ValueError as error:
         raise BadRequest(
-            "instance: this is not a UUID.", "Use a random UUID, and keep it for this instance."
+            "instance: this is not a UUID.", "Use a random UUID for each instance of the producer."
         ) from error
     if not isinstance(ended, dict) or not all(outcome in ("committed", "aborted") for outcome in ended.values()):
-        raise BadRequest('ended: this does not say of transactions that they are "committed" or "aborted".')
+        raise BadRequest('ended: this is not an object with the value "committed" or "aborted" for each transaction.')
     return found, {_number("ended", name): TransactionOutcome(outcome) for name, outcome in ended.items()}
 
 
@@ -189,7 +187,7 @@ def _parse(body: bytes, **options: Any) -> dict[str, Any]:
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a field is there twice")
+        raise ValueError("a field occurs twice")
     return found
 
 
@@ -199,7 +197,8 @@ def _no_number(text: str) -> None:
 
 def _require_known_fields(members: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
     if unknown := sorted(members.keys() - fields):
-        raise BadRequest(f"{prefix}{unknown[0]}: there is no such field. Write one of {', '.join(sorted(fields))}.")
+        known = ", ".join(sorted(fields))
+        raise BadRequest(f"{prefix}{unknown[0]}: this field does not exist.", f"Use one of {known}.")
 
 
 def _number(name: str, value: Any, within: range = _LONG) -> int:
@@ -222,10 +221,10 @@ def _payload(value: Any) -> bytes:
         try:
             return value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise BadRequest("messages: half a surrogate pair is not text.") from error
+            raise BadRequest("messages: a payload contains an unpaired surrogate.") from error
     if isinstance(value, dict) and value.keys() == {"base64"}:
         return _base64("messages", value["base64"])
-    raise BadRequest('messages: a payload is text or {"base64": "…"}.')
+    raise BadRequest('messages: a payload must be text or {"base64": "…"}.')
 
 
 def _written(payload: bytes) -> str:
@@ -251,4 +250,6 @@ def _start(value: Any) -> MessageId | int | None:
         return _number("startFrom.timeMs", value["timeMs"])
     if isinstance(value, dict) and value.keys() == {"id"}:
         return _id("startFrom.id", value["id"])
-    raise BadRequest('startFrom: write {"id": "40 hex digits"}, {"timeMs": "1700000000000"} or null.')
+    raise BadRequest(
+        "startFrom: this is not a start.", 'Use {"id": "40 hex digits"}, {"timeMs": "1700000000000"} or null.'
+    )

@@ -1,1 +1,1 @@
-"""Several servers on one HBase: one leads, writes are fenced."""
+"""Several servers on one HBase: leadership, slots, and fenced writes."""

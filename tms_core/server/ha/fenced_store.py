@@ -1,10 +1,10 @@
-"""The store with a fence: every call first checks that this server leads the topic.
+"""The store with a fence: every call checks that this server leads the topic.
 
-A write is acknowledged only after the lease was read again, and late rows are hidden
-(:mod:`tms_core.server.ha.leadership` explains why that is enough). The messaging service is independent of leadership:
-a server that does not lead gets errors from its store.
+A write is acknowledged only after the lease is read again, and late rows are hidden
+(:mod:`tms_core.server.ha.leadership` explains why that suffices). The messaging service does not depend on leadership:
+in a server that does not lead, the store raises errors.
 
-Topics are not fenced: each change compares the row with the data that was read, so any server may make it.
+Metadata is not fenced: each change is a compare-and-set, so any server may make it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Fence:
         """Run a read, and check that the term was valid until it finished.
 
         Raises:
-            Unavailable: this server does not lead; what was read may be outdated.
+            Unavailable: this server does not lead, so the result may be outdated.
         """
         leadership = self._slots.of(key)
         term = leadership.term()
@@ -103,8 +103,8 @@ class _Fence:
 class TableFence(Hook):
     """The fence of the payload table: only the leader reads and writes it.
 
-    A late payload needs no gap. Either its transaction cannot be committed, or its producer has stored it again in the
-    same place (:class:`~tms_core.messaging.publish.pipeline.PayloadWriteBatch`).
+    Late payloads need no gap: either the transaction cannot be committed, or the producer has stored the payload again
+    at the same position (:class:`~tms_core.messaging.publish.pipeline.PayloadWriteBatch`).
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -146,7 +146,7 @@ class TableFence(Hook):
                         raise partial_write_error(error) from error
                     raise
         except TooLarge:
-            # Nothing was sent to HBase, so no row can be late.
+            # Nothing of this piece was sent to HBase, so no row can be late.
             raise
         except BaseException:
             leadership.doubt()
@@ -167,12 +167,12 @@ class MessageFence(TableFence):
 
     def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         with self._reading(start) as term:
-            # Settle the gaps before the read. A row that appears between a read and a later settlement would be visible
+            # Settle the gaps before the read: a row that appears between a read and a later settlement would be visible
             # to one reader and hidden from another.
             is_visible = self._visible_keys(term, start)
             page = table.read(want, start, stop, limit)
         if is_visible is None or want.part == "cells":
-            # Cells include hidden rows, because hidden rows are inverted like all others.
+            # Cells include hidden rows, because a rollback must invert hidden rows as well.
             return page
         return page._replace(items=_only(page.items, is_visible))
 
@@ -204,13 +204,13 @@ class MessageFence(TableFence):
             except TooLarge:
                 raise
             except BaseException:
-                # Inside `writing`: the lease cannot be released before the doubt is noted.
+                # Inside `writing`, so that the lease is not released before the failed write is recorded.
                 self._sealed_ranges.doubt(prefix, FailedWrite(_span(first, last), len(rows), term))
                 raise
-        self._sealed_ranges.wrote(prefix)
+        self._sealed_ranges.note_written(prefix)
 
     def _settle(self, prefix: bytes) -> None:
-        """Decide a failed write of a generation, if there is one."""
+        """Decide an undecided failed write of a generation."""
         if self._sealed_ranges.is_undecided(prefix):
             with self._reading(prefix) as term:
                 self._gaps(term, prefix)
@@ -224,7 +224,7 @@ class MessageFence(TableFence):
             raise undecided() from error
 
     def _gaps(self, term: Term, prefix: bytes) -> Gaps:
-        """Return the gaps of a generation in a term; settle them first if necessary."""
+        """Return the gaps of a generation in a term, after an undecided write is settled."""
         if (known := self._sealed_ranges.known(term, prefix)) is not None:
             return known
         with self._settling(prefix, term) as confirm:
@@ -244,7 +244,7 @@ class MessageFence(TableFence):
                 raise
 
     def _visible_keys(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
-        """Return the predicate of the keys of a generation that readers see; None: they see all keys."""
+        """Return a predicate for the keys of a generation that readers see; None: they see all keys."""
         prefix = _generation(start)
         if prefix is None:
             return None
@@ -256,13 +256,13 @@ class MessageFence(TableFence):
 
 
 class FencedSide(SideTable):
-    """The side table with a fence: positions, claims and producers need the leadership of their topic.
+    """The side table with a fence: access to positions, claims and producers requires leadership of their topic.
 
-    Registrations and transactions of producers are read without it, by the leaders of all topics that a producer
-    publishes to.
+    Registrations and transactions of producers can be read without leadership, because a producer publishes to topics
+    of other leaders.
 
-    Late writes of a former leader change nothing. A position is written by compare-and-set. A claim of a poll without a
-    response is void, because its client invalidates the transaction.
+    Late writes of a former leader are harmless: a position is written by compare-and-set, and a claim whose poll got no
+    response becomes void, because the client invalidates the transaction.
 
     Args:
         side: the table; the caller closes it.
@@ -281,7 +281,7 @@ class FencedSide(SideTable):
             return self._side.get(key)
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
-        # A search through all topics needs no leadership; the change that follows needs that of its topic.
+        # A scan over all topics needs no leadership; a later change of a row needs the leadership of its topic.
         if is_of_producer(start) or (stop is not None and not _about(stop)):
             return self._side.rows(start, stop, limit)
         with self._fence.reading(_about(start)):
@@ -298,7 +298,7 @@ class FencedSide(SideTable):
                 self._side.delete(some)
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        # All changes are about one topic; their additional rows may be about the home of the producer.
+        # The first row of each change belongs to the same topic; additional rows may belong to the producer's home.
         with self._fence.changing(_about(changes[0].key)):
             return self._side.exchange_each(changes)
 
@@ -310,7 +310,7 @@ class FencedSide(SideTable):
 
 
 def _only(items: Any, is_visible: Callable[[bytes], bool]) -> Any:
-    """Return the items of a page that readers see."""
+    """Return the visible items of a page."""
     if isinstance(items, MessageColumns):
         return items.select(list(map(is_visible, items.keys)))
     return [item for item in items if is_visible(item if isinstance(item, bytes) else item[0])]
@@ -322,7 +322,7 @@ def _position(key: bytes) -> int:
 
 
 def _span(first: bytes, last: bytes) -> PositionRange:
-    """Return the positions from one row to another, both included."""
+    """Return the range of positions from one row to another, inclusive."""
     return PositionRange(_position(first), _position(last) + 1)
 
 
@@ -337,12 +337,12 @@ def _pieces(rows: Sequence[tuple[bytes, V]]) -> Iterator[Sequence[tuple[bytes, V
 
 
 def _about(key: bytes) -> bytes:
-    """Return the key of a side table's row without its kind; it starts with the topic."""
+    """Return the key of a side table's row without the kind byte; it starts with the topic."""
     return key[1:]
 
 
 def _generation(key: bytes) -> bytes | None:
-    """Return the start of the row keys of a key's generation; None: the key has no generation."""
+    """Return the row key prefix of the generation of a key; None: the key has no generation."""
     prefix = topic_prefix(key)
     if prefix is None or len(key) < len(prefix) + GENERATION_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Leadership: of several servers on one HBase, one publishes and reads, and the others forward requests to it.
+"""Leadership: one of several servers on an HBase publishes and reads, and the others forward requests to it.
 
 If topics are divided into slots, each slot has its own leader (:mod:`tms_core.server.ha.slot_assignment`).
 
@@ -7,17 +7,17 @@ the *fencing delay* before it starts its **term**, as CDAP's servers do (``Leade
 Correctness depends neither on that delay nor on clocks:
 
 * **No acknowledged message is lost.** The server reads the lease's cell again before it acknowledges a write. If the
-  cell still has this term, the next leader starts after the rows exist, and finds them.
-* **No late row is visible.** A leader that is suspended before or during a write continues after it wakes, possibly an
-  hour later. Its late rows fall into a gap that the next leader has sealed (:mod:`tms_core.server.ha.sealed_ranges`).
-* **A former leader returns no outdated reads.** The lease must have time left before and after each read of the store,
-  by this machine's monotonic clock, sleep included.
+  cell still has this term, any later leader starts after the rows exist, and finds them.
+* **No late row is visible.** A leader that is suspended during a write continues when it wakes up, possibly an hour
+  later. Its late rows fall into a gap that the next leader has sealed (:mod:`tms_core.server.ha.sealed_ranges`).
+* **A former leader returns no outdated reads.** Before and after each read of the store, the lease must be valid by
+  this machine's monotonic clock. That clock also counts while the machine is suspended.
 
-During the delay, HBase's Thrift servers finish calls that they had received before the lease expired. Therefore few
-publishers get an unknown outcome. A leader that stops in an orderly way has no such calls. It releases the lease, and
-the next leader starts at once.
+During the delay, HBase's Thrift servers finish calls that they received before the lease expired, so that few
+publishers get an unknown outcome. A leader that shuts down cleanly has no such calls; it releases the lease, and the
+next leader starts immediately.
 
-The trade: one read of HBase for each written batch.
+The cost is one read of HBase for each written batch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, 
 from tms_core.logs.loggers import get_logger
 from tms_core.tables.lease import Lease, LeaseRecord
 
-#: The interval between two looks at the leases, in seconds.
+#: The interval between two checks of the leases, in seconds.
 LOOK_SECONDS = 1.0
-#: After so many milliseconds, no write of a former leader can be under way: HBase's Thrift servers close a connection
-#: that is silent for a minute (hbase.thrift.server.socket.read.timeout), so an hour has a large margin.
+#: The maximum delay of a late write of a former leader, in milliseconds. HBase's Thrift servers close a connection that
+#: is idle for a minute (hbase.thrift.server.socket.read.timeout), so an hour has a large margin.
 REACH_MS = 3_600_000
 
 logger = get_logger(__name__)
@@ -45,8 +45,8 @@ class Term(NamedTuple):
     """A term: a period in which one server leads.
 
     Attributes:
-        fence: its number; later terms have higher numbers.
-        previous: the previous leader that may have writes under way; None: no writes can be under way.
+        fence: the number of the term; later terms have higher numbers.
+        previous: the previous leader that may have late writes; None: late writes are impossible.
     """
 
     fence: int
@@ -54,11 +54,11 @@ class Term(NamedTuple):
 
 
 class Leadership:
-    """The view of one server on the leadership of a slot. One thread calls :meth:`step`; any thread may read it.
+    """The leadership of a slot as one server sees it; one thread calls :meth:`step`, any thread may read.
 
     Args:
-        lease: this server's side of the lease, without wall clocks.
-        fencing_delay_seconds: the delay between acquiring the lease and leading, unless the lease was released.
+        lease: the lease as seen by this server, without wall clocks.
+        fencing_delay_seconds: the delay between acquiring an expired lease and leading; a released lease needs none.
     """
 
     def __init__(self, lease: Lease, clock: Clock, *, fencing_delay_seconds: int) -> None:
@@ -69,8 +69,9 @@ class Leadership:
         self._ending = False
         self._writes = 0
         self._lock = Lock()
-        self._began_ms = 0
-        #: The time of the last failed write, by the monotonic clock; None: no write has failed.
+        #: The start of the term by the monotonic clock, after the fencing delay.
+        self._start_ms = 0
+        #: The time of the last failed write by the monotonic clock; None: no write has failed.
         self._failed_ms: int | None = None
         self._failure = ""
 
@@ -78,23 +79,23 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Return whether this server leads now, without I/O."""
+        """Return whether this server leads; without I/O."""
         return not self._ending and self._runs
 
     @property
     def holds(self) -> bool:
-        """Return whether this server had the lease at the last look."""
+        """Return whether this server had the lease at the last check."""
         return self._lease.held
 
     @property
     def leader(self) -> LeaseRecord | None:
-        """Return the other server that led at the last look; None: no server led, or this one."""
+        """Return the other server that led at the last check; None: this server or no server led."""
         seen = self._lease.seen
         return None if self._lease.held or seen is None or not seen.holder else seen
 
     @property
     def fence(self) -> int:
-        """Return the number of the current term at the last look; 0: there was no term."""
+        """Return the number of the current term at the last check; 0: no term."""
         seen = self._lease.seen
         return self._lease.fence or (seen.fence if seen else 0)
 
@@ -114,7 +115,7 @@ class Leadership:
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
-        """Return a function that checks whether this server has kept the lease since this call; for before a term.
+        """Return a function that returns whether this server has kept the lease since now; for use before a term.
 
         Raises:
             Unavailable: this server does not have the lease.
@@ -126,12 +127,12 @@ class Leadership:
 
     @contextmanager
     def writing(self) -> Iterator[Term]:
-        """Run a write in the current term; the lease is not released before the block is left.
+        """Run a write in the current term; the lease is not released before the block exits.
 
         Raises:
             Unavailable: this server does not lead.
         """
-        # Under the lock of `_give_back`: the release sees either this write, or a term that has stopped already.
+        # Under the lock of `_release`, which either sees this write, or has ended the term before.
         with self._lock:
             term = self.term()
             self._writes += 1
@@ -142,12 +143,12 @@ class Leadership:
                 self._writes -= 1
 
     def confirm(self, term: Term) -> None:
-        """Check that a term was valid until now, independent of clocks, so that its writes may be acknowledged.
+        """Check, independent of clocks, that a term is valid, so that its writes may be acknowledged.
 
         Raises:
             StoreUnavailable: the term is over, or the store failed; the outcome of the writes is unknown.
         """
-        # Read the cell after the rows: if it still has this term, any later leader starts after the rows exist.
+        # Read the cell after the write: if it still has this term, any later leader starts after the rows exist.
         try:
             self._lease.confirm()
         except LeaseLost as error:
@@ -159,7 +160,7 @@ class Leadership:
             raise undecided()
 
     def doubt(self) -> None:
-        """Note a failed write, which may still be under way."""
+        """Record a failed write, which HBase may still execute."""
         self._failed_ms = self._clock.monotonic_ms()
 
     # -- for the thread that watches the lease ------------------------------------------------------------------------
@@ -177,32 +178,32 @@ class Leadership:
             if self._lease.held:
                 self._lease.renew_if_due()
                 if self._ending:
-                    self._give_back()
+                    self._release()
             else:
-                # The lease was lost in this process's sleep: no request may use the old term while the lease is
-                # acquired.
+                # The lease may have expired while the process was suspended: no request may use the old term while the
+                # lease is being acquired.
                 self._end()
                 self._lease.acquire(patient=patient, read=read)
-                self._won()
+                self._note_acquired()
             self._failure = ""
         except LeaseHeld:
             pass
         except LeaseLost:
             self._end()
             seen = self._lease.seen
-            logger.warning("this server no longer leads, %s does", seen.holder if seen else "no server")
+            logger.warning("leadership lost; the leader is now %s", seen.holder if seen else "unknown")
         except StoreError as error:
             self._log_failure(error)
-        if self._term is None and self._may_begin():
-            self._begin(prepare)
+        if self._term is None and self._may_start():
+            self._start(prepare)
 
     def hand_back(self) -> None:
-        """Accept no further writes. The first step without a running write releases the lease and stops the term."""
+        """Reject new writes; the first step without a running write releases the lease and stops the term."""
         with self._lock:
             self._ending = self._lease.held
 
-    def win(self, look: Callable[[], object]) -> None:
-        """Wait until this server leads; for a server without an address, to which no other can forward requests.
+    def wait_for_term(self, look: Callable[[], object]) -> None:
+        """Wait until this server leads; for a server without an address, to which others cannot forward requests.
 
         Raises:
             LeaseHeld: another server is alive and leads.
@@ -214,52 +215,52 @@ class Leadership:
                 return
             other = self.leader
             if other is not None and first is None:
-                logger.info("%s was leading; this server waits to see whether it still runs", other.holder)
+                logger.info("%s has the lease; this server waits until the lease is renewed or expires", other.holder)
                 first = other
             if other is not None and other != first:
                 raise LeaseHeld(
                     f"{other.holder} serves this store.",
-                    "Stop it, or give both of them an address: server.leader.advertise.",
+                    "Stop that server, or set server.leader.advertise for both servers.",
                 )
             self._clock.sleep(LOOK_SECONDS)
 
     def resign(self) -> None:
-        """Release the lease if no write is under way; otherwise it expires by itself.
+        """Release the lease if no write is running; otherwise let it expire.
 
         Raises:
             StoreError: the store failed; the lease expires.
         """
         self.hand_back()
-        self._give_back()
+        self._release()
         self._end()
 
-    def _give_back(self) -> None:
-        """Release the lease if no write is under way, with a note about writes that may still be late."""
+    def _release(self) -> None:
+        """Release the lease if no write is running, with a note about servers that may have late writes."""
         with self._lock:
-            # `_ending` prevents new writes from here on, and a finished write has noted its failure before `_writes`
-            # decreased. Therefore `_failed_ms` is final below.
+            # `_ending` prevents new writes from here on, and a failed write calls `doubt` before it decreases
+            # `_writes`. Therefore `_failed_ms` is final below.
             if self._writes or not self._ending:
                 return
         now_ms = self._clock.monotonic_ms()
         failed_since_ms = REACH_MS if self._failed_ms is None else now_ms - self._failed_ms
         if failed_since_ms < self._delay_ms:
-            # A failed write may still reach HBase. Keep the lease for the delay, as the next leader would wait.
+            # HBase may still execute a failed write. Keep the lease for the fencing delay, which nobody else waits
+            # after a release.
             return
-        previous = self._find_previous() if now_ms - self._began_ms < REACH_MS else None
+        previous = self._find_previous() if now_ms - self._start_ms < REACH_MS else None
         self._lease.release(self._lease.own if failed_since_ms < REACH_MS else previous)
         self._end()
 
-    def _won(self) -> None:
+    def _note_acquired(self) -> None:
         previous = self._lease.seen
         is_free = previous is None or not previous.holder
-        # A released lease has no calls under way; an expired one may have, until the fencing delay has passed.
-        self._began_ms = self._clock.monotonic_ms() + (0 if is_free else self._delay_ms)
-        logger.info(
-            "this server has the lease, number %d, and leads %s", self._lease.fence, _when(is_free, self._delay_ms)
-        )
+        # The holder of a released lease has no running calls; the holder of an expired lease may have some, until the
+        # fencing delay has passed.
+        self._start_ms = self._clock.monotonic_ms() + (0 if is_free else self._delay_ms)
+        logger.info("lease acquired, term %d; this server leads %s", self._lease.fence, _when(is_free, self._delay_ms))
 
     def _find_previous(self) -> LeaseRecord | None:
-        """Return the previous leader that may have writes under way; None: no server."""
+        """Return the previous leader that may have late writes; None: no server."""
         seen = self._lease.seen
         return seen.former if seen is not None and not seen.holder else seen
 
@@ -268,10 +269,10 @@ class Leadership:
         term = self._term
         return term is not None and term.fence == self._lease.fence and self._lease.remaining_ms > 0
 
-    def _may_begin(self) -> bool:
-        return self._lease.held and self._lease.remaining_ms > 0 and self._clock.monotonic_ms() >= self._began_ms
+    def _may_start(self) -> bool:
+        return self._lease.held and self._lease.remaining_ms > 0 and self._clock.monotonic_ms() >= self._start_ms
 
-    def _begin(self, prepare: Callable[[], bool]) -> None:
+    def _start(self, prepare: Callable[[], bool]) -> None:
         previous = self._find_previous()
         if prepare():
             self._term = Term(self._lease.fence, previous)
@@ -281,15 +282,15 @@ class Leadership:
 
     def _log_failure(self, error: StoreError) -> None:
         if self._failure != error.message:
-            logger.warning("which server leads cannot be found out: %s", error)
+            logger.warning("the leader cannot be determined: %s", error)
         self._failure = error.message
 
 
 class LeaseWatcher:
-    """A thread that looks at the leases each second.
+    """A thread that checks the leases each second.
 
     Args:
-        look: looks at the leases once.
+        look: checks the leases once.
         resign: releases the slots of this server.
     """
 
@@ -307,7 +308,7 @@ class LeaseWatcher:
         try:
             self._resign()
         except StoreError as error:
-            logger.warning("the lease could not be given back, so the next server waits until it is over: %s", error)
+            logger.warning("the lease could not be released; the next leader waits until it expires: %s", error)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -317,14 +318,14 @@ class LeaseWatcher:
 
 def not_leading() -> Unavailable:
     """Return the error of a server that does not lead."""
-    return Unavailable("This server does not lead now.", "Try again in a few seconds.")
+    return Unavailable("This server is not the leader.", "Try again in a few seconds.")
 
 
 def undecided() -> StoreUnavailable:
     """Return the error of a write whose outcome is unknown because the server lost the leadership."""
     return StoreUnavailable(
-        "This server lost the leadership while it wrote; whether that counts is not known.",
-        "Check whether the change is there before you send it again.",
+        "This server lost the leadership during the write, so the outcome is unknown.",
+        "Check whether the change took effect before you repeat the request.",
     )
 
 

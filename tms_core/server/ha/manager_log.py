@@ -1,16 +1,16 @@
-"""The log of a transaction manager in the side table, so that one server after the other can run the manager.
+"""The log of a transaction manager in the side table, so that each leader can continue the log of the previous leader.
 
-The log is a chain of numbered cells. Each cell is written once, by HBase's compare-and-set on an empty cell. The next
-leader reads the whole chain, and closes it with a cell of its own. A former leader that wakes later finds its next cell
-written, and cannot append; its earlier edits were read. A cell has all edits that waited at the same time, so one write
-serves many responses.
+The log is a chain of numbered cells. Each cell is written once, by HBase's compare-and-set on an empty cell. A new
+leader reads the whole chain, and closes it with a cell of its own. A former leader that wakes up later cannot append,
+because its next cell exists; its earlier edits were read. A cell has all edits that are queued at the same time, so one
+write serves many responses.
 
-A snapshot is a set of rows under a name that is never used again. The *root* names the current snapshot and the first
-cell of the log after it. The root changes by compare-and-set, so of two concurrent writers of snapshots, one learns
-that it is a former leader. Then the older cells are deleted, except the cells that closed a log: each may still block a
-late write, and there is a small one for each change of the leader.
+A snapshot is a set of rows under a name that is never reused. The *root* names the current snapshot and the first cell
+of the log after it. The root changes by compare-and-set, so a former leader cannot replace it. After a snapshot, older
+cells are deleted, except the cells that close a log: each may still block a late write, and there is only a small one
+for each change of the leader.
 
-A call that writes nothing is valid if this server still has the lease afterwards, as a read of the store
+A call without a write is valid if this server has the lease afterwards, like a read of the store
 (:mod:`tms_core.server.ha.leadership`).
 """
 
@@ -33,11 +33,11 @@ from tms_core.transaction.manager.journal import GroupLog, LogFailed, LogFull
 from tms_core.transaction.manager.storage import MemoryStorage, RecoveredLog, StorageElsewhere
 from tms_core.transaction.model import Snapshot
 
-#: Keys: the root, a cell of the log, a part of a snapshot.
+#: Key prefixes: the root, a cell of the log, a part of a snapshot.
 _ROOT, _CELL, _PART = b"xr", b"xl", b"xs"
-#: The first byte of a cell of the log: it has edits, or it closes the log of the former manager.
-_EDITS, _TAKEN_OVER = b"e", b"t"
-#: The most bytes in a row: far below HBase's default limit (10 MiB).
+#: The first byte of a cell: the cell has edits, or closes the log of the previous manager.
+_EDITS, _CLOSES = b"e", b"t"
+#: The maximum size of a row in bytes, far below HBase's default limit (10 MiB).
 ROW_BYTES = 1 << 20
 _NAME_BYTES = 8
 _NUMBER, _LENGTH = struct.Struct(">Q"), struct.Struct(">I")
@@ -78,9 +78,9 @@ class LogRoot:
             root = cls(**json.loads(value))
             bytes.fromhex(root.name)
             if [type(field) for field in asdict(root).values()] != [str, int, int, int, str, str]:
-                raise ValueError("something in it is of another kind")
+                raise ValueError("a field has another type")
         except (ValueError, TypeError) as error:
-            raise FormatError(f"the root of the transaction log beside the store cannot be read: {error}") from error
+            raise FormatError(f"the root of the transaction log in the side table cannot be read: {error}") from error
         return root
 
     def pack(self) -> bytes:
@@ -92,8 +92,8 @@ class SideStorage:
 
     Args:
         side: the table; the caller closes it.
-        lease: called when a manager takes over; returns a function that returns whether this server has led since.
-        recover: reads an older state for the first takeover of an empty table; None: an empty state.
+        lease: called at a takeover; returns a function that returns whether this server has had the lease since then.
+        recover: reads the state of an exclusive manager, for the first takeover of an empty table; None: no state.
 
     Attributes:
         address: the address of this manager's service, for the other servers.
@@ -108,7 +108,7 @@ class SideStorage:
         self._recover_previous = recover or MemoryStorage().recover
         self.address = self.name = ""
         self._still: Still = lambda: False
-        #: The last known value of the root, and values that it may have after changes without a response.
+        #: The last known value of the root, and the values that it may have after changes without a response.
         self._root: bytes | None = None
         self._tried: set[bytes] = set()
         self._log: SideLog | None = None
@@ -117,7 +117,7 @@ class SideStorage:
         self._log_start = (-1, 0)
 
     def recover(self) -> RecoveredLog:
-        """Take over from the former manager: close its log, and read its edits.
+        """Take over from the previous manager: close its log, and read its edits.
 
         Raises:
             StorageElsewhere: this server is not the leader, or lost leadership in between.
@@ -133,8 +133,8 @@ class SideStorage:
             try:
                 found, free = self._taken_over(value)
             except FormatError:
-                # The former manager may have replaced the snapshot during this read. If the root has changed, read
-                # again.
+                # The previous manager may have replaced the snapshot during this read: read again if the root has
+                # changed.
                 if self._side.get(_ROOT) == value:
                     raise
                 continue
@@ -146,7 +146,7 @@ class SideStorage:
         return found
 
     def log(self, timestamp_ms: int) -> SideLog:
-        """Return the log after the snapshot of that time."""
+        """Start the log after the snapshot with this time."""
         self._log_start = (timestamp_ms, self._next)
         self._log = SideLog(self._side, self._next, self._still)
         return self._log
@@ -162,8 +162,7 @@ class SideStorage:
         start_ms, first = self._log_start
         if start_ms != snapshot_ms:
             first = self._next
-        # List old rows before the change of the root: a snapshot that exists now and is not in the root is never in a
-        # later root. Rows that appear after this list may belong to the next leader's snapshot.
+        # List old rows before the change of the root: rows that appear later may belong to the next leader's snapshot.
         old = [key for key, _ in every(self._side.rows, _PART, stop_key(_PART), _ROWS)]
         name = secrets.token_bytes(_NAME_BYTES)
         parts = _parts(snapshot)
@@ -187,9 +186,7 @@ class SideStorage:
             self.name = secrets.token_hex(_NAME_BYTES)
             cells, free = self._close_log(0)
             if any(cell.startswith(_EDITS) for cell in cells):
-                raise FormatError(
-                    "the root of the transaction log beside the store is missing, and its cells are there"
-                )
+                raise FormatError("the root of the transaction log in the side table is missing, but its cells exist")
             return self._recover_previous(), free
         root = LogRoot.parse(value)
         self.name = root.log
@@ -199,17 +196,17 @@ class SideStorage:
     def _close_log(self, first: int) -> tuple[list[bytes], int]:
         """Close a log, and return its cells, and the number after the closing cell."""
         cells: list[bytes] = []
-        closing_cell = _TAKEN_OVER + secrets.token_bytes(_NAME_BYTES)
+        closing_cell = _CLOSES + secrets.token_bytes(_NAME_BYTES)
         while True:
             at = first + len(cells)
             for key, value in every(self._side.rows, _cell_key(at), stop_key(_CELL), _ROWS):
                 if key != _cell_key(first + len(cells)):
-                    raise FormatError(f"cell {first + len(cells)} of the transaction log beside the store is missing")
+                    raise FormatError(f"cell {first + len(cells)} of the transaction log in the side table is missing")
                 cells.append(value)
             at = first + len(cells)
             if not self._still():
-                # Without the lease, this would close the log of the current leader, and later decisions would be lost.
-                # A leader that starts after this check competes for the same cell, or closes the log after it.
+                # Without the lease, this would close the log of the current leader, and lose its later decisions. A
+                # leader that starts after this check competes for the same cell, or closes the log after it.
                 raise leadership_lost()
             if self._side.exchange(_cell_key(at), None, closing_cell):
                 return cells, at + 1
@@ -218,13 +215,11 @@ class SideStorage:
         name = bytes.fromhex(root.name)
         parts = [value for _, value in every(self._side.rows, _part_key(name, 0), _part_key(name, root.parts), _ROWS)]
         if len(parts) != root.parts:
-            raise FormatError(
-                f"of the transaction snapshot beside the store {len(parts)} of {root.parts} rows are there"
-            )
+            raise FormatError(f"the transaction snapshot in the side table has {len(parts)} of {root.parts} rows")
         return read_snapshot(io.BytesIO(b"".join(parts)))
 
     def _change_root(self, value: bytes) -> None:
-        # An earlier change may have been made although its response was lost; then its value is the expected one.
+        # An earlier change without a response may have succeeded; then its value is the expected value.
         present = self._side.get(_ROOT)
         if present in self._tried:
             self._root = present
@@ -235,13 +230,13 @@ class SideStorage:
         self._tried.clear()
 
     def _forget_cells(self, first: int) -> None:
-        """Delete the cells before one, except those that close a log."""
+        """Delete the cells before ``first``, except cells that close a log."""
         if self._deleted_to:
-            # This manager wrote all of them, so none closes a log.
+            # This manager has written all of these cells, so none of them closes a log.
             obsolete = [_cell_key(number) for number in range(self._deleted_to, first)]
         else:
             rows = every(self._side.rows, _CELL, _cell_key(first), _ROWS)
-            obsolete = [key for key, value in rows if not value.startswith(_TAKEN_OVER)]
+            obsolete = [key for key, value in rows if not value.startswith(_CLOSES)]
         self._side.delete(obsolete)
         self._deleted_to = first
 
@@ -264,12 +259,12 @@ class SideLog(GroupLog):
 
     def sync(self, position: int) -> None:
         super().sync(position)
-        # Also for calls that wrote nothing: a former leader must not answer from its outdated state.
+        # Also for calls without a write, because a former leader must not answer from outdated state.
         if not self._still():
             raise self._failed(leadership_lost())
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: the log holds no resources."""
 
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
         data = b"".join(_LENGTH.pack(len(edit)) + edit for edit in edits)
@@ -281,8 +276,8 @@ class SideLog(GroupLog):
     def _failed(self, failure: OSError | StoreError) -> LogFailed:
         kind = LogFull if isinstance(failure, StoreFull) else LogFailed
         return kind(
-            f"the transaction log beside the store could not be written: {failure}",
-            "Acknowledged changes are kept; the leader continues without a restart.",
+            f"the transaction log in the side table could not be written: {failure}",
+            "Acknowledged changes are durable. The leader continues without a restart.",
         )
 
 
@@ -304,7 +299,7 @@ def leadership_lost() -> StorageElsewhere:
 
 def _edits(cells: Sequence[bytes]) -> Iterator[Edit]:
     """Yield the edits in cells; ignore a last edit that is incomplete."""
-    # A manager that takes over saves a snapshot before it writes an edit, so all edits are from one manager.
+    # After a takeover, a manager saves a snapshot before it writes edits, so all edits are from one manager.
     data = b"".join(cell[1:] for cell in cells if cell.startswith(_EDITS))
     at = 0
     while len(data) - at >= _LENGTH.size:

@@ -1,7 +1,7 @@
-"""The parts of a server on HBase that allow several servers on one store.
+"""A server as a member of a group of servers on one store in HBase.
 
-With an address (``server.leader.advertise``), a server is one of several: it listens at once, and leads or forwards.
-Without an address, no other server can forward requests to it. Such a server leads before it starts, or does not start.
+With an address (``server.leader.advertise``), a server listens immediately, and leads or forwards requests. Without an
+address, other servers cannot forward requests to it, so it becomes the leader before it starts, or does not start.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HaMember:
     Args:
         store: the tables; the caller closes them.
         side: the side table; the caller closes it.
-        leases: the side table again, over separate connections; the caller closes it.
+        leases: the side table with separate connections, for leases; the caller closes it.
 
     Attributes:
         slots: the leadership of each slot.
@@ -47,7 +47,7 @@ class HaMember:
         forwarder: forwards requests to other leaders.
 
     Raises:
-        ConfigurationError: there are several slots, and the ordinal of this server is unknown.
+        ConfigurationError: with several slots, the ordinal of this server is unknown.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class HaMember:
         return self._advertise is None
 
     def begin(self, service: MessagingService, port: int = 0, manager: SharedManager | None = None) -> None:
-        """Start to compete for the leadership; a server without an address leads on return.
+        """Start to compete for leadership; a server without an address leads on return.
 
         Args:
             service: the messaging service; it drops its caches before each term.
@@ -89,7 +89,7 @@ class HaMember:
 
         look = partial(self._assignment.look, prepare)
         if self._advertise is None:
-            self.slots.leaderships[0].win(look)
+            self.slots.leaderships[0].wait_for_term(look)
         else:
             self._assignment.at(_with_port(self._advertise, port))
         self._watch = LeaseWatcher(look, self._assignment.resign)
@@ -121,19 +121,19 @@ def on_hbase(
 
 
 def _ordinal(settings: LeaderSettings, name: str) -> int:
-    """Return the ordinal of this server: the configured one, or the trailing number of its host name."""
+    """Return the ordinal of this server: as configured, or the trailing number of the host name."""
     found = re.search(r"-(\d{1,4})$", name)
     if settings.slots == 1 or settings.ordinal is not None:
         return settings.ordinal or 0
     if found is None:
         raise ConfigurationError(
-            f"The host name {name} does not end in a number, so which server this is remains open.",
-            "Set server.leader.ordinal, from 0, another number for each server.",
+            f"The host name {name} does not end in a number, so the ordinal of this server is unknown.",
+            "Set server.leader.ordinal to a different number for each server, starting at 0.",
         )
     return int(found[1])
 
 
 def _with_port(url: str, port: int) -> str:
-    """Return a URL whose port 0 is replaced by this port."""
+    """Replace the port 0 of a URL by this port."""
     scheme, host, own_port = urlsplit(url).scheme, urlsplit(url).netloc.rpartition(":")[0], urlsplit(url).port
     return f"{scheme}://{host}:{own_port or port}"

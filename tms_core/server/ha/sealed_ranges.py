@@ -1,24 +1,24 @@
 """Gaps: ranges of ids that are hidden forever, because late rows of failed writes may appear there.
 
-A write cannot be stopped after it was sent. A process that is suspended during a write sends the rest when it wakes,
-and HBase stores such late rows like any other. Their publishers never got an acknowledgement. But a reader that has
-passed their positions would not see them, and another reader would, so the two would disagree.
+A write cannot be cancelled after it was sent. A process that is suspended during a write sends the rest when it wakes
+up, and HBase stores such late rows. Their publishers got no acknowledgement, but a reader that has passed their
+positions would not see them, while another reader would.
 
-Therefore a new leader *seals* a topic before it uses it. It reads which of the last ids of the former leader have rows,
-and stores that all other ids up to its own first id are a gap. From then on, no reader sees a row in the gap, whichever
-server leads. A write under way has at most :data:`FRAME_ROWS` adjoining rows, and HBase may have stored a part of them;
-therefore the last rows are checked one by one.
+Therefore a new leader *seals* a topic before the first use. It determines which of the last ids of the former leader
+have rows, and stores a gap of all other ids before its own first id. From then on, no reader sees a row in the gap,
+whichever server leads. A running write has at most :data:`FRAME_ROWS` adjoining rows, and HBase may have stored a part
+of them, so the last rows are checked one by one.
 
-A gap is stored before the topic is read or written in the new term. A row is acknowledged only if the new term had not
-started. Therefore an acknowledged row is never in a gap.
+A gap is stored before the topic is read or written in the new term, and a row is acknowledged only before the new term
+starts. Therefore an acknowledged row is never in a gap.
 
-A leader treats its own failed write in the same way, because HBase may still execute it, partly or completely, after
-the client's timeout. Before the topic is read or written again, the leader checks the rows. If all rows exist, they are
-valid; otherwise all are hidden. Therefore at most one write is undecided when a term stops, no reader passes a row that
-may still appear, and no reader sees a part of a request.
+A leader treats its own failed write in the same way, because HBase may still execute it after the client's timeout.
+Before the next read or write of the topic, the leader checks the rows of the write. If all rows exist, they are valid;
+otherwise all are hidden. Therefore at most one write is undecided when a term stops. Readers do not pass rows that may
+appear later, and never see a part of a request.
 
 A thread may be suspended while two other servers lead one after the other. Therefore the gaps are read before the lease
-is confirmed, and written by compare-and-set; and each leader that seals a topic changes them.
+is confirmed, they are written by compare-and-set, and each leader that seals a topic changes them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from tms_core.tables.base import KEYS, MessageTable, every
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
-#: The most rows in one write.
+#: The maximum number of rows in one write.
 FRAME_ROWS = 2000
-#: How far ids may be ahead of their leader's clock, in milliseconds: a batch and more.
+#: The maximum distance of ids from their leader's clock, in milliseconds: more than a batch.
 _SLACK_MS = 1_000
-#: How far the former leader's clock may be ahead of this one, in milliseconds, as for all clocks (invariant S7).
+#: The maximum clock difference to the former leader, in milliseconds (invariant S7).
 _CLOCKS_MS = 300_000
-#: How long an empty gap is kept, in milliseconds: no write is under way for a month. With many gaps, each time their
-#: number has doubled, only those within the reach of a former leader are kept.
+#: The retention of empty gaps in milliseconds. When the number of gaps has doubled beyond 256, only gaps in which late
+#: writes are still possible are kept.
 _RETENTION_MS, _MANY_SPANS = 30 * 86_400_000, 256
-#: The first byte of the keys in the side table.
+#: The first key byte of gaps in the side table.
 _GAPS = b"g"
 _SPAN = struct.Struct(">QHQH")
 
@@ -67,7 +67,7 @@ class Gaps:
     """The gaps of one generation of a topic.
 
     Attributes:
-        spans: the ranges, in order; no two of them touch.
+        spans: the ranges, in order and not adjoining.
     """
 
     spans: tuple[PositionRange, ...] = ()
@@ -104,12 +104,12 @@ class Gaps:
 
 
 class FailedWrite(NamedTuple):
-    """A failed write, whose rows may still appear.
+    """A failed write whose rows may appear later.
 
     Attributes:
-        rows: the number of its rows in the span.
-        term: the term in which it was sent.
-        is_lost: whether it was decided as lost; the write of its gap may be late, too.
+        rows: the number of rows in the span.
+        term: the term of the write.
+        is_lost: whether the write is decided as lost; the write of its gap may be late as well.
     """
 
     span: PositionRange
@@ -123,9 +123,9 @@ class _SealedRange:
     """The gaps of one generation, and the term in which it was sealed.
 
     Attributes:
-        undecided: the last write, if it has failed and is not decided.
+        undecided: the failed write that is not decided yet.
         hidden: the span of lost writes since the last successful write.
-        span_limit: at twice this number of gaps, unneeded gaps are dropped.
+        span_limit: at twice this number of gaps, unnecessary gaps are dropped.
     """
 
     lock: Lock = field(default_factory=Lock)
@@ -142,7 +142,7 @@ class SealedRanges:
     Args:
         table: the message table.
         side: the table of the gaps.
-        clock: shows where the last rows are likely to be.
+        clock: estimates the position of the last rows.
     """
 
     def __init__(self, table: MessageTable, side: SideTable, clock: Clock) -> None:
@@ -161,8 +161,8 @@ class SealedRanges:
         """Seal a generation if this is its first use in a term, and decide a failed write.
 
         Args:
-            term: the current term; if it is over on return, the result is meaningless.
-            prefix: the start of the generation's row keys.
+            term: the current term; if it is over on return, the result is invalid.
+            prefix: the row key prefix of the generation.
             confirm: see :meth:`Leadership.confirm`.
 
         Returns:
@@ -174,28 +174,28 @@ class SealedRanges:
         sealed = self._of(prefix)
         with sealed.lock:
             if sealed.term is not term:
-                sealed.gaps, sealed.hidden = self._look(term, prefix, confirm), None
+                sealed.gaps, sealed.hidden = self._seal(term, prefix, confirm), None
                 sealed.term = term
             if (failed := sealed.undecided) is not None:
-                # A write of an older term was sealed since, and another leader may have acknowledged a part of its
-                # rows, so it must not be decided again.
+                # A write of an older term is sealed already, and another leader may have acknowledged some of its
+                # rows, so it must not be decided here.
                 if failed.term is term:
                     self._decide(sealed, failed, prefix, confirm)
                 sealed.undecided = None
             return sealed.gaps
 
     def hide(self, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]) -> None:
-        """Hide the present and later rows of a span from all readers; raises as :meth:`settle`."""
+        """Hide the existing and future rows of a span from all readers; raises as :meth:`settle`."""
         sealed = self._of(prefix)
         with sealed.lock:
             self._add(sealed, term, prefix, span, confirm)
 
     def doubt(self, prefix: bytes, failed: FailedWrite) -> None:
-        """Note a failed write; the next read or write of the generation decides it first."""
+        """Record a failed write, which the next read or write of the generation decides first."""
         self._of(prefix).undecided = failed
 
-    def wrote(self, prefix: bytes) -> None:
-        """Note a successful write."""
+    def note_written(self, prefix: bytes) -> None:
+        """Record a successful write."""
         self._of(prefix).hidden = None
 
     def is_undecided(self, prefix: bytes) -> bool:
@@ -206,13 +206,13 @@ class SealedRanges:
         with self._lock:
             return self._sealed.setdefault(prefix, _SealedRange())
 
-    def _look(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
+    def _seal(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
         raw = self._read(term, prefix, confirm)
         gaps = Gaps.parse(raw)
         if term.previous is None:
             return gaps
         spans = self._gaps_to_keep(prefix, gaps.spans, _RETENTION_MS)
-        # The former leader assigned ids after all gaps, and after all positions of consumers, which may be ahead.
+        # The former leader assigned ids after all gaps and all positions of consumers, which may be in the future.
         end = max(gaps.end, first_unread(self._side, prefix))
         return self._replace_gaps(prefix, raw, Gaps.of([*spans, *self._empty(prefix, term.previous, end)]))
 
@@ -224,9 +224,9 @@ class SealedRanges:
             confirm(failed.term)
             sealed.hidden = None
         else:
-            # The decision is final before the gap is written: the gap may be stored although the response is lost.
+            # Record the decision before the gap is written: the gap may be stored although the response is lost.
             sealed.undecided = failed._replace(is_lost=True)
-            # No row is written between two lost writes, so one gap covers both; a long failure leaves a single gap.
+            # No row was written between consecutive lost writes, so one gap covers them: an outage leaves a single gap.
             first = failed.span.first if sealed.hidden is None else sealed.hidden.first
             sealed.hidden = PositionRange(first, failed.span.stop)
             self._add(sealed, failed.term, prefix, sealed.hidden, confirm)
@@ -234,7 +234,7 @@ class SealedRanges:
     def _add(
         self, sealed: _SealedRange, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]
     ) -> None:
-        """Store one more gap."""
+        """Add a gap to the stored gaps."""
         raw = self._read(term, prefix, confirm)
         gaps = Gaps.of([*Gaps.parse(raw).spans, span])
         if len(gaps.spans) >= 2 * sealed.span_limit:
@@ -243,29 +243,29 @@ class SealedRanges:
         sealed.gaps = self._replace_gaps(prefix, raw, gaps)
 
     def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
-        """Return the stored gaps of a generation; no later leader had changed them."""
-        # Read, then confirm: if the term is still valid, a later leader seals after this read, and the compare-and-set
-        # with these bytes fails.
+        """Return the stored gaps of a generation; no later leader has changed them."""
+        # Read, and then confirm: if the term is valid, a later leader changes the gaps after this read, and the
+        # compare-and-set with these bytes fails.
         raw = self._side.get(_GAPS + prefix)
         confirm(term)
         return raw
 
     def _replace_gaps(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
-        """Replace the stored gaps by compare-and-set, and return the new ones.
+        """Replace the stored gaps by compare-and-set, and return the new gaps.
 
         Raises:
-            StoreUnavailable: another server has changed them.
+            StoreUnavailable: another server has changed the gaps.
         """
         value = gaps.pack()
         if value != (raw or b"") and not self._side.exchange(_GAPS + prefix, raw, value):
-            raise StoreUnavailable("What readers are shown of the topic was changed during the request.", "Try again.")
+            raise StoreUnavailable("Another server changed the topic's gaps during the request.", "Try again.")
         return gaps
 
     def _empty(self, prefix: bytes, previous: LeaseRecord, end: int) -> list[PositionRange]:
         """Return the ranges without rows in which the former leader may have assigned ids.
 
         Args:
-            end: the former leader assigned no id before this position lately.
+            end: a position after which the former leader assigned its last ids.
         """
         now_ms = self._clock.now_ms()
         free = first_free(partial(self._table.read, KEYS), prefix, now_ms)
@@ -281,7 +281,7 @@ class SealedRanges:
         return positions(prefix, list(keys))
 
     def _gaps_to_keep(self, prefix: bytes, spans: Iterable[PositionRange], retention_ms: int) -> list[PositionRange]:
-        """Return the gaps that are younger than so many milliseconds, or have rows."""
+        """Return the gaps that have rows, or are younger than ``retention_ms``."""
         since = position(max(0, self._clock.now_ms() - retention_ms))
         table = self._table
         return [
@@ -292,7 +292,7 @@ class SealedRanges:
 
 
 def _between(span: PositionRange, present: Sequence[int]) -> list[PositionRange]:
-    """Return the parts of a span between present positions."""
+    """Return the parts of a span between positions that have rows."""
     firsts = [span.first, *(at + 1 for at in present)]
     return [PositionRange(a, b) for a, b in zip(firsts, [*present, span.stop], strict=True) if a < b]
 

@@ -1,9 +1,8 @@
-"""The transaction manager of several servers: it runs in the leader of slot 0, and the other servers forward to it.
+"""The transaction manager that several servers share: it runs in the leader of slot 0.
 
-Each server has a manager and its service. The manager of the leader takes over the log
-(:mod:`tms_core.server.ha.manager_log`) before its term starts, as after a restart. The managers of the other servers
-are empty, and their services forward requests. Therefore a client may connect to any server, and the next leader knows
-all earlier responses.
+Each server has a manager and a transaction service. Before a term starts, the leader's manager takes over the log
+(:mod:`tms_core.server.ha.manager_log`), as after a restart, so it knows all earlier responses. The managers of other
+servers are empty, and their services forward calls to the leader. Therefore a client may connect to any server.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from tms_core.transaction.rpc.line import (
     as_text,
 )
 
-#: The longest wait for the takeover of the manager, in seconds; the same thread renews the leases.
+#: The maximum wait for the takeover of the manager in seconds; short, because the same thread renews the leases.
 _WAIT_SECONDS = 0.5
 
 logger = get_logger(__name__)
 #: The timeouts of a call and of a connection, in seconds.
 _SECONDS, _CONNECT_SECONDS = 30.0, 5.0
-#: The largest size of a rejection in bytes; longer responses are not parsed.
-_SHORT_BYTES = 1024
+#: The maximum size of a rejection in bytes; longer responses are not parsed.
+_REJECTION_BYTES = 1024
 
 
 class SharedManager:
-    """The manager of one server, and the connection to that of the leader; threads may share it.
+    """The manager of this server, and the connection to the leader's manager; threads may share it.
 
     Args:
-        manager: the manager of this server; closed with this.
+        manager: the manager of this server; :meth:`close` closes it.
         storage: the storage of the manager.
         leadership: the leadership of slot 0.
         side: the table of the log; the caller closes it.
-        opens: makes a connection to the service of another server, from address and timeout (seconds).
+        opens: opens a connection to the service of another server, from address and timeout (seconds).
         on_takeover: called with the manager after a takeover.
 
     Attributes:
-        manager: the manager of this server; it answers only while this server leads.
+        manager: the manager of this server, which serves calls only while this server leads.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SharedManager:
         self._opens = opens
         self._on_takeover = on_takeover
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
-        self._beginning: Future[Still] | None = None
+        self._takeover: Future[Still] | None = None
         self._closed = False
         self._clock = clock
         self._other: OtherService | None = None
@@ -88,25 +87,25 @@ class SharedManager:
         self.close()
 
     def at(self, address: str) -> None:
-        """Set the address at which other servers reach the service of this one."""
+        """Set the address of this server's service for other servers."""
         self._storage.address = address
 
     def ready(self) -> bool:
         """Return whether the manager has taken over, so that a term may start; False: call again later."""
         if self._closed:
             return False
-        if self._beginning is None:
-            self._beginning = self._thread.submit(self._begin)
-        wait([self._beginning], _WAIT_SECONDS)
-        if not self._beginning.done():
+        if self._takeover is None:
+            self._takeover = self._thread.submit(self._take_over)
+        wait([self._takeover], _WAIT_SECONDS)
+        if not self._takeover.done():
             return False
-        beginning, self._beginning = self._beginning, None
+        takeover, self._takeover = self._takeover, None
         try:
-            still = beginning.result()
+            still = takeover.result()
         except (TmsError, OSError) as error:
             logger.error("the transaction manager of this server does not start: %s", error)
             return False
-        # If another server has led since the takeover started, the state is outdated, and misses its decisions.
+        # If another server has led since the start of the takeover, the manager's state lacks its decisions.
         return still()
 
     @property
@@ -120,23 +119,22 @@ class SharedManager:
         try:
             return other.ask(frame)
         except ServiceUnavailable:
-            # Only for this error, not for a broken connection: a client that sends invalid calls must not close the
-            # connections of all others.
+            # Not for a broken connection, because a client with invalid calls must not close the connections of others.
             self._forget()
             raise
 
     def close(self) -> None:
-        """Save a last snapshot if this server leads; a second call does nothing."""
+        """Save a final snapshot if this server leads; a second call does nothing."""
         self._closed = True
         self._thread.shutdown()
         self._forget()
         try:
             self.manager.close()
         except (TmsError, OSError) as error:
-            logger.warning("the transaction manager has left no snapshot, but its log: %s", error)
+            logger.warning("the transaction manager could not save a final snapshot; its log is complete: %s", error)
 
-    def _begin(self) -> Still:
-        """Start the takeover of the manager; return a function that returns whether it is still valid."""
+    def _take_over(self) -> Still:
+        """Take over the log; return a function that returns whether the takeover is still valid."""
         still = self._leadership.tenure()
         self.manager.begin()
         self._on_takeover(self.manager)
@@ -145,7 +143,7 @@ class SharedManager:
         return still
 
     def _find_service(self) -> OtherService:
-        """Return the service of the leader; look for it again after ``LOOK_SECONDS``."""
+        """Return the service of the leader, cached for ``LOOK_SECONDS``."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._other is not None and now_ms - self._looked_ms < LOOK_SECONDS * 1000:
@@ -156,7 +154,7 @@ class SharedManager:
                 raise ServiceUnavailable(error.message, error.hint) from error
             if root is None or root.address == self._storage.address:
                 raise ServiceUnavailable(
-                    "No server manages the transactions at the moment.", "Try again in a few seconds."
+                    "No server is managing transactions at the moment.", "Try again in a few seconds."
                 )
             self._looked_ms = now_ms
             other = self._other
@@ -166,7 +164,7 @@ class SharedManager:
             return other
 
     def _replace(self, other: OtherService | None) -> None:
-        """Replace the leader's service, and interrupt calls to the former one, which may be suspended."""
+        """Replace the leader's service, and interrupt calls to the former leader, which may be suspended."""
         previous, self._other = self._other, other
         if previous is not None:
             previous.break_off()
@@ -179,7 +177,7 @@ class SharedManager:
 
 
 class OtherService:
-    """A client that forwards calls to another server; threads may share it, and each call has its own connection.
+    """A client that forwards calls to another server; threads may share it, and each call uses a separate connection.
 
     Args:
         address: ``HOST:PORT`` of the service.
@@ -206,12 +204,12 @@ class OtherService:
             self._busy_lines.add(line)
             try:
                 if self._is_over:
-                    raise _unavailable(self.address, "another server manages them now")
+                    raise _unavailable(self.address, "another server has taken over")
                 answer = line.pass_on(frame, _SECONDS)
             finally:
                 self._busy_lines.discard(line)
             if _is_refused(answer):
-                raise _unavailable(self.address, "it no longer manages them")
+                raise _unavailable(self.address, "it is no longer the leader")
         return answer
 
     def close(self) -> None:
@@ -240,7 +238,7 @@ class OtherService:
 
 def _is_refused(answer: bytes) -> bool:
     """Return whether the service rejected the call because its manager does not lead."""
-    if len(answer) > _SHORT_BYTES:
+    if len(answer) > _REJECTION_BYTES:
         return False
     found = wire.read_message(answer)
     return found.kind == MessageKind.EXCEPTION and as_text(found.fields, 1) == NOT_HERE
@@ -248,6 +246,6 @@ def _is_refused(answer: bytes) -> bool:
 
 def _unavailable(address: str, reason: str) -> ServiceUnavailable:
     return ServiceUnavailable(
-        f"The server at {address} that manages the transactions cannot be asked: {reason}.",
+        f"The server at {address} that manages the transactions is not available: {reason}.",
         "Try again in a few seconds.",
     )

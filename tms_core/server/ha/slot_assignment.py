@@ -1,21 +1,20 @@
-"""The slots that this server leads: its own slots, and slots of another server while that server is absent.
+"""The assignment of slots to servers: each server leads its own slots, and slots of servers that are absent.
 
-Topics are divided among servers by slots, and each slot has its own leader. A topic's slot is the CRC-32 of its name
-modulo the number of slots, so any server can compute it. All data of a topic (messages, positions, claims, producers)
-has one leader. With one slot, one server leads all topics. Requests about no single topic, such as the list of topics,
-go to the leader of slot 0.
+Each slot has a separate leader. The slot of a topic is the CRC-32 of its name modulo the number of slots, so any server
+can compute it. All data of a topic (messages, positions, claims, producers) belongs to its slot. With one slot, one
+server leads all topics. Requests without a topic, such as the list of topics, go to the leader of slot 0.
 
-Slot *s* belongs to the server with ordinal *s* mod *servers*. A server takes its own slots as soon as they are free. It
-takes a slot of another server only if no server has held it for the time of a lease, and hands it back when the owner
-is present. A server that lacks one of its slots writes a new value into its row among the leases each second, and the
-current leader of the slot sees that. To hand a slot back, a leader starts no further requests, finishes running ones,
-and releases the lease with a note about holders that may have late writes. Therefore no acknowledged message is lost or
-duplicated, and clients get 503 for one or two seconds.
+Slot *s* belongs to the server with ordinal *s* mod *servers*. A server acquires its own slots as soon as they are free.
+It acquires a slot of another server only if the slot has been free for the duration of a lease, and hands it back when
+the owner is present. A server that lacks one of its slots writes a new value into its row among the leases each second,
+which the current leader of the slot reads. To hand a slot back, a leader rejects new requests, finishes running
+requests, and releases the lease with a note about servers that may have late writes. Therefore no acknowledged message
+is lost or duplicated, and clients get 503 for one or two seconds.
 
-All leases are rows of the side table: ``l`` with one slot, else ``l`` + number of slots + slot. The servers of a store
-must agree on the number of slots, or two servers would lead one topic. Therefore ``l`` is either a lease, or
-permanently "*n* slots". A server changes the number only while it holds all leases of the old number. Every server
-reads ``l`` between acquiring a lease and leading.
+All leases are rows of the side table: ``l`` with one slot, otherwise ``l`` + number of slots + slot. If servers used
+different numbers of slots, two servers could lead one topic. Therefore ``l`` is either a lease, or permanently
+"*n* slots". A server changes the number only while it holds all leases of the old number, and every server reads ``l``
+between acquiring a lease and leading.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from tms_core.settings.models import LeaderSettings
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.side import SideTable
 
-#: The first byte of the keys of leases.
+#: The first key byte of leases.
 _LEASES = b"l"
-#: In the key of a server that lacks a slot, the byte after the number of slots; above all slots.
+#: The key byte in place of the slot, for the row of a server that lacks one of its slots.
 _LACKING = b"\xff"
-#: The duration of the record in ``l``, in seconds: longer than any server watches it.
-_FOR_EVER = 2**31 - 1
+#: The duration of the record in ``l`` in seconds: it never expires.
+_UNLIMITED_SECONDS = 2**31 - 1
 _SLOTS_VALUE = re.compile(r"(\d+) slots(, to be \d+ by .+)?")
 _ROWS = 1000
 
@@ -55,7 +54,7 @@ class Slots:
         self.leaderships = tuple(leaderships)
 
     def number(self, key: bytes) -> int:
-        """Return the slot of a key that starts with a topic's name (``namespace:topic:``); 0 for any other."""
+        """Return the slot of a key that starts with a topic (``namespace:topic:``); 0 for any other key."""
         if len(self.leaderships) == 1:
             return 0
         prefix = topic_prefix(key)
@@ -82,7 +81,7 @@ def slot_of(prefix: bytes, slots: int) -> int:
     """Return the slot of a topic.
 
     Args:
-        prefix: the start of its keys, ``namespace:topic:``.
+        prefix: the key prefix of the topic, ``namespace:topic:``.
     """
     return crc32(prefix[:-1]) % slots
 
@@ -106,8 +105,8 @@ class SlotAssignment:
 
     Args:
         side: the table of the leases; the caller closes it.
-        holder: the name of this server for operators; different for every process.
-        ordinal: the ordinal of this server, from 0; meaningless with one slot.
+        holder: the name of this process for operators; unique.
+        ordinal: the ordinal of this server, from 0; unused with one slot.
 
     Attributes:
         slots: the leadership of each slot.
@@ -129,7 +128,7 @@ class SlotAssignment:
         self._looks = 0
 
     def at(self, address: str) -> None:
-        """Set the address at which other servers reach this one."""
+        """Set the address of this server for other servers."""
         for lease in self._leases:
             lease.address = address
 
@@ -171,7 +170,7 @@ class SlotAssignment:
             start = _LEASES + bytes([len(slots)])
             rows = dict(self._side.rows(start, stop_key(start), _ROWS).items)
         except StoreError:
-            # Held leases may still be renewable, one row at a time.
+            # The scan failed, but single rows may be available: renew the leases that this server holds.
             for slot, leadership in enumerate(slots):
                 if leadership.holds:
                     leadership.step(partial(self._may_lead, prepare, slot))
@@ -186,12 +185,12 @@ class SlotAssignment:
                 patient=owner != self._ordinal,
                 read=partial(rows.get, _row(len(slots), slot)),
             )
-        self._log_obstacles()
+        self._report_lacking()
 
     def _may_lead(self, prepare: Callable[[int], bool], slot: int) -> bool:
-        """Return whether a term of a slot may start: the number of slots is unchanged, and ``prepare`` agrees."""
-        # Checked after the lease was acquired: a server that changes the number holds all leases of the old number, so
-        # this either sees its record, or acquired the lease before the change and blocks it.
+        """Return whether a term of a slot may start: the number of slots is unchanged, and ``prepare`` succeeds."""
+        # Check after the lease was acquired: a server that changes the number holds all leases of the old number. So
+        # this server either sees the change, or has acquired the lease before the change and blocks it.
         try:
             agreed = self._agreement.holds()
         except StoreError as error:
@@ -200,13 +199,13 @@ class SlotAssignment:
         return agreed and prepare(slot)
 
     def _is_back(self, ordinal: int, rows: dict[bytes, bytes]) -> bool:
-        """Return whether a server has reported since the last look that it lacks one of its slots."""
+        """Return whether a server has reported since the last check that it lacks one of its slots."""
         report = rows.get(_row(self._settings.slots, ordinal, lacking=True))
         previous = self._lacking.get(ordinal, report)
         self._lacking[ordinal] = report
         return report != previous
 
-    def _log_obstacles(self) -> None:
+    def _report_lacking(self) -> None:
         own = self.slots.leaderships[self._ordinal :: self._settings.servers]
         if self._ordinal < self._settings.servers and not all(leadership.holds for leadership in own):
             self._looks += 1
@@ -215,7 +214,7 @@ class SlotAssignment:
 
     def _log_failure(self, error: StoreError) -> None:
         if self._failure != error.message:
-            logger.warning("which server leads cannot be found out: %s", error)
+            logger.warning("the leader cannot be determined: %s", error)
         self._failure = error.message
 
 
@@ -230,7 +229,7 @@ class Agreement:
         self._report = ""
 
     def holds(self) -> bool:
-        """Return whether the stored number of slots is the configured one."""
+        """Return whether the stored number of slots is the configured number."""
         slots, changes = _parse_slots(self._cell.lease())
         return (slots, changes) == (self._settings.slots, False)
 
@@ -245,25 +244,25 @@ class Agreement:
         if (slots, changes) == (self._settings.slots, False):
             return True
         if reason := self._obstacle(slots):
-            self._say(f"{self._settings.slots} slots are not in force yet: {reason}")
+            self._warn_once(f"{self._settings.slots} slots are not in force yet: {reason}")
             return False
         try:
             done = (
-                self._previous_leases[0].leave(f"{self._settings.slots} slots", _FOR_EVER)
+                self._previous_leases[0].leave(f"{self._settings.slots} slots", _UNLIMITED_SECONDS)
                 if slots == 1
                 else self._write(value, slots)
             )
         except LeaseLost:
             return False
         if done:
-            logger.info("the servers of this store share %d slots from now on", self._settings.slots)
+            logger.info("the number of slots changed from %d to %d", slots, self._settings.slots)
         for lease in self._previous_leases.values():
             lease.release()
         self._previous_leases.clear()
         return done
 
     def _obstacle(self, slots: int) -> str | None:
-        """Acquire all leases of another number of slots; return the reason why that is not possible yet, or None."""
+        """Acquire all leases of the old number of slots; return the reason if that is not possible yet, else None."""
         if len(self._previous_leases) != slots:
             self._previous_leases = {
                 slot: _lease(self._side, slots, slot, self._holder, self._settings.seconds, self._clock)
@@ -279,26 +278,24 @@ class Agreement:
             else:
                 lease.acquire()
         except (LeaseHeld, LeaseLost):
-            return (
-                f"servers whose server.leader.slots is {slots} still run. The new servers wait until those have ended."
-            )
+            return f"servers with server.leader.slots: {slots} are still running. The new servers wait until they stop."
         seen = lease.seen
-        # The previous holder, or the holder that it noted at its release: either may have late writes for an hour.
+        # The previous holder, or the holder noted at its release, may have late writes for an hour.
         record = None if seen is None else seen if seen.holder else seen.former
         if record is None or record.renewed_ms + REACH_MS <= self._clock.now_ms():
             return None
         return (
-            f"{record.holder} did not end in an orderly way, or a write of it had failed, so HBase may still be "
-            f"writing. The new servers wait {REACH_MS // 60_000} minutes."
+            f"{record.holder} did not shut down cleanly, or one of its writes failed, so HBase may still execute a "
+            f"write. The new servers wait {REACH_MS // 60_000} minutes."
         )
 
     def _write(self, value: bytes | None, slots: int) -> bool:
-        """Replace the old number by the new one while all leases of the old number are held."""
+        """Replace the stored number of slots while this server holds all leases of the old number."""
         record = LeaseRecord.parse(value)
         if record is None:
             return False
-        # First announce the change: a server that acquires a lease of the old number from here on sees that it must not
-        # lead. Then confirm all leases: if one was lost, its new holder may not have seen the announcement.
+        # Announce the change first: a server that acquires a lease of the old number from here on does not lead. Then
+        # confirm all leases: the new holder of a lost lease may not have seen the announcement.
         change = _record(record, f"{slots} slots, to be {self._settings.slots} by {self._holder}")
         if not self._cell.swap_lease(value, change):
             return False
@@ -307,14 +304,14 @@ class Agreement:
         holder = "" if self._settings.slots == 1 else f"{self._settings.slots} slots"
         return self._cell.swap_lease(change, _record(record, holder))
 
-    def _say(self, sentence: str) -> None:
+    def _warn_once(self, sentence: str) -> None:
         if self._report != sentence:
             logger.warning("%s", sentence)
         self._report = sentence
 
 
 def _row(slots: int, number: int, *, lacking: bool = False) -> bytes:
-    """Return the key of a slot's lease; with ``lacking``, the key in which a server reports a missing slot."""
+    """Return the key of a slot's lease; with ``lacking``, the key of a server's report that it lacks a slot."""
     if lacking:
         return _LEASES + bytes([slots]) + _LACKING + number.to_bytes(2, "big")
     return _LEASES if slots == 1 else _LEASES + bytes([slots, number])
@@ -325,11 +322,11 @@ def _lease(side: SideTable, slots: int, slot: int, holder: str, seconds: int, cl
 
 
 def _parse_slots(value: bytes | None) -> tuple[int, bool]:
-    """Return the number of slots, and whether it is being changed."""
+    """Return the stored number of slots, and whether a change is in progress."""
     record = LeaseRecord.parse(value)
     match = None if record is None else _SLOTS_VALUE.fullmatch(record.holder)
     return (1, False) if match is None else (int(match[1]), match[2] is not None)
 
 
 def _record(previous: LeaseRecord, holder: str) -> bytes:
-    return LeaseRecord(holder, previous.fence + 1, 0, previous.renewed_ms, _FOR_EVER).pack()
+    return LeaseRecord(holder, previous.fence + 1, 0, previous.renewed_ms, _UNLIMITED_SECONDS).pack()

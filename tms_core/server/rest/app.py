@@ -1,10 +1,9 @@
-"""The application: its routes, and the middleware around them.
+"""The ASGI application: routes and middleware.
 
-Routes are in the order of their frequency. Each route declares the permissions of its methods, so that a new route
-cannot be open by mistake; the gate, if there is one, rejects a request without them. The middleware handles the common
-part of each request: it rejects unrecognized host names, converts errors into status codes with one sentence, counts,
-and writes the access log. The access log has no headers and no query, because they may contain secrets. Unexpected
-errors pass on to uvicorn, which answers 500 and logs them.
+Routes are sorted by frequency. Each route declares the permissions of its methods, so that a new route cannot be
+unprotected by mistake; the gate checks them. The middleware rejects unrecognized host names, converts errors into
+status codes and messages, counts requests, and writes the access log, without headers and queries, which may contain
+secrets. Unexpected errors propagate to uvicorn, which logs them and responds 500.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ access = get_logger("tms_core.access")
 
 #: The HTTP status of errors of the service (CDAP's HttpExceptionHandler); others are 500, and are logged.
 _STATUS: dict[type[TmsError], int] = {
-    # Before BadRequest, of which it is one.
+    # Before BadRequest, its base class.
     TooLarge: 413,
     BadRequest: 400,
     Unauthorized: 401,
@@ -92,9 +91,9 @@ _STATUS: dict[type[TmsError], int] = {
     Unanswered: 502,
     Unavailable: 503,
 }
-#: A client that went away before it was answered; never sent.
+#: The status in metrics and logs if the client disconnected before the response; never sent.
 _CLIENT_DISCONNECTED = 499
-#: The rejections in the audit log, by status; and the requests that are always in it, by route and method.
+#: The audit events of rejections by status, and of administrative requests by route and method.
 _REFUSALS = {401: Event.UNAUTHORIZED, 403: Event.FORBIDDEN, 429: Event.LIMITED}
 _AUDITED = {
     ("topic", "PUT"): Event.TOPIC_CREATE,
@@ -110,10 +109,10 @@ _AUDITED = {
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: The header of 503: the time until the next attempt, in seconds.
 _RETRY = (b"retry-after", b"1")
-#: A character of a path without blanks, and such a path.
+#: Regular expressions of a character in a path without blanks, and of such a path.
 _LETTER = r"""[^\s'",;:)]"""
 _PATH = rf"""(?<![^\s'"(])/{_LETTER}+"""
-#: The header of 409 if the routes of the topic have changed.
+#: The header of 409 if the partitions of the topic have changed.
 _PARTITIONS = (b"x-tms-partitions", b"changed")
 
 _TOPICS = "/v1/namespaces/{namespace}/topics"
@@ -126,16 +125,16 @@ def make_app(
     """Return the application.
 
     Args:
-        loopback: whether it listens on a loopback address, where requests under another name are refused.
-        access_log: whether each request is logged.
-        forwarder: passes on what another server has to answer; None: there is no other.
+        loopback: whether the server listens on a loopback address; it then rejects requests for other host names.
+        access_log: whether to log each request.
+        forwarder: forwards requests to other leaders; None: this is the only server.
     """
     gates = [route.guard(context.gate) for route in routes(context)]
     paths = routed(gates, known_only(_nothing_here, context.gate))
     if forwarder is None:
         return RequestMiddleware(paths, context.metrics, loopback=loopback, access_log=access_log)
-    # Inside the middleware, or a foreign host name would get in by way of a server that does not lead.
-    return forwarder.living(
+    # Forward inside the middleware, so that a server that does not lead also rejects unrecognized host names.
+    return forwarder.with_lifespan(
         RequestMiddleware(forwarder.around(paths), context.metrics, loopback=loopback, access_log=access_log)
     )
 
@@ -144,7 +143,7 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
     """Return the routes as one application; as in CDAP, one trailing slash of a path is ignored.
 
     Args:
-        routes: the first matching route handles a request; a route that matches except for its method answers 405.
+        routes: the first matching route handles a request; if only the method does not match, it responds 405.
     """
     router = Router(routes, redirect_slashes=False, default=default)
 
@@ -158,7 +157,7 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
 
 
 def routes(context: ServerContext) -> list[GuardedRoute]:
-    """Return all routes, with the permissions that they need."""
+    """Return all routes with their permissions."""
     topics, consumers, producers, about = (
         TopicRoutes(context),
         Consumers(context),
@@ -171,7 +170,7 @@ def routes(context: ServerContext) -> list[GuardedRoute]:
         GuardedRoute(f"{_TOPIC}/store", StorePayloads(context), "store", {"POST": Need.PUBLISH}),
         GuardedRoute(f"{_TOPIC}/rollback", Rollback(context), "rollback", {"POST": Need.PUBLISH}),
         GuardedRoute(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
-        # Of the topics, those are listed that the principal may see.
+        # The response has only the topics that the principal may see.
         GuardedRoute(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
         GuardedRoute("/v1/topics", topics.all_topics, "all_topics", {"GET": Need.KNOWN}),
         GuardedRoute(
@@ -202,10 +201,10 @@ def routes(context: ServerContext) -> list[GuardedRoute]:
 
 @dataclass(frozen=True)
 class GuardedRoute:
-    """A route before it has its gate.
+    """A route and the permissions of its methods.
 
     Attributes:
-        path: with ``{namespace}`` and ``{topic}``, if something on a topic is needed.
+        path: the path; with ``{namespace}`` and ``{topic}`` if a permission on a topic is needed.
         endpoint: a Starlette endpoint, or a plain ASGI callable.
     """
 
@@ -215,14 +214,14 @@ class GuardedRoute:
     needs: Mapping[str, Need]
 
     def guard(self, gate: Gate | None) -> Route:
-        """Return the route itself; without a gate everybody may do everything."""
+        """Return the route with the checks of a gate; without a gate there are no restrictions."""
         return _Route(self) if gate is None else _GuardedRoute(self, gate)
 
 
 class _Route(Route):
     def __init__(self, guarded: GuardedRoute) -> None:
         super().__init__(guarded.path, guarded.endpoint, methods=list(guarded.needs), name=guarded.name)
-        # Where GET is, Starlette serves HEAD too; CDAP does not.
+        # Starlette would add HEAD to GET; CDAP does not serve HEAD.
         self.methods = self._served = set(guarded.needs)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -239,7 +238,7 @@ class _GuardedRoute(_Route):
         self._needs = guarded.needs
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Also "not found" requires an authenticated principal.
+        # "Method not allowed" also requires an authenticated principal.
         need = self._needs.get(scope["method"], Need.KNOWN)
         if need is Need.NOTHING:
             await super().handle(scope, receive, send)
@@ -259,7 +258,7 @@ class _GuardedRoute(_Route):
 
 
 def _count_bytes(quotas: Quotas, principal: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """Return receive and send functions that count bytes for a principal."""
+    """Wrap receive and send to count transferred bytes for a principal's quota."""
 
     async def received() -> Message:
         message = await receive()
@@ -274,7 +273,7 @@ def _count_bytes(quotas: Quotas, principal: str, receive: Receive, send: Send) -
 
 
 async def identified(gate: Gate, scope: Scope) -> str:
-    """Return the principal of a request; the more attempts of an address have failed, the later it is rejected.
+    """Return the principal of a request; rejections are delayed after repeated failures of an address.
 
     Raises:
         Unauthorized: the request has no valid token.
@@ -287,7 +286,7 @@ async def identified(gate: Gate, scope: Scope) -> str:
 
 
 def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
-    """Return an application that answers only identified clients."""
+    """Return an application that serves only authenticated clients."""
     if gate is None:
         return app
 
@@ -299,7 +298,7 @@ def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
 
 
 class RequestMiddleware:
-    """The outermost middleware: checks each request, logs and counts it, and answers errors."""
+    """The outermost middleware: checks, counts and logs each request, and sends error responses."""
 
     def __init__(
         self,
@@ -334,11 +333,11 @@ class RequestMiddleware:
             pass
         except (TmsError, HTTPException) as error:
             if status != _CLIENT_DISCONNECTED:
-                # The response has started; it can only be cut short.
+                # The response has started, so it can only be aborted.
                 raise
             if isinstance(error, StoreFull):
-                # Every request that writes meets a full disk, and the log may lie on it.
-                self._seldom.log(logging.ERROR, "requests that write are refused (503): %s", error)
+                # Log rarely: every write fails on a full disk, and the log may be on the same disk.
+                self._seldom.log(logging.ERROR, "writes are rejected (503): %s", error)
             await _refuse(scope, sent, error)
         finally:
             seconds = time.perf_counter() - started
@@ -369,15 +368,15 @@ class RequestMiddleware:
 
     def _check(self, scope: Scope) -> None:
         if names_two_hosts(scope):
-            raise HTTPException(400, "A request has one Host header.")
+            raise HTTPException(400, "The request has more than one host. Send one Host header.")
         if self._loopback and not names_loopback(scope):
-            raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
+            raise HTTPException(400, "This address serves only localhost. Use http://localhost.")
         if self._loopback and is_of_foreign_page(scope):
-            raise HTTPException(403, "Requests from pages of other web sites are refused.")
+            raise HTTPException(403, "Requests from web pages of other sites are rejected.")
 
 
 def address_of(scope: Scope) -> str:
-    """Return the address of a request's connection; for a forwarded request, that of the forwarding server."""
+    """Return the address of a request's connection; for a forwarded request, the address of the forwarding server."""
     client = scope.get("client")
     return "" if client is None else str(client[0])
 
@@ -406,7 +405,7 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> 
         more.append((FENCED, b"true"))
     message, hint = error.message, error.hint
     if isinstance(error, StoreError) and status >= 500:
-        # The path of the store is for its operator only, in the log. It may contain blanks.
+        # Hide the path of the store from clients; the log has it. The path may contain blanks.
         paths = f"{re.escape(error.path)}{_LETTER}*|{_PATH}" if error.path else _PATH
         message, hint = re.sub(paths, "…", message), re.sub(paths, "…", hint)
     await _answer_error(scope, send, status, error.code, message, hint, *more)
@@ -415,7 +414,7 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> 
 async def _answer_error(
     scope: Scope, send: Send, status: int, code: str, message: str, hint: str, *more: tuple[bytes, bytes]
 ) -> None:
-    """Send an error as text, or as a problem in JSON to a client that accepts JSON."""
+    """Send an error as text, or as problem JSON to a client that accepts JSON."""
     header = (problem.CODE, code.encode())
     if problem.accepts_json(scope["headers"]):
         await answer(send, status, problem.problem(status, code, message, hint), problem.JSON, header, *more)
@@ -440,7 +439,7 @@ class _CommonRoutes:
         return PlainTextResponse("OK.")
 
     def metrics(self, request: Request) -> Response:
-        # The answer does not wait for it: metrics are needed most while a store hangs.
+        # Do not wait for this, because metrics are most important while a store hangs.
         with suppress(RuntimeError):  # the server is closing
             self._threads.submit(harmless, self._metrics.forget_deleted)
         body, content_type = self._metrics.text(request.headers.get("accept", ""))

@@ -1,8 +1,8 @@
 """The body of a request, read completely within a limit.
 
-A body is read into memory completely, because a batch is written at once. Therefore its size is limited before and
-after decompression; a small body that inflates without bound is stopped at the limit. CDAP 6's clients send gzip. The
-memory for a body is reserved from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
+A body is read into memory completely, because its messages are written together. Therefore its size is limited before
+and after decompression, which also stops decompression bombs. CDAP 6's clients send gzip. The memory for a body is
+reserved from the memory of all requests (:mod:`tms_core.server.memory`) while it is being read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Headers = dict[bytes, bytes]
 GZIP = 31
 #: The highest compression ratio of gzip (RFC 1951: 258 bytes from two bits).
 _GZIP_RATIO = 1032
-#: The memory of a body for each of its bytes: its pieces, and the joined body.
-_HELD = 2
+#: The memory for each byte of a body: its pieces, and the joined body.
+_COPIES = 2
 
 
 class BodyLimit(NamedTuple):
@@ -31,7 +31,7 @@ class BodyLimit(NamedTuple):
 
     Attributes:
         bytes: the limit before and after decompression.
-        reason: its source: the setting, or the kind of body.
+        reason: the source of the limit for the error: a setting, or the kind of body.
     """
 
     bytes: int
@@ -43,15 +43,15 @@ class Disconnected(Exception):
 
 
 async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share: Share) -> bytes:
-    """Return the whole body as it was sent.
+    """Read a complete body, without decompression.
 
     Raises:
-        HTTPException: it is larger than ``limit``, or compressed in a way that is not served.
-        Disconnected: the client went away.
-        Unavailable: there is no memory for it.
+        HTTPException: the body is larger than ``limit``, or has an unsupported compression.
+        Disconnected: the client has disconnected.
+        Unavailable: no memory became free in time.
     """
     if headers.get(b"content-encoding", b"identity").lower() not in (b"identity", b"gzip"):
-        raise HTTPException(415, "Of all compressions only gzip is read.")
+        raise HTTPException(415, "The Content-Encoding is not supported. Use gzip or identity.")
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > limit.bytes:
         raise _too_large(limit)
@@ -68,16 +68,14 @@ async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share:
         if size > limit.bytes:
             raise _too_large(limit)
         if size > FREE_BYTES:
-            await share.take(_HELD * size - share.size)
+            await share.take(_COPIES * size - share.size)
         if not message["more_body"]:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def unpacked_bytes(size: int, limit: BodyLimit) -> int:
-    """Return how large a body of so many packed bytes may become, within a limit, and twice that while it is put
-    together.
-    """
-    return _HELD * min(_GZIP_RATIO * size, limit.bytes + 1)
+    """Return the maximum memory for the decompression of a body with ``size`` compressed bytes, in bytes."""
+    return _COPIES * min(_GZIP_RATIO * size, limit.bytes + 1)
 
 
 def is_packed(headers: Headers) -> bool:
@@ -86,31 +84,31 @@ def is_packed(headers: Headers) -> bool:
 
 
 def unpacked(body: bytes, limit: BodyLimit) -> bytes:
-    """Return a body as it was before it was compressed.
+    """Return a decompressed body.
 
     Raises:
-        BadRequest: it is no gzip, though it should be, or cut short.
-        HTTPException: it is larger than ``limit``.
+        BadRequest: the body is not gzip, or is truncated.
+        HTTPException: the decompressed body is larger than ``limit``.
     """
     member = zlib.decompressobj(GZIP)
     try:
-        # One byte more, to see whether there is more than is allowed.
+        # One byte more than allowed, to detect a larger body.
         found = member.decompress(body, limit.bytes + 1)
     except zlib.error as error:
         raise BadRequest(f"The body is not gzip: {error}.") from error
     if len(found) > limit.bytes:
         raise _too_large(limit)
     if not member.eof or member.unused_data:
-        raise BadRequest("The body is not gzip: it is cut short, or something follows it.")
+        raise BadRequest("The body is not gzip: it is truncated, or more bytes follow it.")
     return found
 
 
 def _too_large(limit: BodyLimit) -> HTTPException:
-    return HTTPException(413, f"A body may have {limit.bytes} bytes at most here ({limit.reason}).")
+    return HTTPException(413, f"The body has more than {limit.bytes} bytes ({limit.reason}).")
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """Return whether the client reads gzip (``Accept-Encoding``)."""
+    """Return whether the client accepts gzip (``Accept-Encoding``)."""
     offered = headers.get(b"accept-encoding", b"")
     for part in offered.lower().split(b","):
         name, _, parameter = part.partition(b";")

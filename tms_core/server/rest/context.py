@@ -1,4 +1,4 @@
-"""The context of all routes: service, limits, threads, waiting polls, and the conversion of a request to a topic."""
+"""The context that all routes share: service, limits, threads, waiting polls, and decoded requests."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from tms_core.web.protocol import abort_of
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Bodies of this size or more are decoded in a thread, so that other requests do not wait. Decoding that many messages
-#: without payloads takes a few milliseconds.
+#: Bodies of at least this size are decoded in a thread, so that other requests do not wait. Decoding such a body with
+#: empty messages takes a few milliseconds.
 _LARGE_BYTES = 250_000
-#: The key in a request's state of the function that counts bytes for the principal's quota.
+#: The key in a request's scope of the function that counts bytes for the principal's quota.
 SPENDS = "spends"
-#: The number of large bodies that are decoded at once. The interpreter decodes only one at a time, and more would delay
-#: the event loop.
+#: The number of large bodies that are decoded concurrently. The interpreter lock admits only one, and more threads
+#: would delay the event loop.
 _DECODING = 1
-#: The number of topics whose largest message is remembered.
+#: The number of topics whose largest message is cached.
 _KNOWN_TOPICS = 10_000
-#: The largest part of a poll's body outside its transaction, in bytes.
+#: The maximum size of a poll's body without its transaction, in bytes.
 _POLL_BYTES = 16 << 10
-#: The size of a transaction id in the body of a poll, in bytes: eight, and a third more in base64.
+#: The size of a transaction id in the body of a poll in bytes: eight bytes, as base64.
 _ID_BYTES = 11
 
 
@@ -54,8 +54,8 @@ class PollLimit:
     """The limits of a poll's response.
 
     Attributes:
-        messages: the most messages; None: as many as the poll requests.
-        bytes: the most bytes of messages, including the overhead of each; None: unlimited.
+        messages: the maximum number of messages; None: the poll's own limit applies.
+        bytes: the maximum size of the messages, including their overhead; None: unlimited.
     """
 
     messages: int | None = None
@@ -63,27 +63,27 @@ class PollLimit:
 
 
 class Sizes:
-    """The largest recent message of each topic that was published or read here, if it matters."""
+    """The largest known message of each topic that was published or read in this process."""
 
     def __init__(self) -> None:
         self._largest: dict[TopicId, int] = {}
 
     def of(self, topic: TopicId) -> int | None:
-        """Return the largest known message of a topic in bytes; None: unknown."""
+        """Return the size of the largest known message of a topic in bytes; None: unknown."""
         return self._largest.get(topic)
 
     def learn(self, topic: TopicId, largest: int) -> None:
-        """Note that a topic has a message of this size."""
+        """Record the size of a message of a topic."""
         known = self._largest.pop(topic, 0)
         self._largest[topic] = max(known, largest)
         if len(self._largest) > _KNOWN_TOPICS:
             self._largest.pop(next(iter(self._largest)), None)
 
     def note(self, topic: TopicId, messages: Sequence[bytes], size: int) -> None:
-        """Note published messages; a request below the threshold has no large messages.
+        """Record published messages; small requests, which reserve no memory, are skipped.
 
         Args:
-            size: the size of the request in bytes.
+            size: the reserved memory of the request in bytes.
         """
         if size and messages:
             self.learn(topic, max(map(len, messages)))
@@ -93,35 +93,35 @@ class Waiting:
     """The waiting polls of a server.
 
     Args:
-        most_each: the most waiting polls of one principal; None: unlimited.
+        max_each: the maximum number of waiting polls of a principal; None: unlimited.
 
     Attributes:
         closed: whether polls may no longer wait.
-        polls: a function for each poll that wakes it; any thread may call it.
+        polls: for each waiting poll a function that wakes it; thread-safe.
     """
 
-    def __init__(self, most_each: int | None = None) -> None:
+    def __init__(self, max_each: int | None = None) -> None:
         self.closed = False
-        self._most_each = most_each
+        self._max_each = max_each
         self.polls: dict[Callable[[], None], None] = {}
         self._each: Counter[str | None] = Counter()
 
     @contextmanager
     def waiting(self, wake: Callable[[], None], principal: str | None) -> Iterator[None]:
-        """Count a waiting poll while the block runs.
+        """Register a waiting poll while the block runs.
 
         Args:
-            wake: wakes the poll; any thread may call it.
-            principal: the principal of the poll; None: authentication is off, and there is no limit.
+            wake: wakes the poll; thread-safe.
+            principal: the principal of the poll; None: clients are not authenticated, and there is no limit.
 
         Raises:
             Unavailable: the principal has too many waiting polls.
         """
-        most = self._most_each
-        if principal is not None and most is not None and self._each[principal] >= most:
+        limit = self._max_each
+        if principal is not None and limit is not None and self._each[principal] >= limit:
             raise Unavailable(
-                f"{most} polls of {principal} wait here, half of the connections that this server takes.",
-                "Try again later, wait with fewer at a time, or raise server.max_connections.",
+                f"{limit} polls of {principal} are waiting, half of the connections of this server.",
+                "Try again later, use fewer waiting polls, or increase server.max_connections.",
             )
         self.polls[wake] = None
         self._each[principal] += 1
@@ -134,46 +134,43 @@ class Waiting:
                 del self._each[principal]
 
     def close(self) -> None:
-        """Stop all waiting polls, and refuse new ones; any thread may call it."""
+        """Wake all waiting polls, and reject new waits; thread-safe."""
         self.closed = True
         for wake in list(self.polls):
             wake()
 
 
 class Turns:
-    """The turns of principals in a pool of threads.
+    """A limit of the threads in a pool that each principal may use, for one event loop.
 
-    Calls of other principals must not wait until all slow calls of one principal are done. Therefore its further calls
-    wait outside the pool, in the order of their arrival. For one event loop.
+    Further calls of a principal wait outside the pool in order of arrival, so that its slow calls do not block others.
 
     Args:
-        most_each: the most threads that one principal uses at a time; None: unlimited.
+        max_each: the maximum number of threads of a principal; None: unlimited.
     """
 
-    def __init__(self, most_each: int | None = None) -> None:
-        self._most_each = most_each
+    def __init__(self, max_each: int | None = None) -> None:
+        self._max_each = max_each
         self._each: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, principal: str | None) -> AbstractAsyncContextManager[None]:
-        """Return a context that waits for a turn of a principal, and holds it while the block runs.
+        """Return a context that occupies one of a principal's threads while the block runs.
 
         Args:
-            principal: the principal of the request; None: authentication is off, and there is no limit.
+            principal: the principal of the request; None: clients are not authenticated, and there is no limit.
         """
-        if principal is None or self._most_each is None:
+        if principal is None or self._max_each is None:
             return nullcontext()
-        return self._each.setdefault(principal, asyncio.Semaphore(self._most_each))
+        return self._each.setdefault(principal, asyncio.Semaphore(self._max_each))
 
 
-def waking(came: asyncio.Future[None]) -> Callable[[], None]:
-    """Return a function that wakes a waiter of a future of the running loop; any thread may call it, and more than
-    once.
-    """
+def make_wake(arrival: asyncio.Future[None]) -> Callable[[], None]:
+    """Return a thread-safe function that completes a future of the running loop; it may be called repeatedly."""
     loop = asyncio.get_running_loop()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed, and so is the waiter
-            loop.call_soon_threadsafe(_settle, came)
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits
+            loop.call_soon_threadsafe(_settle, arrival)
 
     return wake
 
@@ -183,14 +180,14 @@ class ServerContext:
     """The objects that all routes share.
 
     Args:
-        max_request_bytes: the largest body, before and after decompression.
+        max_request_bytes: the maximum size of a body, before and after decompression.
         gate: the access control; None: no restrictions.
         poll_threads: the threads in which polls read the store, so that other requests do not wait; None: ``threads``.
-        turns, poll_turns: the turns of principals in ``threads`` and in ``poll_threads``.
-        transaction_ids: the most ids in the transaction of a poll (``server.max_transaction_ids``).
-        present_ids: the number of ids in a present transaction of this process's manager; a poll may have a tenth more,
-            whatever the setting is.
-        hold_seconds: how long the janitor in this process holds rows after a shortened TTL; None: there is no janitor.
+        turns, poll_turns: the limits of principals in ``threads`` and in ``poll_threads``.
+        transaction_ids: the maximum number of ids in the transaction of a poll (``server.max_transaction_ids``).
+        present_ids: the number of ids in a new transaction of this process's manager; a poll may have a tenth more,
+            independent of the setting.
+        hold_seconds: the hold of rows after a shortened TTL by the janitor in this process; None: no janitor.
     """
 
     service: MessagingService
@@ -212,15 +209,15 @@ class ServerContext:
     _codecs: dict[bytes, Codec] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        most = self.max_request_bytes // MESSAGE_BYTES
-        codecs: list[Codec] = [AvroCodec(most), JsonCodec(most)]
+        max_messages = self.max_request_bytes // MESSAGE_BYTES
+        codecs: list[Codec] = [AvroCodec(max_messages), JsonCodec(max_messages)]
         object.__setattr__(self, "_codecs", {codec.content_type: codec for codec in codecs})
 
     def codec(self, headers: Headers) -> Codec:
         """Return the codec for a request's content type.
 
         Raises:
-            BadRequest: the content type is not supported. CDAP's type must match exactly, as in CDAP.
+            BadRequest: the content type is not supported. CDAP's type must match exactly, as CDAP requires.
         """
         named = headers.get(b"content-type", b"")
         known = self._codecs.get(named) or self._codecs.get(json_name(named))
@@ -240,17 +237,17 @@ class ServerContext:
         limit: BodyLimit | None = None,
         cost: Callable[[bytes], int] = len,
     ) -> T:
-        """Return a request's body as values.
+        """Read and decode the body of a request.
 
         Args:
             share: the memory share of the request; it grows with the body and the decoded values.
-            limit: the largest body; None: ``server.max_request_mb``.
-            cost: the largest memory that ``decode`` takes.
+            limit: the maximum size of the body; None: ``server.max_request_mb``.
+            cost: the maximum memory that ``decode`` needs for a body, in bytes.
 
         Raises:
             HTTPException: the body is too large, or has an unsupported compression.
             BadRequest: the body cannot be decoded.
-            Unavailable: there is no memory for it.
+            Unavailable: no memory became free in time.
         """
         longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
         limit = limit or longest
@@ -271,7 +268,7 @@ class ServerContext:
             return await _called(self.threads, partial(decode, body))
 
     async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
-        """Return a small body as values."""
+        """Read and decode a small body."""
         with self.memory.share(abort_of(request.scope)) as share:
             return await self.read(
                 request.scope, headers_of(request.scope), request.receive, decode, share, limit=limit
@@ -280,18 +277,18 @@ class ServerContext:
     @property
     def poll_body(self) -> BodyLimit:
         """Return the limit for the body of a poll."""
-        # A few ids may have left the list since the start of the transaction.
+        # A tenth more than now, because ids may have left the list since the start of the transaction.
         by_list = _POLL_BYTES + _ID_BYTES * (self.present_ids() * 11 // 10)
         by_setting = min(_POLL_BYTES + _ID_BYTES * self.transaction_ids, self.max_request_bytes)
         return BodyLimit(max(by_list, by_setting), "server.max_transaction_ids")
 
     async def in_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that may wait."""
+        """Call a blocking function in a thread."""
         async with self.turns.of(scope.get("principal")):
             return await _called(self.threads, partial(function, *args, **kwargs))
 
     async def in_poll_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that reads messages."""
+        """Call a function that reads messages in a thread for polls."""
         async with self.poll_turns.of(scope.get("principal")):
             return await _called(self.poll_threads or self.threads, partial(function, *args, **kwargs))
 
@@ -304,7 +301,7 @@ class ContextRoute:
 
 
 def spend(scope: Scope, size: int) -> None:
-    """Count bytes that a request costs its principal in addition to its packed body."""
+    """Count bytes for the quota of a request's principal, in addition to the transferred bytes."""
     spends = scope.get(SPENDS)
     if spends is not None:
         spends(size)
@@ -331,7 +328,7 @@ def named_topic(namespace: str, topic: str) -> TopicId:
     """Return a topic by namespace and name.
 
     Raises:
-        BadRequest: one of them is not a valid name.
+        BadRequest: the namespace or the name is not valid.
     """
     try:
         return TopicId.parse(f"{namespace}:{topic}")
@@ -340,10 +337,7 @@ def named_topic(namespace: str, topic: str) -> TopicId:
 
 
 async def outcome(answer: Answer[T]) -> T:
-    """Wait for a future that another thread completes; a cancelled wait does not stop that thread.
-
-    An accepted message is written even if its client has disconnected.
-    """
+    """Wait for an answer of another thread; a cancelled wait does not cancel the write of an accepted message."""
     if not answer.done():
         done = asyncio.get_running_loop().create_future()
         when_done(answer, partial(_settle, done))
@@ -356,7 +350,7 @@ def _called(threads: Executor, call: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def when_done(answer: Answer[T], call: Callable[[], object]) -> None:
-    """Call a function in the running loop as soon as a result exists, whichever thread has set it."""
+    """Call a function in the running loop when the answer is settled, in whichever thread that happens."""
     answer.when_done(partial(_call_in, asyncio.get_running_loop(), get_ident(), call))
 
 
@@ -385,6 +379,6 @@ async def answer(
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return a request's headers by lower-case names; the last one wins if a name repeats."""
+    """Return a request's headers by lower-case names; if a name repeats, the last value counts."""
     found: dict[Any, Any] = dict(scope["headers"])
     return found

@@ -1,12 +1,12 @@
 """Forwarding: a server that does not lead forwards requests to the leader, and returns its responses unchanged.
 
-Bodies pass in pieces in both directions, and the next piece is read after the last one was sent. Therefore a request of
-any size takes little memory, and a slow client slows down only itself. Tokens pass unchanged; the leader checks
-permissions.
+Bodies are forwarded in pieces in both directions, and a piece is read after the previous piece was sent. Therefore a
+request of any size needs little memory, and a slow client slows down only itself. Tokens are forwarded unchanged; the
+leader checks permissions.
 
-If the leader does not respond, the status tells whether it may have executed the request: **503** with ``Retry-After``
-if nothing was sent, **502** if it may have. Requests to a leader that has lost the leadership are abandoned, too;
-otherwise a client would wait as long as that process is suspended.
+If the leader does not respond, the status shows whether it may have executed the request: **503** with ``Retry-After``
+if nothing was sent, otherwise **502**. Requests to a server that has lost the leadership are abandoned as well;
+otherwise a client would wait as long as that server is suspended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.rest.body import Disconnected
 
-#: Marks a request that was passed on: it is never passed on again.
+#: The header of a forwarded request, which is never forwarded again.
 FORWARDED = b"x-tms-forwarded"
 #: Headers of one connection (RFC 9110, 7.6.1), and headers that each side sets itself.
 _ONE_HOP = frozenset(
@@ -49,40 +49,40 @@ _ONE_HOP = frozenset(
 )
 #: The paths that are forwarded to the leader.
 _PATHS = "/v1/"
-#: The timeouts for a connection to the leader, and for the next piece of its response, in seconds. The leader repeats a
-#: slow batch of HBase within that.
+#: The timeouts for a connection to the leader, and for the next piece of its response, in seconds; long enough for the
+#: leader to retry a slow batch of HBase.
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 120.0
-#: The most idle connections to the leader, and their lifetime in seconds, which is shorter than the leader's.
+#: The maximum number of idle connections to the leader, and their lifetime in seconds, shorter than the leader's.
 _IDLE_CONNECTIONS, _IDLE_SECONDS = 100, 30.0
 _TIMEOUT = httpx2.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS).as_dict()
-#: Nothing was sent when one of these comes.
+#: The errors after which nothing was sent.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 Headers = list[tuple[bytes, bytes]]
 
 
-async def _never(scope: Scope, receive: Receive, send: Send) -> None:
-    """Do nothing: a placeholder for the handlers of other servers."""
+async def _unused(scope: Scope, receive: Receive, send: Send) -> None:
+    """Do nothing: the metrics need a route, but it is never called."""
 
 
-#: The route under which forwarded requests are counted.
-_ROUTE = Route("/{path:path}", _never, name="forwarded")
+#: The route of forwarded requests in the metrics.
+_ROUTE = Route("/{path:path}", _unused, name="forwarded")
 
 
 class Forwarder:
-    """Passes requests on whose topic this server does not lead."""
+    """A forwarder of requests for topics of other leaders."""
 
     def __init__(self, slots: Slots, ca_file: Path | None = None, certificate_name: str = "") -> None:
         self._slots = slots
         self._extensions = {"timeout": _TIMEOUT} | ({"sni_hostname": certificate_name} if certificate_name else {})
-        # At the start, because in the event loop an unusable file would only be logged.
+        # Load the file at the start, because in the event loop an error would only be logged.
         self._trusted = ClientTls("server.leader.", ca_file)
         self._context: ssl.SSLContext | None = None
         self._transport: httpx2.AsyncHTTPTransport
         self._opened: AsyncExitStack | None = None
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that handles requests of this server's slots itself."""
+        """Return an application that passes requests for this server's slots to ``app``, and forwards the others."""
 
         async def forwarding(scope: Scope, receive: Receive, send: Send) -> None:
             leadership = self._slots.of(_topic(scope["path"]))
@@ -94,10 +94,10 @@ class Forwarder:
 
         return forwarding
 
-    def living(self, app: ASGIApp) -> ASGIApp:
-        """Return an application whose connections to the leader live as long as its event loop (ASGI's lifespan)."""
+    def with_lifespan(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that opens and closes the connections to the leader with ASGI's lifespan."""
 
-        async def alive(scope: Scope, receive: Receive, send: Send) -> None:
+        async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "lifespan":
                 await app(scope, receive, send)
                 return
@@ -108,10 +108,10 @@ class Forwarder:
                 await receive()
             await send({"type": "lifespan.shutdown.complete"})
 
-        return alive
+        return wrapped
 
     async def _current(self, opened: AsyncExitStack) -> httpx2.AsyncHTTPTransport:
-        """Return the connections that trust the authorities in force; requests under way keep theirs."""
+        """Return a transport that trusts the current authorities; running requests keep their transport."""
         context = self._trusted.context()
         if context is not self._context:
             limits = httpx2.Limits(
@@ -125,25 +125,25 @@ class Forwarder:
     async def _forward(self, leadership: Leadership, scope: Scope, receive: Receive, send: Send) -> None:
         leader = _address(leadership)
         if not leader or self._opened is None or any(name == FORWARDED for name, _ in scope["headers"]):
-            raise _unavailable("No server leads at the moment.")
-        passage = _ForwardedRequest(scope, receive, send, self._extensions)
+            raise _unavailable("No server is the leader at the moment.")
+        forwarded = _ForwardedRequest(scope, receive, send, self._extensions)
         transport = await self._current(self._opened)
-        passing = asyncio.ensure_future(passage.run(transport, leader))
-        disconnect, leader_changed = (
-            asyncio.ensure_future(passage.wait_for_disconnect()),
-            asyncio.ensure_future(_leader_changed(leadership, leader)),
+        running = asyncio.ensure_future(forwarded.run(transport, leader))
+        disconnect, leader_change = (
+            asyncio.ensure_future(forwarded.wait_for_disconnect()),
+            asyncio.ensure_future(_wait_for_leader_change(leadership, leader)),
         )
         try:
-            await asyncio.wait({passing, disconnect, leader_changed}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                passing.result()
+            await asyncio.wait({running, disconnect, leader_change}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
             elif disconnect.done():
                 raise Disconnected
             else:
-                await _end(passing)
-                raise _unanswered("The server that led no longer leads.")
+                await _cancel(running)
+                raise _unanswered("The server lost the leadership during the request.")
         finally:
-            await _end(passing, disconnect, leader_changed)
+            await _cancel(running, disconnect, leader_change)
 
 
 def _topic(path: str) -> bytes:
@@ -158,14 +158,14 @@ def _address(leadership: Leadership) -> str:
     return leader.address if leader is not None else ""
 
 
-async def _leader_changed(leadership: Leadership, leader: str) -> None:
-    """Return when another server leads."""
+async def _wait_for_leader_change(leadership: Leadership, leader: str) -> None:
+    """Return when ``leader`` is no longer the leader."""
     while _address(leadership) == leader:
         await asyncio.sleep(LOOK_SECONDS)
 
 
 class _ForwardedRequest:
-    """One request on its way to the leader and its answer on the way back."""
+    """A request that is being forwarded to the leader."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, extensions: dict[str, Any]) -> None:
         self._scope = scope
@@ -189,12 +189,12 @@ class _ForwardedRequest:
             finally:
                 await response.aclose()
         except _NOT_SENT:
-            raise _unavailable("The server that leads cannot be reached.") from None
+            raise _unavailable("The leader cannot be reached.") from None
         except httpx2.TransportError as error:
-            raise _unanswered(f"The server that leads did not answer: {error!r}.") from error
+            raise _unanswered(f"The leader did not respond: {error!r}.") from error
 
     async def wait_for_disconnect(self) -> None:
-        """Return when the client has disconnected after its request was complete."""
+        """Return when the client has disconnected after its complete request."""
         await self._request_end.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -210,7 +210,7 @@ class _ForwardedRequest:
         return httpx2.Request(
             scope["method"],
             leader,
-            headers=[host, *_lasting(scope["headers"]), (FORWARDED, b"1")],
+            headers=[host, *_end_to_end(scope["headers"]), (FORWARDED, b"1")],
             content=self._body() if has_body else None,
             extensions={"target": target, **self._extensions},
         )
@@ -226,15 +226,15 @@ class _ForwardedRequest:
         self._request_end.set()
 
     async def _pass_on(self, response: httpx2.Response) -> None:
-        headers = _lasting(response.headers.raw)
+        headers = _end_to_end(response.headers.raw)
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         async for piece in response.aiter_raw():
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
 
 
-def _lasting(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return headers without those of the connection."""
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return headers without hop-by-hop headers."""
     found = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in found if name == b"connection" for part in value.split(b",")}
     return [(name, value) for name, value in found if name not in _ONE_HOP and name not in named]
@@ -245,11 +245,11 @@ def _unavailable(reason: str) -> Unavailable:
 
 
 def _unanswered(reason: str) -> Unanswered:
-    return Unanswered(reason, "It is not known whether that server carried out the request.")
+    return Unanswered(reason, "The request may have been executed. Check its effect before you repeat it.")
 
 
-async def _end(*tasks: asyncio.Task[None]) -> None:
-    """Cancel what still runs, and return when it is over."""
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks, and return when they have finished."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

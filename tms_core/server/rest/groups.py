@@ -1,7 +1,7 @@
 """Polls of consumer groups, and the release of a transaction's claims.
 
-Unlike a plain poll, the whole batch is read before the response starts, because it is claimed first. Therefore its size
-is limited here, independent of the request.
+Unlike a plain poll, a group's poll claims and reads the whole batch before the response starts. Therefore the server
+limits its size, independent of the request.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tms_core.web.protocol import abort_of
 
 #: The header with the order of the group: ``partition`` or ``none``.
 ORDER = b"x-tms-order"
-#: The header with the most deliveries of a message; the last delivery has the message alone.
+#: The header with the maximum number of deliveries of a message; the last delivery has a single message.
 MAX_DELIVERIES = b"x-tms-max-deliveries"
-#: The response header with the number of deliveries of its messages, including this one.
+#: The response header with the number of deliveries of the messages, including this one.
 DELIVERIES = b"x-tms-deliveries"
-#: The header of an empty answer that names the transaction that must be decided first.
+#: The header of an empty response with the transaction that must be decided first.
 HELD = b"x-tms-held"
-#: The header of an empty answer that names the partition that the group must read to its end first.
+#: The header of an empty response with the partition that the group must drain first.
 EARLIER_PARTITION = b"x-tms-behind"
 
 #: The header of an empty response with the time until failed messages are delivered again, in milliseconds.
 RETRY = b"x-tms-retry-ms"
 
-#: The bytes of messages after which a batch is complete; a transaction can process that many.
+#: The maximum size of a batch in bytes, which is a reasonable size for a transaction.
 _BATCH_BYTES = 4_000_000
 #: The memory for each byte of a batch: the messages, the encoded response, and the bytes being sent.
 _COPIES = 3
-_ROLLBACK = BodyLimit(16 << 10, "a roll back is one number")
+_ROLLBACK = BodyLimit(16 << 10, "the limit of a rollback")
 _DIGITS = 10
 
 
@@ -62,22 +62,27 @@ class PollGroup(ContextRoute):
             await answer(send, 200, body, codec.content_type, *_batch_headers(batch))
 
     def _request(self, headers: Headers, fetch_request: FetchRequest, principal: str | None) -> GroupPoll:
-        """Return the limits of a poll, within the server's own limits.
+        """Return the parameters of a poll, within the server's limits.
 
         Raises:
-            BadRequest: it has no transaction, or what only a poll without a group has; a header is wrong.
+            BadRequest: the poll has no transaction, or has a field or a header that is not valid for groups.
         """
         if fetch_request.transaction is None:
-            raise BadRequest("A group claims what it reads in a transaction.", "Send the transaction.")
+            raise BadRequest("The poll of a group needs a transaction.", "Start a transaction, and send it.")
         if fetch_request.start is not None:
-            raise BadRequest("A group goes on where it is.", "Leave startFrom out, or set the group's position first.")
+            raise BadRequest(
+                "The poll of a group cannot have startFrom, because the group has a position.",
+                "Omit startFrom, or set the position of the group first.",
+            )
         if fetch_request.wait_seconds:
-            raise BadRequest("A poll as a group does not wait.", "Wait with a poll without a group, then begin.")
-        most = self._context.poll_limit
+            raise BadRequest(
+                "The poll of a group cannot wait.", "Wait with a poll without a group before you start a transaction."
+            )
+        limit = self._context.poll_limit
         return GroupPoll(
             fetch_request.transaction,
-            min(fetch_request.limit, most.messages or INT_MAX),
-            min(_BATCH_BYTES, most.bytes or _BATCH_BYTES),
+            min(fetch_request.limit, limit.messages or INT_MAX),
+            min(_BATCH_BYTES, limit.bytes or _BATCH_BYTES),
             _order(headers),
             _number(headers, MAX_DELIVERIES),
             principal,
@@ -85,7 +90,7 @@ class PollGroup(ContextRoute):
 
 
 class RollBackGroup(ContextRoute):
-    """``POST …/topics/{topic}/consumers/{name}/rollback``: release the claims of a transaction, all or after an id."""
+    """``POST …/topics/{topic}/consumers/{name}/rollback``: releases the claims of a transaction, all or after an id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, headers, name = self._context, headers_of(scope), scope["path_params"]["name"]
@@ -101,7 +106,7 @@ class RollBackGroup(ContextRoute):
 
 
 def _batch_headers(batch: GroupBatch) -> list[tuple[bytes, bytes]]:
-    """Return the headers of the response that describe a batch."""
+    """Return the response headers of a batch."""
     headers: list[tuple[bytes, bytes]] = []
     if batch.messages:
         headers.append((DELIVERIES, b"%d" % batch.deliveries))
@@ -130,5 +135,5 @@ def _number(headers: Headers, name: bytes) -> int | None:
     if value is None:
         return None
     if not value.isdigit() or len(value) > _DIGITS or not 0 < int(value) <= INT_MAX:
-        raise BadRequest("X-TMS-Max-Deliveries: this is not a number of deliveries.", f"Give 1 to {INT_MAX}.")
+        raise BadRequest("X-TMS-Max-Deliveries: this is not a number of deliveries.", f"Use 1 to {INT_MAX}.")
     return int(value)

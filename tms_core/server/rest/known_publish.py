@@ -1,4 +1,4 @@
-"""Publishing for requests whose head was served before: parsing and routing are skipped, checks are not."""
+"""A fast path for publishes with a known request head: it skips parsing and routing, but no checks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tms_core.server.rest.context import ServerContext, when_done
 from tms_core.topic import TopicId
 from tms_core.web.protocol import HttpProtocol
 
-#: The most cached heads: a client has one for each topic, token and body size.
+#: The maximum number of cached heads; a client has one for each topic, token and body size.
 KNOWN_HEADS = 2048
-#: Makes a Sent without a call of its constructor, because every request of a producer needs one.
+#: Creates a Sent faster than its constructor, because every request of a producer needs one.
 _sent = partial(tuple.__new__, Sent)
 
 
 class KnownPublish:
-    """Requests that publish with a known head, which names neither a ttl nor a compression.
+    """A handler of publishes with a known head, which has neither a TTL nor a compression.
 
-    The head decides the route, the host, the topic and the codec, so they were checked when it was parsed. The token,
-    the permissions, the body, the topic and the number of a producer's request are checked for each request.
+    Route, host, topic name and codec depend only on the head, so they were checked when it was parsed. The token, the
+    permissions, the body, the topic and the number of a producer's request are checked for each request.
 
     Args:
-        headers: of the head.
-        sent: the producer headers of the first request with the head; None: it has no producer.
+        headers: the headers of the head.
+        sent: the producer headers of the first request with the head; None: without a producer.
     """
 
     __slots__ = ("_authorization", "_codec", "_context", "_sent", "_topic")
@@ -45,7 +45,7 @@ class KnownPublish:
         self._authorization = tuple(header for header in headers.items() if header[0] == b"authorization")
 
     def __call__(self, connection: HttpProtocol, number: bytes, body: bytes) -> bool:
-        """Publish a body; returns False for a request that needs more than that, or that is refused."""
+        """Publish a body; return False if the application must handle the request, for example to reject it."""
         context, topic, sent = self._context, self._topic, self._sent
         started = time.perf_counter()
         try:
@@ -57,7 +57,7 @@ class KnownPublish:
                 if gate.quotas.of(principal) is not None:
                     return False
             pointer, messages, ttl_seconds = self._codec.read_publish(body)
-        except Exception:  # noqa: BLE001 whatever it is, the application raises it again and answers
+        except Exception:  # noqa: BLE001 the application repeats the check, and sends the error
             return False
         if pointer is not None or ttl_seconds is not None:
             return False
@@ -67,8 +67,8 @@ class KnownPublish:
         began = time.perf_counter()
         try:
             written = context.service.submit_publish(topic, messages, sent=sent)
-        except Exception as error:  # noqa: BLE001 whatever it is, the application raises it again and answers
-            # Not repeated, because it may be submitted already. Later, because the connection is still in this call.
+        except Exception as error:  # noqa: BLE001 the application sends the error
+            # Do not repeat the publish, which may be submitted. Fail later, because this is a call of the connection.
             connection.loop.call_soon(connection.fail, error)
             return True
         when_done(written, partial(self._end, connection, written, messages, started, began))
@@ -84,7 +84,7 @@ class KnownPublish:
     ) -> None:
         try:
             written.result()
-        except BaseException as error:  # noqa: BLE001 whatever it is, the application answers
+        except BaseException as error:  # noqa: BLE001 the application sends the error
             connection.fail(error)
             return
         connection.confirm()

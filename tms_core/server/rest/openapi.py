@@ -1,4 +1,4 @@
-"""The description of the routes for programs: OpenAPI 3.1, of the JSON language.
+"""The OpenAPI 3.1 description of the routes, with JSON bodies.
 
 CDAP's Avro bodies are opaque bytes here; ``docs/reference/rest.md`` has their schemas.
 """
@@ -75,7 +75,7 @@ _SCHEMAS: Document = {
         status={"type": "integer", "minimum": 400, "maximum": 599},
         code=_CODE,
         detail={"type": "string", "description": "The failure and its cause."},
-        hint={"type": "string", "description": "What to do next."},
+        hint={"type": "string", "description": "The next step."},
     ),
     "Payload": _PAYLOAD,
     "Properties": {
@@ -145,7 +145,7 @@ _SCHEMAS: Document = {
                 message={
                     **_ID,
                     "type": ["string", "null"],
-                    "description": "The message that failed alone; null: the messages failed together.",
+                    "description": "The message that failed in a batch of its own; null: the messages failed together.",
                 },
                 after={**_ID, "description": "The id before the first message."},
                 last={**_ID, "description": "The id of the last message."},
@@ -223,8 +223,8 @@ _CODES = {
     404: "The topic, or its consumer or producer, does not exist.",
     409: "The topic or consumer already exists, claims are open, the transaction has ended, the producer is "
     "fenced (X-TMS-Fenced), or messages are in other partitions (X-TMS-Partitions).",
-    413: "The body is larger than requests of its kind may be (server.max_request_mb, server.max_transaction_ids), or "
-    "has more messages than that has room for; or a message is larger than the store accepts.",
+    413: "The body is larger than the limit (server.max_request_mb, server.max_transaction_ids), or has too many "
+    "messages for that limit; or a message is larger than the store accepts.",
     415: "The compression of the body is not supported.",
     500: "The server failed; it may be unknown whether anything was written.",
     503: "Temporarily unavailable: nothing was done, and the same request may succeed later.",
@@ -256,7 +256,7 @@ def _operation(
 
 
 def _body(name: str, *, avro: bool = True) -> Document:
-    """Return a body in JSON, or in one of the two languages."""
+    """Return a request body in JSON, and with ``avro`` also in Avro."""
     content: Document = {"application/json": {"schema": _is(name)}}
     return {"required": True, "content": content | ({"avro/binary": {}} if avro else {})}
 
@@ -274,19 +274,19 @@ def _header_parameter(name: str, schema: Document, description: str) -> Document
     return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
 
 
-#: In the order in which paths have them.
+#: The path parameters, in the order of their occurrence in paths.
 _IN_PATH = [
     _path_parameter("namespace", "^[a-zA-Z0-9_]+$"),
     _path_parameter("topic", "^[a-zA-Z0-9_-]+$"),
     _path_parameter("name", "^[a-zA-Z0-9_-]{1,255}$"),
 ]
-_FORCE = _header_parameter("X-TMS-Force", {"enum": ["true", "false"]}, "Also if claims are open.")
+_FORCE = _header_parameter("X-TMS-Force", {"enum": ["true", "false"]}, "Make the change even if claims are open.")
 _ONLY_NEW = _header_parameter("If-None-Match", {"enum": ["*"]}, "Only if the consumer does not exist yet.")
 _ORDER = _header_parameter("X-TMS-Order", {"enum": ["partition", "none"]}, "The order of the group: partition or none.")
 _MAX_DELIVERIES = _header_parameter(
     "X-TMS-Max-Deliveries",
     {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-    "The most deliveries of a message; the last delivery has this message alone.",
+    "The maximum number of deliveries of a message; the last delivery has only this message.",
 )
 _PRODUCER_HEADERS = [
     _header_parameter("X-TMS-Producer", {"type": "string"}, "The producer: namespace:topic/name."),
@@ -298,7 +298,7 @@ _PRODUCER_HEADERS = [
     _header_parameter(
         "X-TMS-Oldest-Open",
         {"type": "string", "pattern": "^[0-9]{1,19}$"},
-        "Another transaction of the instance that started before this one finished.",
+        "The oldest transaction of the instance that may still be open.",
     ),
 ]
 _GROUP_HEADERS: Document = {
@@ -324,7 +324,7 @@ def _topics() -> Document:
         "/{topic}": {
             "put": _operation("Create a topic.", [*_BODY, 409, 500], body=properties),
             "get": _operation(
-                "A topic's properties.",
+                "Return a topic's properties.",
                 [400, 404, 500],
                 done=_answer("All properties, including generation and ttl.", _is("Properties"), avro=False),
             ),
@@ -372,7 +372,7 @@ def _consumers() -> Document:
                 "Claim messages for a transaction, as a member of a consumer group.",
                 [*_BODY, 404, 409, 500, 503],
                 body=_body("GroupPollRequest"),
-                done=_answer("The messages; empty if there are none at present.", _is("ConsumeResponse"))
+                done=_answer("The messages; empty if no message is available.", _is("ConsumeResponse"))
                 | {"headers": _GROUP_HEADERS},
                 parameters=[_ORDER, _MAX_DELIVERIES],
             )
@@ -401,13 +401,13 @@ def _producers() -> Document:
         },
         "/{topic}/producers/{name}": {
             "post": _operation(
-                "Register an instance of a producer; older ones are fenced.",
+                "Register an instance of a producer; older instances are fenced.",
                 [*_BODY, 404, 500, 503],
                 body=_body("Registration", avro=False),
                 done=registered,
             ),
             "get": _operation(
-                "A producer.",
+                "Return a producer.",
                 [400, 404, 500],
                 done=_answer("The producer, with its open transactions.", _is("Producer"), avro=False),
             ),
@@ -450,7 +450,7 @@ def _messages() -> Document:
 
 
 def _require_tokens(paths: Document) -> Document:
-    """Return the paths of a server that requires tokens everywhere except at ``/ping``."""
+    """Add the required token, and its errors, to all paths except ``/ping``."""
     refusals = {str(code): _error(description) for code, description in _REFUSALS.items()}
     return {
         path: {
@@ -464,7 +464,7 @@ def _require_tokens(paths: Document) -> Document:
 
 
 def openapi(*, secured: bool = False) -> Document:
-    """Return the document.
+    """Return the OpenAPI document.
 
     Args:
         secured: whether the server requires tokens.
@@ -480,8 +480,8 @@ def openapi(*, secured: bool = False) -> Document:
     paths = routes | {
         "/v1/topics": {"get": _operation("List the topics of all namespaces.", [500], done=names)},
         "/ping": {"get": _operation("Return 200 if the server runs.", [], done=_TEXT)},
-        "/metrics": {"get": _operation("Metrics for Prometheus.", [], done=_TEXT)},
-        "/openapi.json": {"get": _operation("This document.", [], done=_answer("OpenAPI.", {}, avro=False))},
+        "/metrics": {"get": _operation("Return the metrics for Prometheus.", [], done=_TEXT)},
+        "/openapi.json": {"get": _operation("Return this document.", [], done=_answer("OpenAPI.", {}, avro=False))},
     }
     return {
         "openapi": "3.1.0",

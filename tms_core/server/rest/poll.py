@@ -1,14 +1,14 @@
 """Polls of consumers.
 
-This is plain ASGI, because every message leaves the server here. Separate threads read pages of the store and encode
-them in steps: half a megabyte, or one larger message, or the pages within :data:`STEP_SECONDS`. Between two steps the
-connection is checked, so that nothing is read for a disconnected client. The next step starts after the event loop has
-sent the last one, except for the connection's buffer. Therefore the memory of a response does not depend on its length;
-it is reserved before each step (:mod:`tms_core.server.memory`). After "200" was sent, an error can only cut the
-response short; chunked encoding shows the client that it is incomplete.
+This is plain ASGI for speed. Threads read pages of the store and encode them in steps: half a megabyte, or one larger
+message, or the pages within :data:`STEP_SECONDS`. Between two steps the connection is checked, so that nothing is read
+for a disconnected client. A step starts after the event loop has sent the previous step, except for the connection's
+buffer. Therefore the memory of a response does not depend on its length; it is reserved before each step
+(:mod:`tms_core.server.memory`). After "200" was sent, an error can only truncate the response, which the client detects
+by the chunked encoding.
 
-A short response has a header with its position, so that the next poll need not read the same rows. A poll that found no
-messages may wait for one before the response is sent.
+A short response has a header with its position, so that the next poll does not read the same rows. A poll without
+messages may wait for a message before the response is sent.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.memory import FREE_BYTES, Share
 from tms_core.server.rest.body import GZIP, Disconnected, Headers, accepts_gzip
-from tms_core.server.rest.context import ContextRoute, ServerContext, headers_of, spend, topic_of, waking
+from tms_core.server.rest.context import ContextRoute, ServerContext, headers_of, make_wake, spend, topic_of
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
-#: The bytes that a thread encodes at once; the cost of a thread switch is negligible next to it.
+#: The maximum size of an encoded step in bytes; the cost of a thread switch is negligible for this size.
 _STEP_BYTES = 1 << 19
-#: The time that a thread reads at once, in seconds: other requests may wait for it this long.
+#: The maximum duration of a step in seconds, because other requests may wait for the thread.
 STEP_SECONDS = 0.02
-#: A response up to this size is sent as a whole; it is smaller than a piece of a long response.
+#: The maximum size of a response that is sent in one piece, in bytes.
 _SMALL_BYTES = 50_000
 #: The memory for each encoded byte of a step: the byte, its source page, and the bytes in transit.
-_HELD = 4
+_COPIES = 4
 #: The interval at which a waiting poll checks its topic and its client, in seconds.
-_LOOK_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
 
 #: The request header with the time to wait for a message, in whole seconds.
 WAIT = b"x-tms-wait-seconds"
@@ -53,7 +53,7 @@ POSITION = b"x-tms-position"
 WAITED = b"x-tms-waited"
 #: The response header of a topic that accepts no more messages.
 SEALED = b"x-tms-sealed"
-#: The response header of a poll whose request exceeds the server's limit.
+#: The response header of a poll that the server's limit has reduced.
 LIMITED = b"x-tms-limited"
 
 
@@ -84,10 +84,10 @@ class Poll(ContextRoute):
                 spend(scope, polling.saved_bytes)
 
     def _limit_request(self, request: FetchRequest) -> FetchRequest:
-        """Return a request within the server's own limits (``server.poll_limit``)."""
-        most = self._context.poll_limit
-        messages = min(request.limit, most.messages or request.limit)
-        size = most.bytes or LONG_MAX
+        """Return a request within the server's limits (``server.poll_limit``)."""
+        limit = self._context.poll_limit
+        messages = min(request.limit, limit.messages or request.limit)
+        size = limit.bytes or LONG_MAX
         if messages == request.limit and size == LONG_MAX:
             return request
         return replace(request, limit=messages, limit_bytes=size)
@@ -110,19 +110,17 @@ class _Polling:
         self._found = 0
         self._is_streaming = False
         self.ended = self.waited = False
-        #: The ratio by which compression has reduced the response.
+        #: The number of bytes by which compression has reduced the response.
         self.saved_bytes = 0
 
     def close(self) -> None:
-        """Release the read data, because this object and its generators refer to each other."""
+        """Release the read data, which a reference cycle with the generators would keep alive."""
         self._pieces = iter(())
         self._fetch = None
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the response: its position if the response is complete, and whether the poll waited in
-        vain.
-        """
+        """Return the headers of the response: the position after a complete response, the seal, and a useless wait."""
         found = self._fetch.position if self.ended and self._fetch is not None else None
         headers = [] if found is None else [(POSITION, str(found).encode())]
         if self._fetch is not None and self._fetch.is_sealed:
@@ -130,11 +128,11 @@ class _Polling:
         return [*headers, (WAITED, b"true")] if self.waited else headers
 
     async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
-        """Return the first pieces: a short response as a whole, or the start of a long one.
+        """Return the first pieces: a complete short response, or the start of a long response.
 
         Raises:
             Disconnected: the client has disconnected.
-            Unavailable: the poll has to wait, but the principal has too many waiting polls.
+            Unavailable: the poll must wait, but the principal has too many waiting polls.
         """
         await self._reserve_step()
         made = await self._context.in_poll_thread(scope, self._first)
@@ -146,20 +144,20 @@ class _Polling:
         async with _watching(receive) as disconnect:
             while True:
                 while not self.ended and _size(made) < _SMALL_BYTES:
-                    _look(scope, disconnect)
+                    _check_client(scope, disconnect)
                     made += await self._context.in_poll_thread(scope, self._step)
                 remaining = until - asyncio.get_running_loop().time()
                 if self._found or not self.ended:
                     return made
-                if remaining <= 0 or not await self._arrival(remaining, disconnect, scope.get("principal")):
+                if remaining <= 0 or not await self._wait_for_arrival(remaining, disconnect, scope.get("principal")):
                     self.waited = remaining <= 0 < self._request.wait_seconds
                     return made
-                _look(scope, disconnect)
+                _check_client(scope, disconnect)
                 await self._reserve_step()
                 made = await self._context.in_poll_thread(scope, self._read_again)
 
     async def stream(self, made: list[bytes], scope: Scope, receive: Receive, send: Send) -> None:
-        """Send each piece and produce the next one, until there are no more or the client has disconnected."""
+        """Send pieces and read the next ones, until all messages are sent or the client has disconnected."""
         self._is_streaming = True
         async with _watching(receive) as disconnect:
             while not (self.ended or disconnect.done()):
@@ -176,25 +174,27 @@ class _Polling:
         made.reverse()
         more = True
         while made:
-            # No other reference remains, so the piece is freed after it is sent.
+            # Remove the last reference, so that the piece is freed after it is sent.
             piece = made.pop()
             more = not self.ended or bool(made) or len(piece) > FREE_BYTES
             await send({"type": "http.response.body", "body": piece, "more_body": more})
         if more:
-            # The next piece is encoded before the previous one is sent; this waits until nearly all of it is sent.
+            # Wait until nearly all bytes are sent, so that the next step does not start earlier.
             await send({"type": "http.response.body", "body": b"", "more_body": not self.ended})
         self._share.end_waiting()
 
     async def _reserve_step(self) -> None:
-        """Reserve memory for a step, enough for the largest possible message."""
+        """Reserve memory for a step, including the largest possible message."""
         known = self._context.sizes.of(self._topic)
         largest = self._context.max_request_bytes if known is None else known
-        size = _HELD * (_STEP_BYTES + largest) - self._share.size
+        size = _COPIES * (_STEP_BYTES + largest) - self._share.size
         if size > 0:
             await self._share.take(size, brief=not self._is_streaming and (known or 0) <= _STEP_BYTES)
 
-    async def _arrival(self, seconds: float, disconnect: asyncio.Future[object], principal: str | None) -> bool:
-        """Wait until messages may have arrived; return False if waiting is useless.
+    async def _wait_for_arrival(
+        self, seconds: float, disconnect: asyncio.Future[object], principal: str | None
+    ) -> bool:
+        """Wait until messages may have arrived; return False if the poll must not wait any longer.
 
         Raises:
             Unavailable: the principal has too many waiting polls.
@@ -203,19 +203,19 @@ class _Polling:
         if fetch is None or not fetch.is_at_end or context.waiting.closed:
             return False
         self._share.close()
-        came = asyncio.get_running_loop().create_future()
-        wake = waking(came)
+        arrival = asyncio.get_running_loop().create_future()
+        wake = make_wake(arrival)
         with fetch.on_messages(wake), context.waiting.waiting(wake, principal):
             if not fetch.has_more and not context.waiting.closed:
                 await asyncio.wait(
-                    {came, disconnect}, timeout=min(seconds, _LOOK_SECONDS), return_when=asyncio.FIRST_COMPLETED
+                    {arrival, disconnect}, timeout=min(seconds, _CHECK_SECONDS), return_when=asyncio.FIRST_COMPLETED
                 )
         return not context.waiting.closed
 
     # -- in a thread --------------------------------------------------------------------------------------------------
 
     def _first(self) -> list[bytes]:
-        """Start to read, and encode the first pieces."""
+        """Start a fetch, and return the first pieces."""
         self._fetch = fetch = self._context.service.begin_fetch(self._topic, self._request)
         pieces = self._codec.write_messages(self._counted(fetch.pages()))
         self._pieces = _gzip(self._measured(pieces)) if self._zipped else pieces
@@ -223,14 +223,14 @@ class _Polling:
         return self._step()
 
     def _read_again(self) -> list[bytes]:
-        """Read again after the rows that were already read."""
+        """Start another fetch after the rows that were already read."""
         position = self._fetch.position if self._fetch is not None else None
         if position is not None:
             self._request = replace(self._request, start=position, inclusive=True)
         return self._first()
 
     def _step(self) -> list[bytes]:
-        """Return the next pieces; there may be none yet."""
+        """Return the pieces of one step, which may have none."""
         until = time.monotonic() + STEP_SECONDS
         made: list[bytes] = []
         size = 0
@@ -263,7 +263,7 @@ class _Polling:
 
 @asynccontextmanager
 async def _watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
-    """Clean up after the client has disconnected."""
+    """Yield a future that is done when the client has disconnected."""
     disconnect: asyncio.Future[object] = asyncio.ensure_future(receive())
     try:
         yield disconnect
@@ -273,15 +273,15 @@ async def _watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
             await disconnect
 
 
-def _look(scope: Scope, disconnect: asyncio.Future[object]) -> None:
-    """Check whether the client is still connected."""
+def _check_client(scope: Scope, disconnect: asyncio.Future[object]) -> None:
+    """Raise :class:`Disconnected` if the client has disconnected."""
     if disconnect.done():
         raise Disconnected
     probe_of(scope)()
 
 
 def _waits(headers: Headers, request: FetchRequest) -> FetchRequest:
-    """Return a request with the wait of its header.
+    """Return a request with the wait of the header.
 
     Raises:
         BadRequest: the header is not a valid number of seconds.
@@ -290,7 +290,7 @@ def _waits(headers: Headers, request: FetchRequest) -> FetchRequest:
     if seconds is None:
         return request
     if not seconds.isdigit() or len(seconds) > len(str(LONG_MAX)):
-        raise BadRequest("X-TMS-Wait-Seconds: this is not a whole number of seconds.", "Give 0 to 60.")
+        raise BadRequest("X-TMS-Wait-Seconds: this is not a whole number of seconds.", "Use 0 to 60.")
     return replace(request, wait_seconds=int(seconds))
 
 
@@ -299,7 +299,7 @@ def _size(made: list[bytes]) -> int:
 
 
 def _gzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Return a fast compressor: even the fastest level reduces messages to a fraction of their size."""
+    """Yield compressed pieces; the fastest level already reduces messages to a fraction of their size."""
     member = zlib.compressobj(1, zlib.DEFLATED, GZIP)
     yield from map(member.compress, pieces)
     yield member.flush()

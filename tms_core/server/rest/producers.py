@@ -1,4 +1,4 @@
-"""Producers: their registration, state and deletion, and the producer headers of requests."""
+"""The routes of producers, and the producer headers of requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tms_core.server.rest.context import ContextRoute, ServerContext, named_topi
 from tms_core.topic import TopicId, cache_names
 from tms_core.web.protocol import SEQUENCE
 
-#: The producer of a request, ``namespace:topic/name``; its registered generation; the number of the request; the label
-#: of its transaction, percent-encoded; and the transaction before which all of its own have ended.
+#: The headers of a producer's request: the producer (``namespace:topic/name``), its registered generation, the
+#: percent-encoded label of the transaction, and the oldest transaction of the instance that may be open.
 PRODUCER, GENERATION = b"x-tms-producer", b"x-tms-generation"
 LABEL, OLDEST_OPEN = b"x-tms-label", b"x-tms-oldest-open"
-#: The header of a refusal that is final, because a newer instance of the producer counts.
+#: The header of a final rejection: a newer instance of the producer is registered.
 FENCED = b"x-tms-fenced"
-#: The largest body of a registration: the number of an instance, and how transactions have ended, in 30 bytes each.
-_REGISTRATION = BodyLimit(16 << 20, "an instance is 32 digits, and has few transactions to tell of")
+#: The maximum size of a registration, which has about 30 bytes for each reported outcome.
+_REGISTRATION = BodyLimit(16 << 20, "the limit of a registration")
 _DIGITS = 19
 
 
@@ -70,17 +70,20 @@ def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, 
     """Return the producer headers of a request; None: it has no producer.
 
     Args:
-        context: its gate checks that the principal may publish to the producer's topic.
-        numbered: whether the request needs a number, as writes do.
+        context: has the gate, which checks that the principal may publish to the producer's home.
+        numbered: whether the request must have a number, like all writes.
 
     Raises:
-        Forbidden: the sender may not publish there.
+        Forbidden: the principal may not publish there.
         BadRequest: a header is missing or invalid.
     """
     named = headers.get(PRODUCER)
     if named is None:
         if any(name in headers for name in (GENERATION, SEQUENCE, LABEL, OLDEST_OPEN)):
-            raise BadRequest("X-TMS-Producer is missing; other headers of a producer need it.", "Send it, too.")
+            raise BadRequest(
+                "The request has headers of a producer without X-TMS-Producer.",
+                "Send X-TMS-Producer: namespace:topic/name.",
+            )
         return None
     found, name, generation = _instance(named, headers.get(GENERATION, b""))
     if context.gate is not None:
@@ -92,7 +95,7 @@ def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, 
 
 @cache_names(4096)
 def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
-    """Home and name of a producer, and which of its instances it is."""
+    """Parse the home and the name of a producer, and the generation of its instance."""
     home, slash, name = producer.decode("latin-1").partition("/")
     namespace, colon, topic = home.partition(":")
     if not (slash and colon and topic):
@@ -102,7 +105,7 @@ def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
 
 def _number(text: bytes, name: str) -> int:
     if not text.isdigit() or len(text) > _DIGITS:
-        raise BadRequest(f"{name}: this is not a number.", "A producer's request has a generation and a number.")
+        raise BadRequest(f"{name}: this is not a number.", "Send the generation and the number of the request.")
     return int(text)
 
 

@@ -1,8 +1,7 @@
-"""The requests of producers: publish, store payloads before a publish, roll back.
+"""The routes that write messages: publish, store payloads, and roll back.
 
-Plain ASGI, because every message passes here. The event loop reads and decodes, a thread of the service writes, and
-"200" is sent when the batch is on disk. A submitted request is written even if its client disconnects; the response is
-then dropped.
+This is plain ASGI for speed. The event loop reads and decodes, a thread of the service writes, and "200" is sent when
+the messages are durable. A submitted request is written even if its client disconnects.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from tms_core.server.rest.known_publish import KnownPublish
 from tms_core.server.rest.producers import sent_by
 from tms_core.web.protocol import abort_of, failure_of, know
 
-#: The TTL of the messages, in seconds, if it is shorter than that of the topic.
+#: The header with the TTL of the messages in seconds, if it is shorter than the topic's TTL.
 TTL = b"x-tms-ttl-seconds"
 _TTL_DIGITS = 10
-#: The largest body of a roll back, whose five numbers take some hundred bytes.
-_ROLLBACK = BodyLimit(16 << 10, "a roll back is five numbers")
+#: The maximum size of a rollback, whose five numbers need a few hundred bytes.
+_ROLLBACK = BodyLimit(16 << 10, "the limit of a rollback")
 
 
 class Publish(ContextRoute):
@@ -59,14 +58,14 @@ class Publish(ContextRoute):
             else:
                 await answer(send, 200, codec.write_published(written), codec.content_type)
         finally:
-            # After the response, so that the client does not wait for it.
+            # Count after the response, so that the client does not wait.
             harmless(context.metrics.published, topic, len(messages), seconds)
 
 
 class StorePayloads(ContextRoute):
-    """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible.
+    """``POST …/store``: stores payloads that an empty ``publish`` of the same transaction makes visible.
 
-    Without any, to the home of a producer, it notes that producer's transaction.
+    Without payloads, and for the home of the request's producer, it stores the producer's transaction.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,11 +76,11 @@ class StorePayloads(ContextRoute):
                 scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
             if pointer is None:
-                raise BadRequest("Payloads are stored in a transaction only.", "Give its transactionWritePointer.")
+                raise BadRequest("Payloads can only be stored in a transaction.", "Send transactionWritePointer.")
             if _ttl(headers, ttl_seconds) is not None:
                 raise BadRequest(
-                    "ttlSeconds: a stored payload lives as long as the message that publishes it.",
-                    "Give the ttl with the publish that makes it visible.",
+                    "Stored payloads cannot have a ttl; they live as long as the message that publishes them.",
+                    "Send the ttl with the publish of the stored payloads.",
                 )
             context.sizes.note(topic, messages, share.size)
             principal = scope.get("principal")
@@ -96,7 +95,7 @@ class StorePayloads(ContextRoute):
 
 
 class Rollback(ContextRoute):
-    """``POST …/rollback``, with the response of ``publish`` as its body. CDAP requires no content type here."""
+    """``POST …/rollback`` with the response of ``publish`` as body; as in CDAP, the content type is optional."""
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
@@ -119,13 +118,13 @@ def _ttl(headers: Headers, body_seconds: int | None) -> int | None:
     """Return the TTL of the messages: from the header, which accompanies CDAP's encoding, or from the body.
 
     Raises:
-        BadRequest: both are given, or the header is not a number.
+        BadRequest: header and body have a TTL, or the header is not a number.
     """
     named = headers.get(TTL)
     if named is None:
         return body_seconds
     if body_seconds is not None:
-        raise BadRequest("The ttl of the messages is given twice.", "Give it in the header or in the body.")
+        raise BadRequest("The header and the body both have a ttl.", "Send the ttl in the header or in the body.")
     if not named.isdigit() or len(named) > _TTL_DIGITS:
-        raise BadRequest("X-TMS-TTL-Seconds: this is not a number of seconds.", "Give a whole number.")
+        raise BadRequest("X-TMS-TTL-Seconds: this is not a number of seconds.", "Use a whole number.")
     return int(named)

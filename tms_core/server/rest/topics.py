@@ -1,4 +1,4 @@
-"""Create, show, change and delete topics; positions of consumers. Plain Starlette, because such calls are rare."""
+"""The routes of topics and of consumers' positions. They use Starlette's requests, because these calls are rare."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tms_core.server.rest.body import BodyLimit
 from tms_core.server.rest.context import ContextRoute, ServerContext, named_topic, topic_of
 from tms_core.topic import INT_MAX, TopicId, parse_java_int
 
-#: The largest body of properties: their largest size, with six characters for each.
+#: The maximum size of properties in JSON: 64 KiB of bytes that are escaped with six characters each.
 _PROPERTIES = BodyLimit(400 << 10, "the properties of a topic may have 64 KB together")
-#: The header of a change despite open claims; their transactions are invalidated.
+#: The header of a change despite open claims, which invalidates their transactions.
 FORCE = "x-tms-force"
-#: The largest body of a position, which is 40 digits.
-_POSITION = BodyLimit(16 << 10, "a position is 40 digits")
+#: The maximum size of a position in JSON; the position itself is 40 digits.
+_POSITION = BodyLimit(16 << 10, "the limit of a position")
 
 
 class TopicRoutes(ContextRoute):
-    """The routes of topics, by name."""
+    """The routes of topics."""
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
-        #: Held from the count of a principal's topics until the creation, so that two requests cannot share a place.
+        #: Held from the count of a principal's topics to the creation, so that concurrent requests respect the quota.
         self._counting = Lock()
 
     async def topics(self, request: Request) -> Response:
-        """Answer ``GET …/topics``: the topics that the client may see."""
+        """Handle ``GET …/topics``: the topics that the client may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
         scope = request.scope
         listing = self._context.in_thread(scope, self._list_topics, namespace, scope.get("principal"))
@@ -49,11 +49,11 @@ class TopicRoutes(ContextRoute):
         return [topic.topic for topic in self._visible(principal, found)]
 
     async def all_topics(self, request: Request) -> Response:
-        """Answer ``GET /v1/topics``: the topics of all namespaces that the client may see."""
+        """Handle ``GET /v1/topics``: the topics of all namespaces that the client may see."""
         scope = request.scope
-        return JSONResponse(await self._context.in_thread(scope, self._all_listed, scope.get("principal")))
+        return JSONResponse(await self._context.in_thread(scope, self._list_all_topics, scope.get("principal")))
 
-    def _all_listed(self, principal: str | None) -> list[str]:
+    def _list_all_topics(self, principal: str | None) -> list[str]:
         return [str(topic) for topic in self._visible(principal, self._context.service.all_topics())]
 
     def _visible(self, principal: str | None, topics: list[TopicId]) -> list[TopicId]:
@@ -76,7 +76,9 @@ class TopicRoutes(ContextRoute):
         """``GET …/topics/{topic}/ages?olderThanSeconds=N``: the messages that a shorter TTL would hide."""
         seconds = parse_java_int(request.query_params.get("olderThanSeconds", ""))
         if seconds is None or seconds <= 0:
-            raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")
+            raise BadRequest(
+                "olderThanSeconds is missing or is not a number of seconds.", f"Use whole seconds from 1 to {INT_MAX}."
+            )
         context = self._context
         found = await context.in_poll_thread(
             request.scope, context.service.count_ages, topic_of(request.scope), seconds
@@ -85,7 +87,7 @@ class TopicRoutes(ContextRoute):
         return JSONResponse({**counts, "holdSeconds": context.hold_seconds()})
 
     async def properties(self, request: Request) -> Response:
-        """``PUT …/topics/{topic}/properties``: replaces them all."""
+        """``PUT …/topics/{topic}/properties``: replaces all properties."""
         context, topic = self._context, topic_of(request.scope)
         properties = await context.body_of(request, read_properties, _PROPERTIES)
         await self._change(request, context.service.update_topic, topic, properties)
@@ -94,19 +96,19 @@ class TopicRoutes(ContextRoute):
     async def _change(
         self, request: Request, change: Callable[..., object], topic: TopicId, properties: Mapping[str, str]
     ) -> None:
-        """Make or change a topic, as far as the client may."""
+        """Create or change a topic, within the client's permissions and quota."""
         gate, permit = self._context.gate, self._permit(request)
         quota = None if gate is None else gate.quotas.of(request.scope["principal"])
 
         def changed() -> None:
-            # Two at once would both count the topics before either is made.
+            # Without the lock, two requests could both count the topics before either creates one.
             with nullcontext() if quota is None or quota.topics is None else self._counting:
                 change(topic, properties, permit=permit)
 
         await self._context.in_thread(request.scope, changed)
 
     def _permit(self, request: Request) -> Permit:
-        """Return the check that rejects topics that the client may not administer, for example a partition."""
+        """Return a check of the client's permission and quota for each created topic, including partitions."""
         gate = self._context.gate
         if gate is None:
             return permit_all
@@ -151,7 +153,7 @@ class Consumers(ContextRoute):
         return Response()
 
     def _consumer_fields(self, topic: TopicId, name: str) -> dict[str, Any]:
-        """Return a consumer's position, the claims it has open, and its messages and has not processed."""
+        """Return a consumer's position, its open claims, and its failed messages."""
         consumers = self._context.service.consumers
         found, claims = consumers.get(topic, name), consumers.claims(topic, name)
         fields: dict[str, Any] = {"position": str(found.id)}
@@ -183,7 +185,7 @@ def _forces(request: Request) -> bool:
     """Return whether the request has the header for a change despite open claims."""
     value = request.headers.get(FORCE, "false").lower()
     if value not in ("true", "false"):
-        raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or leave it out.")
+        raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or omit the header.")
     return value == "true"
 
 

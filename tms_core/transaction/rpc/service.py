@@ -43,7 +43,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
 from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, LENGTH, NOT_HERE, TLS_ONLY, ServiceUnavailable
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
-from tms_core.web.failed_attempts import MOST_WAITING, FailedAttempts
+from tms_core.web.failed_attempts import MAX_WAITING, FailedAttempts
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -170,7 +170,7 @@ class TransactionService:
         self._seldom = RateLimitedLogger(logger)
         self._bounded = BoundedAudit(SystemClock().monotonic_ms)
         #: Slows down connections with a wrong or missing token.
-        self.failed = FailedAttempts(SystemClock(), min(MOST_WAITING, _most_connections() // 10))
+        self.failed = FailedAttempts(SystemClock(), min(MAX_WAITING, _most_connections() // 10))
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         #: Reserves memory for a large request, shared with the server's other requests; None: unlimited.
         self.room: Room | None = None
