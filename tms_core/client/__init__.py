@@ -1,4 +1,4 @@
-"""The client package for applications.
+"""The client for applications.
 
     from tms_core.client import Client
 
@@ -7,8 +7,7 @@
         for message in client.poll("default:orders"):
             print(message.id, message.payload)
 
-``docs/how-to/python-client.md`` has everything with examples; :mod:`tms_core.client.testing` is a whole server inside
-a test.
+``docs/how-to/python-client.md`` describes it with examples. :mod:`tms_core.client.testing` runs a server in a test.
 """
 
 from __future__ import annotations

@@ -33,17 +33,16 @@ from tms_core.transaction.model import Transaction
 
 
 class AsyncClient(AsyncTopics):
-    """A client of a messaging server and its transaction service, for one event loop, whose tasks may share it.
+    """A client of a messaging server and its transaction service for one event loop, whose tasks may share it.
 
-    A few threads of the client call the transaction service; they start with the first transaction and stop with the
-    client.
+    Threads of the client call the transaction service; they start with the first transaction and stop with the client.
 
     Args:
         url, token, token_file, transactions, options, transport: as of ``Client``.
-        pause: a function that waits for an event at most so many seconds.
+        pause: a function that waits for an event, with a timeout in seconds.
 
     Raises:
-        ConfigurationError: the URL or the address is invalid, or both a token and a file are given.
+        ConfigurationError: the URL or the address is invalid, or both a token and a token file are set.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class AsyncClient(AsyncTopics):
         ttl: timedelta | int | str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Queue messages, as :meth:`Client.publish_async`; await only room. The loop must run until all are sent."""
+        """Queue messages, as :meth:`Client.publish_async`; wait only if the buffer is full. Keep the loop running."""
         self._wire.settle()
         await self._background.publish(topic, messages, ttl, on_delivery)
 

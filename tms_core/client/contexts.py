@@ -22,7 +22,7 @@ C = TypeVar("C", bound="_Context")
 
 
 class _Context:
-    """The part that both contexts share; the transaction starts with the block."""
+    """The common part of both contexts; the transaction starts with the block."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class _Context:
 
     @property
     def transaction(self) -> Transaction:
-        """Return the transaction, as methods of the client accept it (``transaction=tx.transaction``)."""
+        """Return the transaction for methods of the client (``transaction=tx.transaction``)."""
         return self._work.transaction
 
     def roll_back(self) -> None:
-        """Roll back without an error when the block is left; the transaction accepts no further work until then.
+        """Roll back without an error when the block exits; until then, the transaction accepts no further work.
 
         Raises:
             NotInProgress: the transaction has ended, or belongs to the parent process of this fork.
@@ -53,14 +53,15 @@ class _Context:
         self._work.cancel()
 
     def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
-        """Publish with the commit payloads that other processes have stored in a topic as part of this transaction.
+        """Publish, with the commit, payloads that other processes have stored in a topic in this transaction.
 
-        Each process requests a checkpoint of the transaction (:meth:`TransactionClient.checkpoint`) and stores with its
-        pointer. Therefore nothing is published of a process that failed and was replaced, even if it still runs.
+        Each process requests a checkpoint of the transaction (:meth:`TransactionClient.checkpoint`), and stores
+        payloads with the checkpoint's pointer. Payloads of a process that was replaced are not published, even if the
+        process is still running.
 
         Args:
             topic: the topic of the stored payloads.
-            pointers: the write pointers of the processes whose payloads to publish, in order.
+            pointers: the write pointers of the processes whose payloads are published, in order.
             ttl: the TTL of these messages, if it is shorter than the topic's TTL.
         """
         self._work.publish_stored(topic, pointers, ttl)
@@ -74,7 +75,7 @@ class _Context:
     async def _begin(self) -> None:
         if self._entered:
             raise TransactionError(
-                "A transaction can be started only once.", "Start another one: client.transaction()."
+                "A transaction can be started only once.", "Start another transaction: client.transaction()."
             )
         self._entered = True
         self._client_transaction = await ClientTransaction.begin(
@@ -83,7 +84,7 @@ class _Context:
 
     async def _end(self, error: BaseException | None) -> None:
         if self._work.is_forked and error is not None:
-            # The error is raised further, and the parent decides its transaction.
+            # A forked process must not end the transaction, which its parent commits or rolls back.
             return
         if error is not None or self._work.cancelled:
             await self._work.roll_back()
@@ -91,7 +92,7 @@ class _Context:
             await self._work.commit()
 
     def _rotation(self, topic: Topic, consumer: str) -> Rotation:
-        """Return the rotation of a consumer; the client keeps it, so reading continues at the last partition."""
+        """Return the rotation of a consumer; the client caches it, so that reading continues at the last partition."""
         found: Rotation = self._core.rotations.setdefault((str(topic), consumer), Rotation(self._core, topic))
         return found
 
@@ -100,8 +101,8 @@ class _Context:
         return calls.poll_on(topic, start, limit, self.transaction, inclusive=inclusive)
 
 
-def standing_for(context: C, transaction: ClientTransaction) -> C:
-    """Return a context for a running transaction."""
+def attach(context: C, transaction: ClientTransaction) -> C:
+    """Attach a running transaction to a context, and return the context."""
     context._entered, context._client_transaction = True, transaction
     return context
 
@@ -160,7 +161,7 @@ class AsyncTransactionContext(_Context):
             remaining = None if remaining is None else remaining - len(batch.messages)
 
     async def register(self, participant: Participant) -> None:
-        """Add a participant: its writes and the messages become visible together, or not at all."""
+        """Add a participant, whose writes become visible together with the messages, or not at all."""
         await self._work.register(participant)
 
     async def checkpoint(self) -> None:
@@ -171,7 +172,7 @@ class AsyncTransactionContext(_Context):
 class TransactionContext(_Context):
     """The context of a transaction of a :class:`~tms_core.client.Client`, for one thread.
 
-    The transaction commits when the block is left, and is rolled back if the block raises.
+    The transaction commits when the block exits, and is rolled back if the block raises.
     """
 
     def __enter__(self) -> Self:
@@ -182,7 +183,7 @@ class TransactionContext(_Context):
         run(self._end(error))
 
     def poll(self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None) -> Messages:
-        """Read messages that were committed when the transaction started; as :meth:`tms_core.client.Client.poll`."""
+        """Read messages that were committed before the transaction started, as :meth:`tms_core.client.Client.poll`."""
         return Messages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
     def consume(
@@ -190,17 +191,18 @@ class TransactionContext(_Context):
     ) -> Iterator[Message]:
         """Read the unread messages of a consumer; they count as read only if the transaction commits.
 
-        Each message is processed exactly once, for any number of copies of a program, even if copies die. Claimed
-        messages that the block did not request return to the group. After a failed transaction the server delivers its
-        messages again at once, and after the death of a program when the transaction has timed out.
+        Each message is processed exactly once, by any number of workers, even if workers crash. Claimed messages that
+        the block has not requested return to the group. After a failed transaction, the server delivers its messages
+        again immediately; after a crash of a worker, when its transaction has timed out.
 
         Args:
-            topic: the topic. If it has partitions, the transaction reads each partition that no other transaction
-                reads, starting with the last one of this client. A pattern names several topics: ``default:orders-*``.
+            topic: the topic. If it has partitions, the transaction reads the partitions that no other transaction
+                reads, starting with this client's last partition. A pattern selects several topics:
+                ``default:orders-*``.
             consumer: the group; a new consumer starts at the first message of the topic.
-            limit: the most messages to read; None: all current messages.
-            order: ``partition``: in the order of the topic, and none while another transaction has claimed messages.
-                ``none``: several transactions share the messages.
+            limit: the maximum number of messages; None: all current messages.
+            order: ``partition``: in the order of the topic; the server returns no messages while another transaction
+                has claims. ``none``: several transactions share the messages.
 
         Raises:
             ConsumerConflict: the transaction has ended, or is too old.

@@ -1,4 +1,4 @@
-"""A client on a folder: server, transactions and janitor in this process, and nothing to configure or to start."""
+"""A client on a folder: server, transaction service and janitor run in this process, without any configuration."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _ANY_PORTS = {
     "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0",
     "TMS_JANITOR__HTTP__PORT": "0",
 }
-#: The name of the store in the folder, and the prefix of the transactions and of the janitor's state next to it.
+#: The name of the store's folder, and the prefix of the folders of the transactions and of the janitor's state.
 _STORE = "messaging"
 
 
 class LocalClient(Client):
-    """A client of a server in this process, which stops with the client; made by :func:`open`.
+    """A client of a server in this process, which stops with the client; see :func:`open`.
 
     Attributes:
-        server: the addresses of the server, for other programs on this machine.
+        server: the addresses of the server for other programs on this machine.
     """
 
     def __init__(self, server: RunningServer, resources: ExitStack) -> None:
         super().__init__(server.url, transactions=server.transactions or "")
         self.server = server
         self._resources = resources
-        # The program did not choose HTTP between it and its own server, so its log has no line for each request.
+        # Do not log requests to the internal server, because HTTP is an implementation detail here.
         logging.getLogger("httpx2").addFilter(self._is_relevant)
-        # If the program exits without closing the client: close it before the interpreter waits for the threads of
-        # executors, which would run forever otherwise.
+        # If the program does not close the client, close it at exit, before the interpreter waits for executor threads,
+        # which otherwise run forever.
         threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures does
 
     def close(self) -> None:
-        """Publish the remaining messages, as :meth:`Client.close` does, and stop the server."""
+        """Publish queued messages, as :meth:`Client.close`, and stop the server."""
         with self._resources:
             super().close()
         logging.getLogger("httpx2").removeFilter(self._is_relevant)
 
     def _is_relevant(self, record: logging.LogRecord) -> bool:
-        """Return whether a line of the HTTP library is a warning, or of another server."""
+        """Return whether a log record of the HTTP library is a warning, or about another server."""
         return record.levelno >= logging.WARNING or self.server.url not in record.getMessage()
 
 
@@ -57,17 +57,17 @@ def open(folder: Path | str) -> LocalClient:  # noqa: A001 it is called as tms_c
         with tms_core.client.open("data/") as client:
             client.create_topic("default:orders")
 
-    One process can open the folder at a time. The janitor adopts a new folder at once. Environment and settings files
-    are not read.
+    Only one process at a time can open the folder. The janitor adopts a new folder immediately. Environment variables
+    and settings files are ignored.
 
     Args:
         folder: the folder of all data; created if it does not exist.
 
     Raises:
-        StoreBusy: another process has the folder; the error names it.
+        StoreBusy: another process has opened the folder; the error names the process.
         ConfigurationError: the folder cannot be used.
     """
-    # A program that only connects to a server must not pay for the import of one.
+    # Import the server late, because most programs only connect to a remote server.
     from tms_core.server.serving import serving  # noqa: PLC0415
 
     path = Path(folder)

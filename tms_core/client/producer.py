@@ -1,7 +1,7 @@
-"""Producers: each publish takes effect once, however often it is repeated, and the newest instance fences older ones.
+"""Producers: publishes are idempotent, and the newest instance of a producer fences older instances.
 
-Each request has a number, so the client may repeat a request that got no response. An instance has at most one request
-under way, because the server recognizes only the last request. ``ProducerFenced`` is final.
+Each request has a number, so the client can repeat a request without a response. An instance sends one request at a
+time, because the server recognizes only the last request. ``ProducerFenced`` is final.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ C = TypeVar("C", TransactionContext, AsyncTransactionContext)
 
 
 class Instance:
-    """An instance of a producer; both clients drive it.
+    """An instance of a producer, for both clients.
 
-    The transaction service invalidates open transactions of older instances, and knows the outcomes that the server
-    does not know.
+    If the server does not manage transactions, the instance itself invalidates open transactions of older instances at
+    the transaction service, and reports their outcomes to the server.
 
     Args:
         home: the producer's topic.
-        lock: held while a request is under way.
+        lock: held during each request.
     """
 
     def __init__(self, core: Core, home: Topic, name: str, lock: AbstractAsyncContextManager[object]) -> None:
@@ -50,7 +50,7 @@ class Instance:
         self._generation: int | None = None
         self._sequence = 0
         self._fenced: ProducerFenced | None = None
-        #: The instance's transactions that may still be open.
+        #: The transactions of this instance that may be open.
         self._open: set[int] = set()
 
     @property
@@ -65,15 +65,15 @@ class Instance:
         return self._generation
 
     async def register(self) -> None:
-        """Register the instance, invalidate open transactions of older instances, and look up the last outcome."""
+        """Register the instance, after which open transactions of older instances are invalid."""
         registered = await self._register({})
         if registered.undecided:
-            # The first registration fences the older instances, so no transaction can be added to this list after it.
-            registered = await self._register(await self._end(registered.undecided))
+            # The first registration has fenced older instances, so this list is complete.
+            registered = await self._register(await self._invalidate_all(registered.undecided))
         self._generation, self.previous = registered.generation, registered.previous
 
     async def send(self, call: Call[T], label: str) -> T:
-        """Send a request that takes effect once, however often it is sent.
+        """Number and send a request, which may be repeated.
 
         Raises:
             ProducerFenced: a newer instance is registered.
@@ -82,7 +82,7 @@ class Instance:
             if self._fenced is not None:
                 raise self._fenced
             self._sequence += 1
-            # Copy in one step: other threads start and end transactions during the iteration.
+            # Copy atomically, because other threads start and end transactions.
             oldest = min(tuple(self._open), default=None)
             signature = Signature(str(self.home), self.name, self.generation, self._sequence, label, oldest)
             try:
@@ -92,7 +92,7 @@ class Instance:
                 raise
 
     def signing(self, label: str) -> Core:
-        """Return a core that sends writes of a labelled transaction as requests of this instance."""
+        """Return a core that sends the writes of a transaction as requests of this instance, with a label."""
 
         async def write(call: Call[T]) -> T:
             return await self.send(call, label)
@@ -106,18 +106,18 @@ class Instance:
         self.note_end(pointer)
 
     def note_start(self, pointer: int) -> None:
-        """Note that a transaction was started."""
+        """Record the start of a transaction."""
         self._open.add(pointer)
 
     def note_end(self, pointer: int) -> None:
-        """Note that a transaction was committed, or that the server knows its rollback."""
+        """Record a commit, or a rollback that was reported to the server."""
         self._open.discard(pointer)
 
     async def _register(self, ended: Mapping[int, str]) -> RegisteredInstance:
         return await self.core.ask(producer_calls.register(self.home, self.name, self._uuid, ended))
 
-    async def _end(self, pointers: Sequence[int]) -> dict[int, str]:
-        """Invalidate transactions of older instances, and return the outcome of each."""
+    async def _invalidate_all(self, pointers: Sequence[int]) -> dict[int, str]:
+        """Invalidate the open ones of some transactions, and return the outcomes of all."""
         committed = await visible_now(self.core, pointers)
         uncommitted = [pointer for pointer in pointers if pointer not in committed]
         for transaction_id in await self._transactions_of(uncommitted):
@@ -128,7 +128,7 @@ class Instance:
         return {pointer: "committed" if pointer in committed else "aborted" for pointer in pointers}
 
     async def _transactions_of(self, pointers: Sequence[int]) -> set[int]:
-        """Return the transaction ids of uncommitted write pointers, which may be pointers of checkpoints."""
+        """Return the transaction ids of write pointers, which may be pointers of checkpoints."""
         if not pointers:
             return set()
         core = self.core
@@ -144,7 +144,7 @@ class Instance:
 class _ProducerParticipant(Participant):
     """A participant that reports a decided transaction to the instance, and a rollback to the server.
 
-    The report precedes the abort, because an aborted transaction looks like a committed one in a snapshot.
+    The report precedes the abort, because an aborted transaction looks like a committed transaction in a snapshot.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -163,7 +163,7 @@ class _ProducerParticipant(Participant):
 
 
 class ThreadLock(AbstractAsyncContextManager[None]):
-    """A lock for coroutines that never wait in a loop."""
+    """A lock for coroutines that run without an event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -176,19 +176,19 @@ class ThreadLock(AbstractAsyncContextManager[None]):
 
 
 class _Producer:
-    """The part that both producers share."""
+    """The common part of both producers."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
 
     @property
     def generation(self) -> int:
-        """Return the generation of this instance; each new instance has a higher one."""
+        """Return the generation of this instance; each new instance has a higher generation."""
         return self._instance.generation
 
     @property
     def previous(self) -> PreviousTransaction | None:
-        """Return the last transaction of the previous instances with its outcome; None: they had no transaction."""
+        """Return the last transaction of the previous instances with its outcome; None: no transaction."""
         return self._instance.previous
 
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
@@ -205,7 +205,7 @@ class AsyncProducer(_Producer):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Do nothing: another instance may take over at any time."""
+        """Do nothing: the registration remains until another instance registers."""
 
     async def publish(
         self,
@@ -215,16 +215,16 @@ class AsyncProducer(_Producer):
         ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None:
-        """Publish messages in one request; they are published once, however often the request is repeated.
+        """Publish messages in one request, which takes effect once even if it is repeated.
 
         Args:
             messages: the payloads, in order.
-            topic: the destination; None: the producer's own topic.
+            topic: the destination; None: the producer's topic.
             ttl: the TTL of these messages in whole seconds, if it is shorter than the topic's TTL.
             key: as of :meth:`Client.publish`.
 
         Raises:
-            ProducerFenced: a newer instance is registered; this instance cannot publish any longer.
+            ProducerFenced: a newer instance is registered; this instance can no longer publish.
             Unanswered: no attempt got a response; the messages may be published.
             MessagingError: as :meth:`Client.publish`.
         """
@@ -247,15 +247,15 @@ class Producer(_Producer):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: another instance may take over at any time."""
+        """Do nothing: the registration remains until another instance registers."""
 
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
     ) -> TransactionContext:
-        """Return a transaction, as :meth:`Client.transaction`; the next instance gets its outcome.
+        """Return a transaction, as :meth:`Client.transaction`; the next instance can read its outcome.
 
         Args:
-            label: its label, such as the name of an input file; at most 1,000 bytes.
+            label: a label for the transaction, such as the name of an input file; at most 1,000 bytes.
             timeout_seconds, long: as of ``Client.transaction``.
         """
         return self._transaction(TransactionContext, label, timeout_seconds, long=long)

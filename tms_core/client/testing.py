@@ -1,12 +1,12 @@
 """A server inside a test: messages and transactions in memory, on a free port of this machine.
 
-    with in_process() as site, site.client() as client:
+    with in_process() as server, server.client() as client:
         client.create_topic("default:orders")
 
-The real server runs in a thread of its own. Plain clients, asynchronous clients and any number of threads can use it at
-the same time. The pytest fixture ``tms_server`` starts one for each test that names it; a conftest.py enables it with
-``pytest_plugins = ["tms_core.client.testing"]``. Calls of the transaction service stay in this process, in the encoding
-of the real service. The server and its threads stop with the block.
+The real server runs in a separate thread; any number of clients and threads can use it. The pytest fixture
+``tms_server`` starts a server for each test that requests it; enable it in conftest.py with
+``pytest_plugins = ["tms_core.client.testing"]``. Calls of the transaction service stay in this process, but use the
+encoding of the real service. The server and its threads stop with the block.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tms_core.web.listener import Listener, ListenerOptions
 
 __all__ = ["InProcess", "in_process"]
 
-#: The most polls that read the store at the same time.
+#: The number of threads for polls.
 _THREADS = 4
 _OPTIONS = {field.name for field in fields(Options)}
 _MAX_REQUEST_BYTES = 10 << 20
-#: How long the end of the block waits for responses that no client reads, in seconds.
+#: A stop waits at most a second for responses that no client reads.
 _LISTENER = ListenerOptions(stop_seconds=1)
 
 
@@ -54,9 +54,9 @@ class InProcess:
     """A server in this process.
 
     Attributes:
-        url: its URL (``Client(site.url, transactions=site.transactions())``).
-        service, store: its messages; tests may inspect them.
-        manager: its transactions. Late transactions expire only when a test calls ``manager.expire()``.
+        url: the URL of the server (``Client(server.url, transactions=server.transactions())``).
+        service, store: the messaging service and its store, which tests may inspect.
+        manager: the transaction manager. Transactions time out only when a test calls ``manager.expire()``.
         clock: the clock of the server.
     """
 
@@ -67,11 +67,11 @@ class InProcess:
     clock: Clock
 
     def transactions(self) -> TransactionClient:
-        """Return a client of its transaction service."""
+        """Return a client of the transaction service."""
         return TransactionClient("in this process", opens=lambda _, __: _Handover(self.manager))
 
     def client(self, **options: Any) -> Client:
-        """Return a client of this server; the options are those of ``Client`` and the fields of ``Options``."""
+        """Return a client of this server; the options are the arguments of ``Client`` and the fields of ``Options``."""
         return Client(**self._client_arguments(options))
 
     def async_client(self, **options: Any) -> AsyncClient:
@@ -90,8 +90,8 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
     """Run a server while the block runs.
 
     Args:
-        clock: the clock of the server; a ``ManualClock`` stands still until the test advances it.
-        store: the store of the messages, which the caller closes; None: in memory.
+        clock: the clock of the server; the test advances a ``ManualClock``. None: the system's clock.
+        store: the store of the messages, which the caller closes; None: a store in memory.
     """
     clock, store = clock or SystemClock(), store or MemoryStore()
     with (
@@ -101,7 +101,7 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)
         context = ServerContext(service, threads, metrics, _MAX_REQUEST_BYTES)
-        listener = Listener(make_app(context), "127.0.0.1", 0, options=_LISTENER, ending=context.waiting.close)
+        listener = Listener(make_app(context), "127.0.0.1", 0, options=_LISTENER, on_stop=context.waiting.close)
         listener.start()
         try:
             yield InProcess(listener.url, service, store, manager, clock)

@@ -21,16 +21,16 @@ from tms_core.transaction.model import Transaction
 
 
 class _Limited:
-    """The part that both clients share."""
+    """The common part of both clients."""
 
     _core: Core
 
     def within(self, seconds: float) -> Self:
-        """Return this client with a time limit: ``client.within(2).publish(…)``.
+        """Return this client with a time limit for each call: ``client.within(2).publish(…)``.
 
-        Each call returns or raises within so many seconds, including all attempts and pauses. The limit of a poll
-        applies to the first piece of the response. Calls of the transaction service keep
-        ``Timeouts.transaction_seconds``. The returned client shares all connections, so do not close it.
+        The limit includes all attempts and pauses of a call. For a poll, it applies to the first piece of the response.
+        Calls of the transaction service keep ``Timeouts.transaction_seconds``. The returned client shares all
+        connections, so do not close it.
 
         Raises:
             ConfigurationError: ``seconds`` is not above 0.
@@ -50,8 +50,8 @@ class AsyncTopics(_Limited):
 
         Args:
             topic: ``namespace:topic``.
-            ttl: the TTL of its messages: whole seconds, a timedelta, or text as ``7d`` or ``1h30m``; None: the default
-                of the server.
+            ttl: the TTL of the messages: whole seconds, a timedelta, or text such as ``7d`` or ``1h30m``; None: the
+                server's default.
             properties: further properties.
 
         Raises:
@@ -63,7 +63,7 @@ class AsyncTopics(_Limited):
     async def update_topic(
         self, topic: Topic, *, ttl: timedelta | int | str | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Replace all properties of a topic: an omitted property returns to its default.
+        """Replace all properties of a topic; an omitted property returns to its default.
 
         Raises:
             TopicNotFound: the topic does not exist.
@@ -80,7 +80,7 @@ class AsyncTopics(_Limited):
         return await self._core.ask(calls.show_topic(topic))
 
     async def ages(self, topic: Topic, older_than: timedelta | int | str) -> Ages:
-        """Return the number of live messages, and the number that a TTL of ``older_than`` would hide.
+        """Return the number of unexpired messages, and the number that a TTL of ``older_than`` would hide.
 
         Raises:
             TopicNotFound: the topic does not exist.
@@ -98,7 +98,7 @@ class AsyncTopics(_Limited):
         await self._core.ask(calls.ping())
 
     async def topics(self, namespace: str | None = "default") -> list[TopicId]:
-        """Return the topics of a namespace; None: of all namespaces."""
+        """Return the topics of a namespace, or of all namespaces (None)."""
         return await self._core.ask(calls.list_topics(namespace))
 
     async def delete_topic(self, topic: Topic) -> None:
@@ -126,7 +126,7 @@ class AsyncTopics(_Limited):
         return await self._core.ask(consumer_calls.claims(topic, consumer))
 
     async def failed(self, topic: Topic, consumer: str) -> list[FailedMessages]:
-        """Return messages that a consumer group received and did not process, the most deliveries first.
+        """Return messages that a consumer group has received but not processed, most deliveries first.
 
         Raises:
             TopicNotFound, ConsumerNotFound: the topic or the consumer does not exist.
@@ -137,8 +137,8 @@ class AsyncTopics(_Limited):
         """Set the position of a consumer; register the consumer if it does not exist.
 
         Args:
-            position: the last message it has read.
-            force: also set it if claims are open; their transactions are invalidated.
+            position: the last message that the consumer has read.
+            force: set the position even if claims are open, and invalidate their transactions.
 
         Raises:
             ConsumerConflict: claims are open.
@@ -151,7 +151,7 @@ class AsyncTopics(_Limited):
         """Delete a consumer.
 
         Args:
-            force: also delete it if claims are open; their transactions are invalidated.
+            force: delete the consumer even if claims are open, and invalidate their transactions.
 
         Raises:
             ConsumerConflict: claims are open.
@@ -168,7 +168,7 @@ class AsyncTopics(_Limited):
         return await self._core.ask(producer_calls.list_producers(topic))
 
     async def producer_state(self, topic: Topic, name: str) -> ProducerState:
-        """Return the state of a producer; this does not register it.
+        """Return the state of a producer, without a registration.
 
         Raises:
             TopicNotFound, ProducerNotFound: the topic or the producer does not exist.
@@ -176,7 +176,7 @@ class AsyncTopics(_Limited):
         return await self._core.ask(producer_calls.show(topic, name))
 
     async def delete_producer(self, topic: Topic, name: str) -> None:
-        """Delete a producer; the server rejects its instance from then on, and invalidates its open transactions.
+        """Delete a producer; the server fences its instance, and invalidates its open transactions.
 
         Raises:
             TopicNotFound, ProducerNotFound: the topic or the producer does not exist.
@@ -184,7 +184,7 @@ class AsyncTopics(_Limited):
         await self._core.ask(producer_calls.delete(topic, name))
 
     async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
-        """Store payloads that an empty :meth:`publish` in the same transaction publishes; raises as :meth:`publish`."""
+        """Store payloads for an empty :meth:`publish` in the same transaction; raises as :meth:`publish`."""
         await store_in(self._core, topic, messages, transaction)
 
     async def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
@@ -192,7 +192,7 @@ class AsyncTopics(_Limited):
 
         Args:
             topic: the topic of the publish.
-            published: the result of the publish; or a write pointer, to roll back all of its rows in this topic.
+            published: the result of the publish; or a write pointer, to roll back all rows with this pointer.
 
         Raises:
             TopicNotFound: the topic does not exist.
@@ -202,7 +202,7 @@ class AsyncTopics(_Limited):
 
 
 class Topics(_Limited):
-    """The plain methods of :class:`AsyncTopics`."""
+    """The blocking methods of :class:`AsyncTopics`."""
 
     create_topic = waits(AsyncTopics.create_topic)
     update_topic = waits(AsyncTopics.update_topic)

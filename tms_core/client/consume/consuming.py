@@ -1,11 +1,11 @@
-"""Reading a topic until the program stops: the next request, the pauses, and the position after an error.
+"""Continuous reading of a topic: the next request, the pauses, and the position after an error.
 
 A poll returns the messages that existed at its start. The next poll starts after the last message, or at the position
-of the response. If there are no messages, the server waits for one. While messages are undecided, or the server does
-not respond, pauses grow.
+of the response. Without messages, the server waits for a message. While messages are undecided, or the server does not
+respond, the pauses between polls increase.
 
-A request of the program for more messages means that it has processed the earlier ones; then the position is stored. A
-program that dies in between receives some messages again, and misses none.
+When the program requests more messages, it has processed the earlier messages, and the client stores the position.
+After a crash, a program receives some messages again, and misses none.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
-#: How long the server waits for a message before it sends an empty response. A consumer notices a stop within this
-#: time.
+#: The default time that the server waits before it sends an empty response, in seconds; a stop takes effect within it.
 WAIT_SECONDS = 5
-#: Pauses while no message can be read yet, if the server does not wait.
+#: The pauses while messages are undecided, or if the server does not wait.
 IDLE = Retry(first_seconds=0.02, factor=1.5, longest_seconds=1)
-#: Pauses while the server does not respond.
+#: The pauses while the server does not respond.
 FAILED = Retry(first_seconds=0.1, longest_seconds=10)
-#: Temporary errors.
-PASSING = (*NOT_DONE, *UNKNOWN)
+#: Transient errors.
+TRANSIENT = (*NOT_DONE, *UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,10 @@ class ReadPlan:
 
     Attributes:
         start, inclusive: the start, as of a poll.
-        consumer: the name under which the position is stored; None: it is not stored. A stored position overrides
-            ``start``.
+        consumer: the name of the consumer whose position is stored, and overrides ``start``; None: no position is
+            stored.
         idle, failed: the pauses.
-        wait_seconds: how long the server waits for a message; None: :data:`WAIT_SECONDS`.
+        wait_seconds: the maximum time that the server waits for a message; None: :data:`WAIT_SECONDS`.
     """
 
     topic: TopicId
@@ -59,7 +58,7 @@ class ReadPlan:
 
 
 class MessageBatches(Protocol):
-    """A source of a topic's messages, in batches, until it is stopped."""
+    """A source of a topic's messages in batches."""
 
     stop: Stop
 
@@ -80,10 +79,10 @@ class Consuming:
     """A consumer of one topic.
 
     Args:
-        committed: whether to read committed messages only, not messages that are or may be rolled back.
+        committed: whether to read only committed messages; otherwise also messages that are or may be rolled back.
 
     Raises:
-        ClientClosed: the client is closed already.
+        ClientClosed: the client is closed.
     """
 
     def __init__(self, core: Core, plan: ReadPlan, *, committed: bool) -> None:
@@ -96,13 +95,13 @@ class Consuming:
         self._committed = committed
         self._waited = False
         self._reading: Reading | None = None
-        self._began = False
+        self._has_started = False
         self._pauses = 0
         self._paused: Retry | None = None
         self._stored: MessageId | None = None
         self.stop = core.wire.stop()
         if self.stop.is_set():
-            raise ClientClosed("The client is closed.", "Make another one.")
+            raise ClientClosed("The client is closed.", "Create another client.")
 
     async def more(self, done: MessageId | None) -> list[Message]:
         """Wait for messages and return them; an empty list after a stop, or after the client was closed.
@@ -114,7 +113,7 @@ class Consuming:
         while not self.stop.is_set():
             try:
                 found = await self._next()
-            except PASSING as error:
+            except TRANSIENT as error:
                 await self._drop()
                 await self._wait(self._plan.failed, error)
                 continue
@@ -132,7 +131,7 @@ class Consuming:
         return []
 
     async def store(self, done: MessageId | None) -> None:
-        """Store the position. If no server responds, a later call stores it; a closed client does not store it."""
+        """Store the position; after a transient error, the next call stores it."""
         if self._consumer is None or done is None or done == self._stored:
             return
         try:
@@ -141,7 +140,7 @@ class Consuming:
             logger.warning(
                 "the position of consumer %s in %s is not stored: the client is closed", self._consumer, self._topic
             )
-        except PASSING as error:
+        except TRANSIENT as error:
             logger.warning(
                 "the position of consumer %s in %s is not stored yet: %s", self._consumer, self._topic, error
             )
@@ -155,10 +154,10 @@ class Consuming:
         await self.store(done)
 
     async def _next(self) -> list[Message]:
-        """Return the next messages; an empty list if there are none now."""
-        if not self._began and self._consumer is not None:
+        """Return the next messages; an empty list if no message is available."""
+        if not self._has_started and self._consumer is not None:
             await self._load(self._consumer)
-        self._began = True
+        self._has_started = True
         polled = self._reading is None
         if self._reading is None:
             self._reading = await self._core.open_once(await self._poll())
@@ -169,7 +168,7 @@ class Consuming:
         self._waited = ended.waited
         if ended.position is not None:
             self._start, self._inclusive = ended.position, True
-        # Messages may have arrived since a response with messages started, so poll again at once.
+        # Messages may have arrived since the start of a response with messages, so poll again immediately.
         return [] if polled else await self._next()
 
     async def _load(self, consumer: str) -> None:
@@ -190,7 +189,7 @@ class Consuming:
         self._paused = pauses
         seconds = pauses.pause_seconds(self._pauses, self._core.random)
         if error is not None:
-            logger.warning("%s is read again in %.1f s: %s", self._topic, seconds, error)
+            logger.warning("poll of %s failed, next attempt in %.1f s: %s", self._topic, seconds, error)
         await self.stop.wait(seconds)
 
     async def _drop(self) -> None:

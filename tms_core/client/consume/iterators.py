@@ -1,4 +1,4 @@
-"""Iterators over the messages of a poll, and of a consumer; each for ``for`` and for ``async for``."""
+"""Iterators over the messages of a poll and of a consumer, for ``for`` and ``async for``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _Poll:
         self.ended = False
 
     async def more(self) -> list[Message]:
-        """Return the next messages; an empty list after the last one.
+        """Return the next messages; an empty list after the last message.
 
-        If the server has limited its response, further polls request the remaining messages.
+        If the server has limited its response, this sends further polls for the remaining messages.
         """
         while not self.ended:
             if self._reading is None:
@@ -53,8 +53,8 @@ class Messages:
     """An iterator over the messages of a poll while the response arrives; for one thread.
 
     Args:
-        ask: makes a request from the last received message (None: no message yet) and the number of missing messages.
-        limit: the most messages to read; None: all current messages.
+        ask: creates a request from the last received message (None: no message yet) and the remaining limit.
+        limit: the maximum number of messages; None: all current messages.
     """
 
     def __init__(self, core: Core, ask: PollRequest, limit: int | None) -> None:
@@ -83,7 +83,7 @@ class Messages:
 
 
 class AsyncMessages:
-    """An iterator over the messages of a poll while the response arrives; for one task; as :class:`Messages`."""
+    """An asynchronous iterator over the messages of a poll, for one task; see :class:`Messages`."""
 
     def __init__(self, core: Core, ask: PollRequest, limit: int | None) -> None:
         self._poll = _Poll(core, ask, limit)
@@ -113,7 +113,7 @@ class AsyncMessages:
 
 
 class _Consumption:
-    """The part that both consumptions share; all messages before the last delivered message count as processed."""
+    """The common part of both consumptions; all messages before the last returned message count as processed."""
 
     def __init__(self, consuming: MessageBatches) -> None:
         self._consuming = consuming
@@ -122,11 +122,11 @@ class _Consumption:
         self._done: MessageId | None = None
 
     def stop(self) -> None:
-        """Stop the iteration and its pause; call it from any thread, or in the loop."""
+        """Stop the iteration and its pause; thread-safe, or for an asynchronous iteration call it in the loop."""
         self._consuming.stop.set()
 
-    def _give(self) -> Message | None:
-        """Return the next message of the batch; the request means that the previous message is processed."""
+    def _next_in_batch(self) -> Message | None:
+        """Mark the previous message as processed, and return the next message of the batch; None: no message left."""
         self._done = self._current_id
         if self._consuming.stop.is_set():
             return None
@@ -137,16 +137,16 @@ class _Consumption:
 
 
 class Consumption(_Consumption):
-    """An iterator over the messages of a topic until it is stopped; for one thread, but any thread may stop it."""
+    """An iterator over the messages of a topic, for one thread; any thread may stop it."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Message:
-        message = self._give()
+        message = self._next_in_batch()
         if message is None:
             self._batch = iter(run(self._consuming.more(self._done)))
-            message = self._give()
+            message = self._next_in_batch()
         if message is None:
             raise StopIteration
         return message
@@ -158,29 +158,26 @@ class Consumption(_Consumption):
         self.close()
 
     def commit(self) -> None:
-        """Mark all delivered messages as processed, and store the position."""
+        """Mark all returned messages as processed, and store the position."""
         self._done = self._current_id
         run(self._consuming.store(self._done))
 
     def close(self) -> None:
-        """Stop, and store the position; the last delivered message does not count as processed.
-
-        A second call does nothing.
-        """
+        """Stop, and store the position; the last returned message does not count as processed. Idempotent."""
         run(self._consuming.close(self._done))
 
 
 class AsyncConsumption(_Consumption):
-    """An iterator over the messages of a topic until it is stopped; for one task; as :class:`Consumption`."""
+    """An asynchronous iterator over the messages of a topic, for one task; see :class:`Consumption`."""
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Message:
-        message = self._give()
+        message = self._next_in_batch()
         if message is None:
             self._batch = iter(await self._consuming.more(self._done))
-            message = self._give()
+            message = self._next_in_batch()
         if message is None:
             raise StopAsyncIteration
         return message
@@ -192,7 +189,7 @@ class AsyncConsumption(_Consumption):
         await self.close()
 
     async def commit(self) -> None:
-        """Mark all delivered messages as processed, and store the position."""
+        """Mark all returned messages as processed, and store the position."""
         self._done = self._current_id
         await self._consuming.store(self._done)
 
