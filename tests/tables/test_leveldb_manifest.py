@@ -66,6 +66,16 @@ def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large
     assert raw_rows(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
 
 
+def test_given_a_cured_folder_when_cured_again_then_not_one_byte_changes(sample: Path) -> None:
+    # Java pads the file when it crashes.
+    manifest = current_manifest(sample / MESSAGE)
+    manifest.write_bytes(manifest.read_bytes().ljust(1 << 20, b"\0"))
+    assert repair(sample / MESSAGE) == 1
+    before = snapshot(sample / MESSAGE)
+    assert repair(sample / MESSAGE) == 0
+    assert snapshot(sample / MESSAGE) == before
+
+
 def test_given_wrong_sizes_when_cured_then_every_other_field_is_kept(sample: Path) -> None:
     folder = sample / MESSAGE
     old = [parse_edit(record) for record in read_records(current_manifest(folder).read_bytes())]
@@ -230,6 +240,14 @@ def test_table_with_two_names_is_read_as_the_manifest_means(sample: Path) -> Non
     stale(folder, "000005.sst")
     with LevelDBStore(sample) as store:
         assert every(store.message, MESSAGES) == expected
+    assert not list(folder.glob("*.ldb"))
+
+
+def test_table_with_two_names_and_the_same_bytes_is_kept_once(sample: Path) -> None:
+    folder = sample / MESSAGE
+    shutil.copy(folder / "000016.sst", folder / "000016.ldb")
+    with LevelDBStore(sample) as store:
+        assert len(every(store.message, MESSAGES)) == 9897
     assert not list(folder.glob("*.ldb"))
 
 
