@@ -303,6 +303,15 @@ async def test_given_a_connection_that_is_lost_while_a_call_is_held_then_it_coun
 
 
 @in_event_loop
+async def test_calls_of_one_turn_are_read_from_the_stream_in_order(manager: TransactionManager) -> None:
+    alone = Alone(manager)
+    alone.connection.data_received(START)
+    alone.connection.data_received(call("startShort", number=2))
+    assert await alone.read() == START + call("startShort", number=2)
+    assert (alone.done, alone.quick.under_way) == ([], 0)
+
+
+@in_event_loop
 async def test_call_that_fails_closes_its_connection_and_is_not_repeated(manager: TransactionManager) -> None:
     alone = Alone(manager)
     alone.failure = MemoryError()

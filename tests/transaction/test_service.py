@@ -475,6 +475,10 @@ def test_given_many_clients_at_once_then_each_gets_its_own_answers(service: Tran
 # --- start, stop, and what is due ------------------------------------------------------------------------------------
 
 
+def test_address_of_ip_version_6_has_brackets(manager: TransactionManager) -> None:
+    assert TransactionService(manager, "[::1]:1").address == "[::1]:1"
+
+
 def test_given_a_port_in_use_when_started_then_the_error_names_the_setting(
     service: TransactionService, manager: TransactionManager
 ) -> None:
@@ -682,6 +686,13 @@ def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[Transaction
     (tmp_path / "token").write_bytes(b" secret\n")
     with served(manager, tokens={Level.CLIENT: lambda: read_token("token_file", tmp_path / "token", 1)}) as service:
         yield service
+
+
+def test_call_with_the_only_token_may_do_everything(guarded: TransactionService, tmp_path: Path) -> None:
+    settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "token")
+    with TransactionClient.configured(settings) as client:
+        client.commit(client.start_short().transaction_id)
+        assert client.latest().snapshot.write_pointer
 
 
 @pytest.mark.parametrize("token", [b"wrong", b"secre", b"secret2"])
