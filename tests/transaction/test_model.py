@@ -15,6 +15,7 @@ from tms_core.transaction.model import (
     InProgress,
     InProgressType,
     Transaction,
+    VisibilityLevel,
     VisibilityState,
     ascending,
 )
@@ -56,6 +57,23 @@ def test_given_a_version_when_asked_what_it_is_then_each_list_answers_for_itself
     assert [v for v in versions if asked.is_excluded(v)] == [90, 95, 110, 150]
     assert [v for v in versions if asked.is_checkpoint(v)] == [220, 250]
     assert [v for v in versions if asked.is_current_write(v)] == [200, 220, 250]
+
+
+def test_excluded_current_write_below_the_read_pointer_is_visible() -> None:
+    level = VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT
+    assert Transaction(200, 150, 150, visibility_level=level).is_visible(150)
+    assert not Transaction(149, 150, 150, visibility_level=level).is_visible(150)
+
+
+def test_bound_of_a_transaction_without_others_lies_before_itself() -> None:
+    bounds = [Transaction(read_pointer, 200, 200).visibility_upper_bound() for read_pointer in (100, 200)]
+    assert bounds == [100, 199]
+
+
+def test_entries_in_any_order_have_the_bound_of_the_lowest() -> None:
+    asked = state(100, [], [short(90, bound=2), short(80, bound=1)])
+    assert [entry.write_pointer for entry in asked.in_progress] == [80, 90]
+    assert asked.visibility_upper_bound() == 1
 
 
 @pytest.mark.parametrize("name", names("snapshots"))

@@ -24,7 +24,7 @@ from tms_core.transaction.manager.journal import LogFile
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import DirectoryStorage
-from tms_core.transaction.model import InProgressType, Snapshot, TransactionType, VisibilityState
+from tms_core.transaction.model import InProgress, InProgressType, Snapshot, TransactionType, VisibilityState
 
 LONG_TIMEOUT_MS = 86_400_000
 #: The largest log that is cut at every byte.
@@ -95,6 +95,23 @@ def test_recovery_of_a_snapshot_of_any_version_fills_gaps(tmp_path: Path, name: 
         one.write_pointer for one in seen.in_progress
     }
     assert all(one.type is not None for one in seen.in_progress)
+
+
+def test_recovery_of_entries_without_a_type_finds_those_that_are_long() -> None:
+    day = LONG_TIMEOUT_MS
+    given = {BASE + 1: NOW_MS + 30_000, BASE + 2: NOW_MS + day, BASE + 3: -1, BASE + 4: NOW_MS + day - 9_999}
+    entries = tuple(InProgress(pointer, expires, BASE, None) for pointer, expires in given.items())
+    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 4, in_progress=entries))).visibility
+    long = (InProgressType.LONG, NOW_MS + day)
+    found = [(one.type, one.expiration_ms) for one in seen.in_progress]
+    assert found == [(InProgressType.SHORT, NOW_MS + 30_000), long, long, long]
+
+
+def test_recovery_of_checkpoints_without_entries_has_them_in_progress() -> None:
+    parent = InProgress(BASE + 1, NOW_MS, BASE, InProgressType.SHORT, (BASE + 2, BASE + 3))
+    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 3, in_progress=(parent,)))).visibility
+    assert [one.write_pointer for one in seen.in_progress] == [BASE + 1, BASE + 2, BASE + 3]
+    assert [one.type for one in seen.in_progress][1:] == [InProgressType.CHECKPOINT] * 2
 
 
 NOTHING = Snapshot(VisibilityState(0, BASE, BASE))
