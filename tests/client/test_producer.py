@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import pytest
 from tests.client.faults import Faults, When, faulty_async_client, faulty_client
 from tests.support import each_raises, in_event_loop, raising
 from tms_core.client import (
+    Attempt,
     BadRequest,
     Client,
     Invalidated,
@@ -449,7 +451,18 @@ def test_publish_stored_with_a_ttl_expires(server: InProcess, client: Client, cl
 
 @in_event_loop
 async def test_async_producer_of_several_tasks_publishes_each_message_once(server: InProcess, client: Client) -> None:
-    async with server.async_client() as loop, loop.producer(BILLS, "importer") as producer:
+    under_way: list[Attempt] = []
+
+    @contextmanager
+    def hook(attempt: Attempt) -> Iterator[None]:
+        assert not under_way, "the server recognizes the last request only"
+        under_way.append(attempt)
+        try:
+            yield
+        finally:
+            under_way.pop()
+
+    async with server.async_client(hook=hook) as loop, loop.producer(BILLS, "importer") as producer:
         await asyncio.gather(*(producer.publish([b"%d" % number]) for number in range(5)))
         [state] = await loop.producers(BILLS)
         assert (state.name, state.generation, state.open) == ("importer", producer.generation, {})

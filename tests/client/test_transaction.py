@@ -299,7 +299,7 @@ def test_participant_that_cannot_roll_back_leaves_it_invalid(client: Client, ser
     assert server.manager.invalid_size() == 1
 
 
-def test_participant_that_cannot_roll_back_a_lost_commit_leaves_the_others_their_turn(
+def test_participant_that_cannot_roll_back_a_lost_commit_leaves_others_their_turn(
     server: InProcess, faults: Faults
 ) -> None:
     last = Recorder()
