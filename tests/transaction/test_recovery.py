@@ -140,6 +140,11 @@ def test_replay_of_an_abort_of_an_unknown_one_invalidates() -> None:
     assert replayed(NOTHING, Edit(BASE + 1, EditState.ABORTED)) == timeless(NOTHING)
 
 
+def test_replay_of_a_commit_after_the_timeout_makes_it_valid() -> None:
+    ends = (Edit(BASE + 1, EditState.INVALID), Edit(BASE + 1, EditState.COMMITTED))
+    assert list(replayed(NOTHING, begun(1), *ends).visibility.invalid) == []
+
+
 def test_replay_of_a_checkpoint_of_an_ended_one_hides_it() -> None:
     late = Edit(BASE + 2, EditState.CHECKPOINT, parent_write_pointer=BASE + 1)
     seen = replayed(NOTHING, begun(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
