@@ -108,6 +108,10 @@ def test_given_several_keys_when_a_token_names_one_then_that_one_counts(tmp_path
     assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
 
 
+def test_pem_key_fits_whatever_key_a_token_names(tmp_path: Path) -> None:
+    assert issuer(tmp_path).identify(sign(kid="whatever").encode()).principal == "ada"
+
+
 def test_given_another_claim_when_it_names_the_principal_then_that_counts(tmp_path: Path) -> None:
     known = issuer(tmp_path, principal_claim="email")
     assert known.identify(sign(email="ada@example.com").encode()).principal == "ada@example.com"
@@ -306,6 +310,11 @@ def test_jwks_of_any_json_is_refused_in_a_sentence(tmp_path_factory: pytest.Temp
     for contents in ({"keys": keys}, {"keys": [keys]}):
         with pytest.raises(ConfigurationError):
             issuer(folder, json.dumps(contents).encode())
+
+
+def test_jwks_that_is_too_deep_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="JWKS"):
+        issuer(tmp_path, b'{"keys": ' + b"[" * 100_000)
 
 
 def test_given_a_key_file_that_others_may_write_when_read_then_it_is_refused(tmp_path: Path) -> None:

@@ -131,6 +131,11 @@ def test_bad_tokens_file_is_refused_by_line_and_not_quoted(file: Path, contents:
     assert "hunter2" not in message
 
 
+def test_comment_after_the_line_of_a_token_is_ignored(file: Path) -> None:
+    file.write_text(f"\n  {token_line('system:shop', ADA)}  # made in May\n")
+    assert Tokens(file, ManualClock(NOW_MS)).identify(ADA.encode()).principal == "system:shop"
+
+
 def test_given_no_file_when_read_then_the_setting_and_the_path_are_named(tmp_path: Path) -> None:
     assert f"server.auth.tokens_file {tmp_path / 'none'} " in refused(tmp_path / "none")
 
@@ -313,6 +318,12 @@ def test_given_a_bearer_token_when_read_then_case_and_spaces_do_not_matter(value
     assert gate.principal([(b"host", b"x"), (b"authorization", value)]) == "ada"
 
 
+def test_request_with_two_tokens_is_refused() -> None:
+    _, _, gate = counting()
+    with pytest.raises(Unauthorized, match="not a bearer token"):
+        gate.principal([*bearer("ada"), *bearer("ada")])
+
+
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
@@ -337,6 +348,13 @@ def test_given_rules_when_asked_then_all_that_match_count_and_nothing_else() -> 
     assert rules.permissions_of("bob", TopicId("public", "x")) == {"consume"}
     # A principal is no pattern, but for the one that means everybody.
     assert rules.permissions_of("ada", TopicId("other", "x")) == set()
+
+
+def test_rule_pattern_matches_namespace_and_topic_separately() -> None:
+    rules = Rules([rule("ada", ["prod*:x", "*:sh?red"], "consume")])
+    allowed, refused = ["prod:x", "production:x", "any:shared"], ["prod:secretx:x", "any:shaared", "prod:xx"]
+    topics = {name: TopicId(*name.split(":", 1)) for name in (*allowed, *refused)}
+    assert [name for name, topic in topics.items() if rules.permissions_of("ada", topic)] == allowed
 
 
 def test_rule_with_names_covers_only_consumers_and_producers_that_match() -> None:

@@ -17,7 +17,7 @@ from tests.server.test_messages import EVERYTHING, avro
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
 from tms_core.messaging.publish import workers
-from tms_core.messaging.publish.workers import EventLoopWorkers
+from tms_core.messaging.publish.workers import SMALL_BYTES, EventLoopWorkers
 from tms_core.messaging.service import MessagingService
 from tms_core.server.rest.context import outcome
 from tms_core.tables.memory import MemoryStore
@@ -81,6 +81,30 @@ def test_batches_beside_other_requests_are_written_by_one_thread_a_turn(bench: B
     bench.publish([b"e"], [b"f"], topics=[T, OTHER])
     assert bench.writers == ["thread"] * 3
     assert bench.batches == [4, 2, 2]
+
+
+def test_loop_without_a_count_of_requests_does_not_write(bench: Bench) -> None:
+    bench.workers.alone = None
+    bench.publish([b"a"])
+    assert bench.writers == ["thread"]
+
+
+def test_turn_with_all_requests_is_written_by_the_loop_at_once(bench: Bench) -> None:
+    bench.workers.alone = lambda requests: requests == 3
+    bench.publish([b"a"], [b"b", b"c"], [b"d"])
+    assert (bench.writers, bench.batches) == (["loop"], [4])
+
+
+def test_turn_for_two_topics_is_written_by_threads(bench: Bench) -> None:
+    bench.workers.alone = lambda requests: requests == 2
+    bench.publish([b"a"], topics=[T, OTHER])
+    assert bench.writers == ["thread", "thread"]
+
+
+def test_many_messages_without_payloads_are_written_by_a_thread(bench: Bench) -> None:
+    bench.publish([b""] * (SMALL_BYTES // 100))
+    bench.publish([b""] * (SMALL_BYTES // 100 + 1))
+    assert bench.writers == ["loop", "thread"]
 
 
 def test_loop_does_not_wait_for_a_thread_that_writes(bench: Bench) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from threading import Event
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,10 +21,10 @@ from tms_core.messaging.ids import position, tail
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
-from tms_core.rowkey import MessageId
+from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.leadership import REACH_MS, Leadership
 from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.side import SideChange
 
 
@@ -50,6 +51,31 @@ def test_follower_refuses_requests_and_changes_nothing(two: TwoServers) -> None:
             ask()
     assert two.rows() == [b"a"]
     assert two.one.payloads() == [b"a"]
+
+
+def test_leader_that_slept_during_a_read_returns_nothing(two: TwoServers) -> None:
+    two.one.service.publish(TOPIC, [b"a"])
+    two.one.service.forget()
+    read = two.one.message.read
+
+    def slowly(want: Projection[Any], *arguments: Any) -> Page[Any]:
+        page: Page[Any] = read(want, *arguments)
+        if want.call == "rows":
+            two.other.take_over()
+        return page
+
+    two.one.message.read = slowly
+    with pytest.raises(Unavailable, match="does not lead"):
+        two.one.payloads()
+
+
+def test_gaps_of_a_generation_hide_no_rows_of_others(two: TwoServers) -> None:
+    two.one.service.publish(TOPIC, [b"a"])
+    [key] = two.store.message.read(KEYS, PREFIX, None, 10).items
+    two.other.take_over()
+    start, stop = generation_prefix(TOPIC.prefix, 0), generation_prefix(TOPIC.prefix, 2)
+    assert two.other.fenced.message.reserved(start) > int.from_bytes(key[-10:], "big")
+    assert two.other.fenced.message.read(KEYS, start, stop, 10).items == [key]
 
 
 def test_leader_that_resigns_leaves_no_gaps(two: TwoServers) -> None:

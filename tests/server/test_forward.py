@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -241,6 +242,32 @@ def test_forward_holds_the_leader_back_while_the_client_does_not_read(following:
 
 
 # --- when it cannot be -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("leader")
+def test_forward_of_a_body_in_chunks_is_complete(client: Client) -> None:
+    topic = TopicClient(client, "t").create()
+    head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    client.socket.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+    for piece in (b'{"messages"', b': ["in chunks"]}', b""):
+        client.socket.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+    assert client.answer().status == 200
+    assert topic.poll() == ["in chunks"]
+
+
+@pytest.mark.usefixtures("leader")
+def test_forward_of_an_answer_in_gzip_leaves_it_packed(client: Client) -> None:
+    topic = TopicClient(client, "t").create()
+    topic.publish("a" * 10_000)
+    answer = topic.post("poll", accept_encoding="gzip")
+    assert json.loads(answer.unzipped)[0]["payload"] == "a" * 10_000
+    assert len(answer.body) < 1000
+
+
+def test_forward_without_a_leader_is_503_and_says_when_to_try_again(client: Client) -> None:
+    answer = client.ask("GET", PATH)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert "No server leads" in answer.text
 
 
 def test_forward_between_two_followers_ends(following: Following) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchedMessage, FetchRequest
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId
+from tms_core.server.codec.bodies import CHUNK_BYTES
 from tms_core.server.codec.json_text import POLL_MESSAGES, JsonCodec, read_properties
 
 JSON = JsonCodec()
@@ -50,6 +51,21 @@ def test_given_a_publish_when_read_then_it_says_what_was_written(given_: Any, re
 )
 def test_given_a_poll_when_read_then_it_says_what_was_written(given_: Any, read: FetchRequest) -> None:
     assert JSON.read_poll(body(given_)) == read
+
+
+def test_published_range_has_its_64_bit_numbers_as_text_and_is_read_again() -> None:
+    written = RollbackRange(W, T, 0, T + 1, 65535)
+    answer = JSON.write_published(written)
+    assert JSON.read_rollback(answer) == written
+    span = {"startTimestamp": str(T), "startSequenceId": 0, "endTimestamp": str(T + 1), "endSequenceId": 65535}
+    assert json.loads(answer) == {"transactionWritePointer": str(W), "rollbackRange": span}
+
+
+def test_messages_beyond_a_chunk_come_in_pieces_of_one_array() -> None:
+    pieces = list(JSON.write_messages([[FetchedMessage(ID.pack(), b"x" * 1000)] * 200]))
+    assert len(pieces) > 1
+    assert max(map(len, pieces)) < CHUNK_BYTES + 1100
+    assert len(json.loads(b"".join(pieces))) == 200
 
 
 @given(st.lists(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode)), max_size=3))

@@ -29,7 +29,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
 from tms_core.messaging.publish.workers import Answer
 from tms_core.messaging.service import MessagingService
-from tms_core.server.auth.gate import Need
+from tms_core.server.auth.gate import Need, Rules
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import PublishRequest
@@ -706,6 +706,31 @@ def test_fenced_producer_is_refused_though_its_head_is_known(served: list[bytes]
         assert ask(connection, _registration(2)(topic)) == 200
         assert publish("X-TMS-Sequence: 3") == 409
         assert len(stored(server, topic)[0]) == 2
+    assert len(served) == 2
+
+
+def test_permission_is_checked_though_the_head_is_known(tmp_path: Path, served: list[bytes]) -> None:
+    jwt = JwtIdentities(tmp_path)
+    with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
+        server.service.create_topic(TopicId("default", "t"))
+        data = publishing("t", avro(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
+        for _ in range(2):
+            connection.send(data)
+            assert status(connection.answer()) == 200
+        jwt.gate._rules = Rules([])
+        connection.send(data)
+        assert status(connection.answer()) == 403
+    assert served == [data]
+
+
+def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:
+    with serving() as server, topic_on(server) as (connection, topic):
+        for _ in range(3):
+            connection.send(publishing(topic, avro(b"a", b"b")))
+            assert status(connection.answer()) == 200
+        value = server.metrics.registry.get_sample_value
+        wait_until(lambda: value("tms_requests_total", {"route": "publish", "code": "200"}) == 3)
+        assert value("tms_messages_published_total") == 6
     assert len(served) == 2
 
 

@@ -51,6 +51,21 @@ async def test_take_with_room_does_not_wait() -> None:
 
 
 @in_event_loop
+async def test_brief_take_goes_on_without_room_for_lasting_ones() -> None:
+    shares = Shares(9)
+    await shares.held("holder", 9)
+    waiting = asyncio.ensure_future(shares().take(1))
+    await settle()
+    with shares() as share:
+        await share.take(3, brief=True)
+        another = asyncio.ensure_future(shares().take(1, brief=True))
+        await settle()
+        assert [waiting.done(), another.done()] == [False, False]
+    for task in (waiting, another):
+        task.cancel()
+
+
+@in_event_loop
 async def test_waiters_go_on_in_their_order() -> None:
     shares = Shares(10)
     holder = await shares.held("holder", 10)

@@ -103,6 +103,55 @@ def test_given_a_body_above_the_limit_that_does_not_say_its_length_then_413(topi
 MOST_MESSAGES = MAX_REQUEST_BYTES // MESSAGE_BYTES
 
 
+@pytest.mark.parametrize("content_type", [AVRO, JSON])
+def test_publish_of_the_most_messages_is_taken(topic: TopicClient, content_type: str) -> None:
+    messages = [b""] * MOST_MESSAGES
+    body = avro(*messages) if content_type == AVRO else json.dumps({"messages": [""] * MOST_MESSAGES}).encode()
+    assert topic.post("publish", body, content_type=content_type).status == 200
+    assert payloads(topic) == messages
+
+
+def test_body_of_the_largest_size_is_taken(topic: TopicClient) -> None:
+    body = avro(b"x" * (MAX_REQUEST_BYTES - 7))
+    assert len(body) == MAX_REQUEST_BYTES
+    assert topic.post("publish", body, content_type=AVRO).status == 200
+
+
+@pytest.mark.parametrize(("verb", "size"), [("rollback", 20_000), ("properties", 500_000), ("consumers/one", 20_000)])
+def test_body_that_is_too_large_for_its_kind_is_413(topic: TopicClient, verb: str, size: int) -> None:
+    method = "POST" if verb == "rollback" else "PUT"
+    answer = topic.client.ask(method, f"{topic.path}/{verb}", b" " * size, content_type=JSON)
+    assert (answer.status, "bytes at most" in answer.text) == (413, True)
+
+
+def test_rollback_in_avro_needs_no_content_type(topic: TopicClient) -> None:
+    published = topic.post("publish", avro(b"a", pointer=NOW_POINTER), content_type=AVRO)
+    seen = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}
+    assert topic.poll(**seen) == ["a"]
+    # CDAP checks no content type here, and its client sends none.
+    assert topic.client.ask("POST", f"{topic.path}/rollback", published.body).status == 200
+    assert topic.poll(**seen) == []
+
+
+def test_poll_that_its_limit_ends_has_no_position(topic: TopicClient) -> None:
+    topic.publish("a", "b")
+    assert "x-tms-position" not in topic.post("poll", {"limit": 1}).headers
+
+
+def test_poll_in_json_without_a_limit_has_the_default_one(topic: TopicClient) -> None:
+    topic.publish(*["x"] * (POLL_MESSAGES + 10))
+    assert len(topic.poll()) == POLL_MESSAGES
+    assert len(topic.poll(limit=POLL_MESSAGES + 5)) == POLL_MESSAGES + 5
+
+
+def test_poll_within_the_limit_of_the_server_is_not_called_limited() -> None:
+    with serving(poll_limit=PollLimit(messages=3)) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        topic.publish(*"abcd")
+        answer = topic.post("poll", {"limit": 3})
+        assert (len(answer.json), answer.headers.get("x-tms-limited")) == (3, None)
+
+
 @pytest.mark.parametrize("verb", ["publish", "store"])
 @pytest.mark.parametrize("parts", [[MOST_MESSAGES + 1], [MOST_MESSAGES, 1], [2_000_000]])
 def test_publish_of_too_many_messages_is_413(topic: TopicClient, verb: str, parts: list[int]) -> None:

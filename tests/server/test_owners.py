@@ -18,6 +18,7 @@ from tests.server.identities import TokenIdentities
 from tms_core.clock import ManualClock
 from tms_core.errors import ConsumerConflict, TransactionEnded, Unavailable
 from tms_core.rowkey import MessageId
+from tms_core.server.managing import offset
 from tms_core.tables.base import MESSAGES
 from tms_core.topic import TopicId
 from tms_core.transaction.codec.thrift import encode_transaction
@@ -213,6 +214,21 @@ def test_roll_back_of_a_transaction_that_has_ended_is_refused(tenants: Tenants, 
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def test_roll_back_of_an_invalid_transaction_is_done(tenants: Tenants) -> None:
+    tx = tenants.victims()
+    tenants.manager.invalidate(tx.transaction_id)
+    body = {"transactionWritePointer": str(tx.write_pointer)}
+    assert tenants.ask("victim", "POST", f"{VICTIMS}/rollback", body).status == 200
+    pointers = [value.pointer for _, value in tenants.server.store.message.read(MESSAGES, b"", None, 100).items]
+    assert -tx.write_pointer in pointers
+
+
+def test_offsets_of_ids_are_drawn_from_the_whole_millisecond() -> None:
+    drawn = [offset() for _ in range(1000)]
+    assert 0 <= min(drawn) < max(drawn) < TX_PER_MS
+    assert max(drawn) > TX_PER_MS // 2
 
 
 def test_ids_begin_somewhere_in_their_millisecond_and_grow() -> None:

@@ -215,6 +215,18 @@ def test_nonsense_behind_a_request_leaves_its_answer_alone(echo: Echo, port: int
     assert echo.asked == [("POST", "/a", b"one")]
 
 
+def test_client_that_closes_its_half_after_a_request_is_answered(echo: Echo, port: int) -> None:
+    echo.may_answer.clear()
+    with Client(port) as client:
+        client.send("POST", "/a", b"a")
+        client.socket.shutdown(socket.SHUT_WR)
+        wait_until(lambda: echo.asked)
+        echo.may_answer.set()
+        found = client.answer()
+        assert (found.body, found.headers["connection"]) == (b"a", "close")
+        assert rest(client) == b""
+
+
 def test_given_trailers_then_they_are_no_headers(echo: Echo, port: int) -> None:
     head = b"POST /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with Client(port) as client:

@@ -47,6 +47,18 @@ def test_impossible_settings_of_several_servers_are_named(changed: dict[str, str
         load(None, SEVERAL | changed, {})
 
 
+@pytest.mark.parametrize("thrift", ["10.0.0.1:15165", "[::]:0"])
+def test_settings_of_servers_that_reach_a_manager_are_loaded(thrift: str) -> None:
+    manager = {"TMS_TRANSACTIONS__SOURCE": "manager", "TMS_TRANSACTIONS__THRIFT": thrift}
+    assert load(None, SEVERAL | manager, {}).settings.transactions.thrift == thrift
+
+
+def test_member_that_never_began_stops_and_leaves_no_lease() -> None:
+    leases = MemorySide()
+    HaMember(MemoryStore(), MemorySide(), leases, LeaderSettings(), SystemClock()).stop()
+    assert leases.get(b"l") is None
+
+
 @pytest.mark.parametrize(
     ("advertise", "address"),
     [

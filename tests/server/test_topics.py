@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.server.client import Client, TopicClient
+from tests.support import wait_until
 
 ROLLBACK = (
     b'{"transactionWritePointer":"1","rollbackRange":'
@@ -85,3 +86,22 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
     assert len(paths) == 18
     assert json.dumps(paths)
+
+
+def test_head_of_a_route_is_405_as_in_cdap(client: Client) -> None:
+    client.send("HEAD", "/ping")
+    answer = client.answer(head=True)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+
+
+def test_path_that_does_not_exist_is_404_and_says_where_paths_are_listed(client: Client) -> None:
+    answer = client.ask("GET", "/v1/namespaces/default/topics/t/nothing")
+    assert (answer.status, "/openapi.json" in answer.text) == (404, True)
+
+
+def test_metrics_after_a_topic_is_deleted_lose_its_series(topic: TopicClient) -> None:
+    topic.publish("a")
+    own = f'topic="{topic.path.rpartition("/")[2]}"'
+    assert own in topic.client.ask("GET", "/metrics").text
+    assert topic.client.ask("DELETE", topic.path).status == 200
+    wait_until(lambda: own not in topic.client.ask("GET", "/metrics").text)
