@@ -111,7 +111,7 @@ def test_script_of_the_tables_says_the_same_to_the_shell(capsys: pytest.CaptureF
     assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
     script = capsys.readouterr().out
     # It is to be repeated, and without a person at hand the shell ends at the first thing that is there already.
-    assert "not with hbase shell -n" in script.splitlines()[0]
+    assert "Run without -n" in script.splitlines()[0]
     assert execute(["admin", "create-tables", "--help"]) == 0
     assert "shell -n" not in capsys.readouterr().out
     assert script == shell_script([*table_specs("cdap_system", 3, "GZ"), janitor_table_spec("cdap_system")])

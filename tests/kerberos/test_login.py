@@ -57,7 +57,10 @@ def test_ticket_cache_that_is_filled_again_is_read_again(realm: Realm) -> None:
     cache = realm.ticket(keytab, "cached", "-l", "1s")
     one = login(ticket_cache=cache)
     time.sleep(2)
-    assert "the ticket has expired. Renew it (kinit PRINCIPAL), or set storage.hbase.kerberos.keytab." in failure(one)
+    assert (
+        "the ticket has expired. Renew the ticket (kinit PRINCIPAL), or set storage.hbase.kerberos.keytab."
+        in failure(one)
+    )
     assert realm.ticket(keytab, "cached") == cache
     assert one.exchange("hbase/localhost").step()
     assert one.describe().startswith(f"cached@{REALM}")
@@ -90,7 +93,7 @@ def test_key_that_is_not_the_realms_any_more_is_named(realm: Realm) -> None:
 
 def test_principal_that_has_expired_is_named(realm: Realm) -> None:
     keytab = realm.keytab("old", options="-expire yesterday")
-    assert "old has expired. Have" in failure(login(keytab=keytab, principal="old"))
+    assert "old has expired. Extend" in failure(login(keytab=keytab, principal="old"))
 
 
 def test_service_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
@@ -145,7 +148,7 @@ def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
             login(keytab=keytab).exchange("hbase/localhost")
     finally:
         os.seteuid(user)
-    assert f"storage.hbase.kerberos.keytab {keytab} cannot be read: Permission denied. Give" in said
+    assert f"storage.hbase.kerberos.keytab {keytab} cannot be read: Permission denied. Use" in said
 
 
 @pytest.mark.parametrize("contents", [b"", b"this is no cache"])

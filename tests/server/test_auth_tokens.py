@@ -376,7 +376,7 @@ def test_rule_to_observe_needs_no_topics_and_any_other_does() -> None:
     assert Rules([observer]).observes("prometheus")
     assert not Rules([observer]).observes("ada")
     assert not Rules([observer]).permissions_of("prometheus", TopicId("a", "b"))
-    with pytest.raises(ValidationError, match="needs it"):
+    with pytest.raises(ValidationError, match="needs topics"):
         AuthRule.model_validate({"principal": "ada", "can": ["observe", "consume"]})
 
 

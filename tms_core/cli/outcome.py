@@ -1,7 +1,7 @@
 """How a command stops: errors become text with a code, and an exit code, here and nowhere before.
 
     error: Folder /data does not exist. [TMS-STORE-NOT-FOUND]
-    hint: Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path).
+    hint: Set the folder that contains system.tms.meta (--leveldb, or storage.leveldb.path).
 
 With ``--format json`` the same is one JSON object on standard error: ``code``, ``message`` and ``hint``.
 """

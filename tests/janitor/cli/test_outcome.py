@@ -35,7 +35,7 @@ _SAID = (
     "The commands that write are", "the first janitor run",
     "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
     "that the transaction service of `tms serve` requires",
-    "the address of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
+    "the address of tms serve", "a store with tms serve", "CDAP, tms serve", "as tms serve does", "another tms serve",
     "as tms poll prints it", "start the server without it", "Usage: ", "--help",
     "allow the transaction service of `tms serve`", "runs the manager in `tms serve`",
     "or start tms serve with its janitor", "of the transaction service of `tms serve`;",

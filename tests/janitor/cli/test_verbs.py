@@ -194,7 +194,7 @@ def test_given_no_store_then_the_check_fails_with_the_next_step_and_nothing_is_m
     before = sorted(kit.folder.rglob("*"))
     status, message = checks(kit, "doctor --leveldb nowhere/at/all")["store"]
     assert status == "fail"
-    assert "Give the folder" in message
+    assert "Set the folder" in message
     assert sorted(kit.folder.rglob("*")) == before
 
 
