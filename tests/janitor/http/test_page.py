@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from janitor.state.base import State, TopicCount
-from janitor.state.records import RunRecord, StoreBytes
+from janitor.state.figures import ConsumerFigures
+from janitor.state.records import MessagesLeft, RunRecord, StoreBytes
 from janitor.state.topic_history import save_sizes, save_topics
 from janitor.status.status import HeldTopic, OpenTransaction, Status, TopicFigures
-from tests.builders import DAY, HOUR, SECOND
+from tests.builders import DAY, HOUR, MINUTE, SECOND
 from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page
 from tests.janitor.http.conftest import ARGUMENTS, HttpKit
@@ -187,6 +188,56 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(loo
     assert page.texts("#aside code")[0] == f"janitor resume {ARGUMENTS}"
 
 
+def test_page_without_work_says_that_all_is_done_and_how_old_it_is(look: Look) -> None:
+    now_ms = look.now_ms - 10 * MINUTE - SECOND
+    counted = TopicFigures("a", "b", 1, 60, 0, 0, None, None, now_ms)
+    calm = replace(statuses.full(now_ms), held=(), overdue=(), kept={}, guards=(), topics=(counted,))
+    page = look.at(calm, statuses.runs(now_ms))
+    for part, sentence in {
+        "#held": "No topic is held.",
+        "#overdue": "No rows are overdue.",
+        "#kept": "The last run kept no rows.",
+        "#guards": "No guard has tripped or warns.",
+        "#queues tbody": "empty",
+        "#stale": "Old figures. The janitor answers, but its figures are from 10 min",
+    }.items():
+        assert sentence in page.text(part)
+
+
+def test_page_of_many_held_topics_at_impossible_times_shows_the_first(look: Look) -> None:
+    held = tuple(HeldTopic(f"a:{number:03d}", "frontier", 1, 1, -(2**62), 2**62, "x") for number in range(200))
+    page = look.at(replace(statuses.full(look.now_ms), held=held))
+    assert len(page.texts("#held li")) == 20
+    assert "and 180 more, in janitor status" in page.text("#held")
+    assert "released automatically at no time" in page.text("#held")
+    assert page.console == []
+
+
+def test_page_of_plans_says_that_nothing_was_deleted(look: Look) -> None:
+    past = tuple(replace(run, mode="plan") for run in statuses.runs(look.now_ms)[:9])
+    last = replace(past[0], messages=MessagesLeft(1_000_000, 533_000, past[0].started_ms - 20 * SECOND))
+    page = look.at(replace(statuses.full(look.now_ms), mode="plan_only", last_run=last), (last, *past[1:]))
+    left = "467,000 of about 1,000,000 would be deleted, about 533,000 left"
+    assert "only planned, nothing was deleted" in page.text("#caption")
+    assert "to invert" in page.text("#legend")
+    assert [words for words in ("1,400 to delete", f"messages: {left}") if words not in page.text("#facts")] == []
+    page.go(f"{page.run('location.origin')}/runs/{last.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert f"{left} (counted 20 s before)" in page.text("#detail")
+
+
+def test_page_of_a_failed_run_shows_no_number_of_rows(look: Look) -> None:
+    failed = next(run for run in statuses.runs(look.now_ms) if run.error)
+    page = look.at(replace(statuses.full(look.now_ms), last_run=failed), (failed,))
+    assert "deleted" not in page.text("#facts .wide")
+    page.run("document.querySelector('#history').open = true")
+    assert page.text("#history-table tbody td:nth-child(3)") == "–"
+    page.go(f"{page.run('location.origin')}/runs/{failed.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert "0 rows" not in page.text("#detail")
+    assert "janitor ledger" in page.text("#detail")
+
+
 def test_plot_has_axes_legend_failures_and_a_table(look: Look) -> None:
     past = statuses.runs(look.now_ms)
     page = look.at(statuses.full(look.now_ms), past)
@@ -319,6 +370,28 @@ def test_topic_page_has_sizes_changes_and_ways_out_of_a_hold(look: Look) -> None
     page.run("document.querySelector('#detail form').requestSubmit()")
     assert "40 hex digits" in page.text("#detail")
     assert page.console == []
+
+
+def test_topic_page_leads_to_the_front_page_and_shows_open_claims(look: Look) -> None:
+    held = HeldTopic("default:orders", "frontier", 1, 1, None, None, "janitor approve default:orders")
+    lag = (look.now_ms, look.now_ms, 4, look.now_ms - HOUR, False, look.now_ms)
+    groups = [
+        ConsumerFigures("default", "orders", 1, "alone", *lag),
+        ConsumerFigures("default", "orders", 1, "group", *lag, open_claims=1200, redelivered=1),
+    ]
+    sizes = ((look.now_ms - 2 * HOUR, 8000), (look.now_ms - HOUR, 0), (look.now_ms, 4000))
+    drawn = replace(TopicFigures("default", "drawn", 1, 60, 5, 4000, counted_ms=look.now_ms), sizes=sizes)
+    topics = (drawn, TopicFigures("default", "orders", 1, 60), replace(drawn, topic="once", sizes=sizes[:1]))
+    kit = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=topics, held=(held,), consumers=groups)))
+    page = look(kit)
+    points = "[...document.querySelectorAll('#queues .spark polyline')].map(line => line.getAttribute('points'))"
+    assert page.run(points) == ["0.0,1.0 50.0,19.0 100.0,10.0"]
+    assert page.text("#behind").count("1,200 open claims, 1 redelivered") == page.text("#behind").count("claim") == 1
+    page.go(f"{kit.url}/topics/default:orders")
+    page.until("document.querySelector('#detail h2')")
+    assert "1,200 open claims, 1 redelivered" in page.text("#detail")
+    assert "This topic is not counted yet." in page.text("#detail")
+    assert page.run("document.querySelector('#headline a').getAttribute('href')") == "/#held"
 
 
 def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(look: Look) -> None:
