@@ -305,6 +305,17 @@ def test_death_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
     assert negated > 10
 
 
+def test_death_after_a_run_was_closed_leaves_no_entry_twice(kit: Kit) -> None:
+    dying = [True]
+    watch_state(kit.state, before=fail_at("state.clear_intents", Crash, lambda _: dying[0]))
+    with pytest.raises(Crash):
+        kit.engine.run_once()
+    dying[0] = False
+    found = entries(kit)
+    assert kit.state.intents()
+    assert (kit.engine.recover(), entries(kit), kit.state.intents()) == ([], found, [])
+
+
 def fail_once(kit: Kit, at_call: int) -> bool:
     """Sweep with a state that fails at the k-th call; returns whether it came to that."""
     calls = 0
