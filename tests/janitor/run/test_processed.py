@@ -228,6 +228,17 @@ def test_plan_announces_nothing_and_applies_what_it_showed(kit: ProcessedKit, tm
     assert kit.left() == [b"b"]
 
 
+def test_announcement_of_a_topic_says_nothing_of_the_one_created_after_it(kit: ProcessedKit) -> None:
+    kit.publish_processed(b"a")
+    kit.sweep()
+    assert announced(kit.side, kit.metadata()) > 0
+    kit.service.delete_topic(ORDERS)
+    kit.service.create_topic(ORDERS, CONSUMED)
+    kit.register()
+    assert announced(kit.side, kit.metadata()) == 0
+    assert kit.service.consumers.get(ORDERS, GROUP).id == READ_NONE
+
+
 def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
     kit.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])

@@ -54,6 +54,21 @@ def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: State) 
     assert state.run("three") is None
 
 
+def test_runs_before_a_time_leave_out_those_that_started_then(state: State) -> None:
+    for number in range(4):
+        state.begin_run(RunRecord(f"r{number}", "apply", number))
+    for number in range(3):
+        state.finish_run(RunRecord(f"r{number}", "apply", number, 9, "done"))
+    assert [run.id for run in state.runs(9, 3)] == ["r2", "r1", "r0"]
+    assert [run.id for run in state.runs(1, 2)] == ["r1"]
+
+
+def test_created_time_stays_the_first(state: State) -> None:
+    state.save_created_ms(5)
+    state.save_created_ms(3)
+    assert state.created_ms() == 5
+
+
 def test_unfinished_runs_with_a_wrong_clock_come_in_the_order_of_recording(state: State) -> None:
     for number in (3, 1, 2, 0):
         state.begin_run(RunRecord(f"run-{number}", "apply", number))
