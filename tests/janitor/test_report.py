@@ -98,11 +98,6 @@ def test_entry_of_several_batches_spans_their_times_and_names_the_first_keys() -
     assert entry.sample_keys == [b"b".hex(), b"c".hex(), b"d".hex()]
 
 
-@pytest.mark.parametrize(("notes", "tripped"), [([], False), ([False], False), ([False, True], True)])
-def test_report_is_tripped_if_any_guard_is(notes: list[bool], tripped: bool) -> None:
-    assert report(guards=[GuardNote("clock", note, "") for note in notes]).tripped is tripped
-
-
 def test_totals_count_held_rows_by_entries_and_all_reasons_but_live() -> None:
     kept = report(rows(5, about(held=Hold.PROTECTED)), kept={Reason.REFERENCED: 1, Reason.HELD: 99}).totals.kept
     assert (kept["held"], kept["referenced"]) == (5, 1)
