@@ -224,6 +224,17 @@ def test_write_after_a_failed_one_opens_the_folder_again(tmp_path: Path, disk: D
         assert rows(store) == after
 
 
+def test_change_of_metadata_that_failed_is_undone(tmp_path: Path, disk: Disk) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.metadata.compare_and_set(b"k", None, b"1")
+        disk.failing = True
+        with pytest.raises(StoreError):
+            store.metadata.compare_and_set(b"k", b"1", b"2")
+        disk.failing = False
+        assert store.metadata.compare_and_set(b"l", None, b"3")
+        assert store.metadata.rows() == [(b"k", b"1"), (b"l", b"3")]
+
+
 def test_waiting_writes_are_written_and_fail_together(tmp_path: Path, disk: Disk) -> None:
     database = WritableDatabase(tmp_path, create=True)
     entered, go_on = Event(), Event()
