@@ -137,6 +137,12 @@ def test_held_jump_that_may_go_is_visited(store: MemoryStore, approved: bool, se
     assert patient(kit, MINUTE).held_topics() == {}
 
 
+def test_topic_never_seen_is_visited_and_held(store: MemoryStore) -> None:
+    kit, _ = prepared(store)
+    late = topic(store, "default:late", ttl_seconds=TTL_SECONDS).plain(1)
+    assert patient(kit).held_topics() == {late.id: Hold.FRONTIER}
+
+
 def test_longer_ttl_takes_the_frontier_back_at_once(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
