@@ -140,7 +140,7 @@ DAMAGES = ["cut short", "empty", "text", "foreign", "other columns", "newer", "n
 
 
 def test_restore_of_a_topic_that_is_not_archived_says_so(undo: Undo, orders: Topic) -> None:
-    with pytest.raises(ArchiveError, match=r"default:orders .*janitor archive list"):
+    with pytest.raises(ArchiveError, match=r"default:orders\. .*janitor archive list"):
         undo.restore(orders)
 
 
