@@ -63,6 +63,13 @@ def test_given_rows_written_when_traced_then_the_sequence_number_counts_each(pat
     assert trace_folder(path / MESSAGE).sequence == before + 35
 
 
+def test_lineage_of_an_open_store_counts_the_last_write(path: Path) -> None:
+    with LevelDBStore(path) as store:
+        before = store.lineage()["metadata"]["sequence"]
+        assert store.metadata.compare_and_set(b"a", None, b"b")
+        assert store.lineage()["metadata"]["sequence"] == before + 1
+
+
 def test_given_a_store_that_only_grows_when_asked_then_it_was_not_restored(path: Path) -> None:
     for number in range(8):
         with LevelDBStore(path) as store:
