@@ -80,7 +80,7 @@ class OpenTopic:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _TopicEntry:
     """The entry of an open topic; an invalidation increases the version, and the next use opens the topic again."""
 
     lock: Lock = field(default_factory=Lock)
@@ -125,7 +125,7 @@ class OpenTopics:
         self._clock = clock
         self._cache = cache
         self._expiries = expiries
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, _TopicEntry] = {}
         self._stored: dict[bytes, _Stored] = {}
         self.allowance_ms = allowance_ms
         # The stored payloads of transactions up to this one are unknown: other processes may have stored them, or the
@@ -146,7 +146,7 @@ class OpenTopics:
         entry = self._entries.get(prefix)
         if entry is None:
             with self._lock:
-                entry = self._entries.setdefault(prefix, _Entry())
+                entry = self._entries.setdefault(prefix, _TopicEntry())
         if entry.open_version < entry.version:
             with entry.lock:
                 if entry.open_version < entry.version:
