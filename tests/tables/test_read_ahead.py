@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from janitor.report import Report
 from janitor.rules.policy import Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.errors import StoreError, StoreUnavailable
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
@@ -204,3 +204,20 @@ def test_sweep_sees_rows_of_a_topic_made_between_two_steps() -> None:
     assert late.pointers() == [-INVALID]
     assert late.stored_times() == []
     assert report.errors == []
+
+
+def test_sweep_of_a_topic_that_moves_while_read_ahead_counts_each_row_once() -> None:
+    store = DearStore()
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    orders.plain(*range(NOW_MS - 3 * HOUR, NOW_MS - 3 * HOUR + 12))
+    deletes: list[int] = []
+
+    def move(call: Call) -> None:
+        deletes.append(len(call.arguments[0]))
+        if len(deletes) == 1:
+            orders.describe(ttl_seconds=7200)
+
+    watch(store, after=lambda call: move(call) if call.name == "message.delete" else None)
+    report = janitor(store, batch_rows=5).engine.run_once(adopt=True)
+    assert report.errors == []
+    assert (report.total(Rule.EXPIRED), sum(deletes), orders.times()) == (12, 12, [])
