@@ -1,4 +1,4 @@
-"""Participants of a transaction (Tephra's ``TransactionAware``), and the claims of a consumer group as one of them."""
+"""Participants of a transaction (Tephra's ``TransactionAware``); the claims of a consumer group are one too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BEFORE_ALL = MessageId(0, 0)
 
 
 class Participant:
-    """A participant in a transaction: an object whose writes belong to the transaction; override the needed methods.
+    """A participant in a transaction: an object with writes that belong to the transaction; override its methods.
 
     With an ``AsyncClient`` each method may be a coroutine. An error in a method fails the transaction. After an error
     in :meth:`post_tx_commit`, the client raises ``PostCommitFailed``, because the transaction is committed.
@@ -48,7 +48,7 @@ class Participant:
         """Make the writes durable; the transaction may still fail."""
 
     def post_tx_commit(self) -> Awaitable[None] | None:
-        """Do what follows the commit."""
+        """Run actions after the commit."""
 
     def rollback_tx(self) -> Awaitable[None] | None:
         """Undo the writes after a failure of the transaction.
@@ -65,9 +65,9 @@ class ClaimedBatch(NamedTuple):
         deliveries: their number of deliveries, including this one.
         held: the transaction that must be decided first; None: no transaction blocks the group.
         position: without messages, the lowest id of the next message; None: unknown.
-        sealed: whether the topic takes no more messages.
-        drained: whether it is sealed, and the group has read it completely.
-        earlier_partition: the partition that the group must read completely first; None: no partition.
+        sealed: whether the topic accepts no more messages.
+        drained: whether the topic is sealed, and the group has read all of its messages.
+        earlier_partition: the partition that the group must drain first; None: no partition.
         retry_seconds: without messages, the time until failed messages are delivered again; None: none wait.
     """
 
@@ -84,8 +84,8 @@ class ClaimedBatch(NamedTuple):
 class GroupClaims(Participant):
     """Claims of a transaction in a consumer group; they take effect with the commit.
 
-    The server keeps the claims under the transaction's id, so a commit needs no request. Before an abort, the client
-    returns the claims. Before a commit, it returns claimed messages that the program did not receive.
+    The server stores the claims under the transaction's id, so a commit needs no request. Before an abort, the client
+    releases the claims. Before a commit, it releases claimed messages that the program has not received.
 
     Args:
         topic: the topic of the messages.
@@ -94,7 +94,7 @@ class GroupClaims(Participant):
 
     Attributes:
         delivered_id: the last message that the program has received.
-        counts: whether returned messages count as delivered.
+        counts: whether released messages count as delivered.
     """
 
     def __init__(self, core: Core, topic: Topic, name: str, siblings: Sequence[TopicId] = ()) -> None:
@@ -138,7 +138,7 @@ class GroupClaims(Participant):
             while found := await reading.more():
                 messages += found
         except BaseException as error:
-            # A rejected request claimed nothing. After a lost response, messages may be claimed that this never saw.
+            # A rejected request claimed nothing. After a lost response, the server may have claimed messages.
             self._may_have_claimed |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
             raise
         if messages:
@@ -166,7 +166,7 @@ class GroupClaims(Participant):
             with suppress(ConsumerNotFound, TopicNotFound):
                 delivered_id = self.delivered_id if self.counts else None
                 if delivered_id is None or delivered_id != self._last:
-                    # Messages after this id never reached the program: return them without counting a delivery.
+                    # The program has not received the messages after this id: release them without counting a delivery.
                     await self._give_back(delivered_id or _BEFORE_ALL)
                 if delivered_id is not None:
                     await self._give_back(None)
@@ -178,7 +178,7 @@ class GroupClaims(Participant):
 
 
 class Failures:
-    """A collector of errors, so that every participant has its turn; keeps the first error, or the first interrupt."""
+    """A collector of errors, so that every participant is called; keeps the first error, or the first interrupt."""
 
     def __init__(self) -> None:
         self._first: BaseException | None = None
@@ -192,8 +192,8 @@ class Failures:
             self._first = error
         return True
 
-    def tell(self) -> None:
-        """Raise the kept error."""
+    def raise_first(self) -> None:
+        """Raise the kept error, if there was an error."""
         if self._first is not None:
             raise self._first
 

@@ -1,8 +1,8 @@
 """Topics with partitions: the partition of a message, and the order in which a member of a group polls partitions.
 
-The core of the client keeps the layout of each topic for all publishers and consumers. It reads a layout only after the
-server has rejected a message with ``PartitionsChanged``. Therefore a topic without partitions costs no request. The
-first message that an old partition rejects shows a change of the number of partitions.
+The core of the client caches the layout of each topic for all publishers and consumers. It reads a layout only after
+the server has rejected a message with ``PartitionsChanged``. Therefore a topic without partitions needs no request, and
+a change of the number of partitions is noticed when an old partition rejects a message.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Key = bytes | str | Mapping[str, bytes | str]
 #: The number that determines a partition: one number, or one for each route.
 Number = int | Mapping[str, int]
 
-#: Pauses while a change of partitions is under way.
+#: The pauses during a change of partitions.
 _CHANGING = Retry(first_seconds=0.02, longest_seconds=1, attempts=20)
-#: The time between two lists of a pattern's topics, in seconds.
+#: The interval at which the topics of a pattern are listed, in seconds.
 _LISTED_SECONDS = 5.0
 
 
@@ -51,7 +51,7 @@ class Destination(NamedTuple):
 
 
 def number_for(core: Core, key: Key | None) -> Number:
-    """Return the number that determines the partition of messages; without a key, the partitions take turns.
+    """Return the number that determines the partition of messages; without a key, the partitions are used in turn.
 
     Raises:
         BadRequest: the key is neither bytes nor text.
@@ -66,7 +66,7 @@ def number_for(core: Core, key: Key | None) -> Number:
 
 
 def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:
-    """Return the destinations of a message by the last layout read: one, or one for each route.
+    """Return the destinations of a message according to the cached layout: one, or one for each route.
 
     Raises:
         BadRequest: the keys are for other routes than those of the topic.
@@ -75,16 +75,16 @@ def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:
     if layout is not None and layout.routes:
         if isinstance(number, Mapping) and set(number) != set(layout.routes):
             names = ", ".join(layout.routes)
-            raise BadRequest(f"Topic {topic} has other routes than keys were given.", f"Give one for each: {names}.")
+            raise BadRequest(f"The keys do not match the routes of topic {topic}.", f"Use a key for each of: {names}.")
         by_route = {name: number[name] if isinstance(number, Mapping) else number for name in layout.routes}
         return [place for name in layout.routes for place in places(core, layout.route(name), by_route[name])]
     if isinstance(number, Mapping):
-        raise BadRequest(f"Topic {topic} has no routes.", "Give one key.")
+        raise BadRequest(f"Topic {topic} has no routes.", "Use a single key.")
     return [Destination(topic, number, topic if layout is None else layout.place(number))]
 
 
 async def read_layout(core: Core, topic: TopicId) -> Layout | None:
-    """Read the layout of a topic and of its routes from the server, and keep it."""
+    """Read the layout of a topic and of its routes from the server, and cache it."""
     metadata = await core.ask(calls.show_topic(topic))
     core.layouts[topic] = layout = layout_of(topic, metadata.properties)
     for route in [] if layout is None else map(layout.route, layout.routes):
@@ -107,7 +107,7 @@ async def read_again(core: Core, topic: TopicId, attempts: int, error: Partition
 
 @contextmanager
 def changing(topic: TopicId, partition: TopicId) -> Iterator[None]:
-    """Treat a missing partition as a change of partitions: the topic has other partitions now.
+    """Treat a missing partition as a change of the topic's partitions.
 
     Raises:
         PartitionsChanged: the partition does not exist.
@@ -121,7 +121,7 @@ def changing(topic: TopicId, partition: TopicId) -> Iterator[None]:
 
 
 async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[TopicId], Awaitable[T]]) -> T:
-    """Publish to the partition that takes messages now.
+    """Publish to the current partition; read the layout again if the partitions have changed.
 
     Raises:
         MessagingError: the message could not be published.
@@ -145,14 +145,16 @@ def without_key(key: Key | None) -> None:
         BadRequest: the program passes a key.
     """
     if key is not None:
-        raise BadRequest("With transaction= a key has no effect.", "Use client.transaction(), or name the partition.")
+        raise BadRequest(
+            "A publish cannot have both transaction and key.", "Use client.transaction(), or publish to a partition."
+        )
 
 
 class Rotation:
-    """The topics that a member of a group polls in turn, starting with the last one that had messages.
+    """The topics that a member of a group polls in turn, starting with the last topic that had messages.
 
     Args:
-        topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
+        topic: a topic, with or without partitions; or a pattern of several topics: ``default:orders-*``.
 
     Attributes:
         positions: the next possible position of each topic polled since the last messages; None: unknown.
@@ -168,7 +170,7 @@ class Rotation:
         self._listed: float | None = None
         self._layouts: dict[TopicId, Layout | None] = {}
         self._wholes: dict[TopicId, TopicId] = {}
-        #: Sealed topics that the group has read completely, in the order of the responses.
+        #: Sealed topics that the group has drained, in the order of the responses.
         self._drained: dict[TopicId, None] = {}
         self._stale: set[TopicId] = set()
         self._last: TopicId | None = None
@@ -231,10 +233,10 @@ class Rotation:
         return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
 
     def lose(self, topic: TopicId) -> None:
-        """Note that a topic was deleted, so that the topics are listed again.
+        """Record that a topic was deleted, so that the topics are listed again.
 
         Raises:
-            TopicNotFound: there is no other topic to poll.
+            TopicNotFound: no other topic remains.
         """
         if self._pattern is None and not self._wholes:
             raise no_topic(topic)
@@ -263,8 +265,8 @@ class Rotation:
         self._stale.clear()
         order = [one for top in self._tops for one in self._order(top)]
         if len(order) > 1:
-            # Topics before the last one follow at the end. A sealed partition comes first: its successors wait until
-            # the group has read it completely.
+            # The order starts with the last topic. Sealed partitions come first, because the group must drain them
+            # before their successors.
             at = order.index(self._last) if self._last in order else int(self._start * len(order))
             order = [one for one in order[:at] if self._is_sealed(one)] + order[at:] + order[:at]
         free = (one for one in order if self.whole(one) not in self._blocked or self._is_sealed(one))
@@ -277,7 +279,7 @@ class Rotation:
         return [member for family in layout.families for member in layout.members(family)]
 
     def _is_sealed(self, topic: TopicId) -> bool:
-        """Return whether the last layout read says that a topic is sealed."""
+        """Return whether a topic is sealed, according to the cached layout."""
         whole = self.whole(topic)
         layout = self._layouts.get(whole)
         if layout is None:

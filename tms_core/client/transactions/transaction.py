@@ -3,8 +3,8 @@
 A commit has five steps: check for conflicts, have all participants write, publish the messages, commit, notify the
 participants. If a step before the commit fails, the client rolls back all writes and aborts the transaction.
 
-A request without a response may be executed later. If the transaction had been aborted by then, its writes would count
-as committed. Therefore the client invalidates the transaction instead, which hides late writes too.
+A request without a response may be executed later. If the transaction were aborted by then, the writes would count as
+committed. Therefore the client invalidates the transaction instead, which also hides late writes.
 
 After a commit without a response, the client rolls nothing back until it knows the outcome. It invalidates the
 transaction, which does not affect a committed transaction, and reads the outcome from a new transaction's snapshot.
@@ -196,7 +196,8 @@ class ClientTransaction:
         self._require_own()
         if self.cancelled:
             raise NotInProgress(
-                f"Transaction {self.transaction.transaction_id} is to be rolled back.", "Start another transaction."
+                f"Transaction {self.transaction.transaction_id} is to be rolled back and accepts no more work.",
+                "Start another transaction.",
             )
 
     def _require_own(self) -> None:
@@ -204,7 +205,7 @@ class ClientTransaction:
         if self.is_forked:
             raise NotInProgress(
                 f"Transaction {pointer} was started by the parent process, before a fork.",
-                "Start one here, or finish its work before the fork.",
+                "Start a transaction in this process, or finish the transaction before the fork.",
             )
         if self._ended:
             raise NotInProgress(f"Transaction {pointer} has ended.", "Start another transaction.")
@@ -276,12 +277,12 @@ class ClientTransaction:
                 await self._take_back_messages()
         finally:
             await self._end()
-        failures.tell()
+        failures.raise_first()
 
     async def disclaim(self) -> None:
-        """Return the claims as not delivered after a failure of a server or connection.
+        """Release the claims without counting deliveries, after a failure of a server or connection.
 
-        It serves transactions that were decided while no server responded. A committed transaction keeps its claims.
+        Call it for transactions that were decided without a response. A committed transaction keeps its claims.
 
         Raises:
             TransactionError, MessagingError: no server responds.
@@ -338,7 +339,7 @@ class ClientTransaction:
             try:
                 found = await self._core.repeat(lambda _: commit(), again=False)
             except Conflict:
-                # A service that was restarted may have forgotten what was changed; else this conflicts again.
+                # A restarted service may have lost the registered changes; otherwise this raises the conflict again.
                 await self._ask()
                 found = await self._core.repeat(lambda _: commit(), again=False)
         except UNKNOWN as error:
@@ -348,7 +349,7 @@ class ClientTransaction:
             await self.roll_back()
             raise
         except BaseException:
-            # Interrupted while it waited. An invalidation does not affect a committed transaction.
+            # The wait was interrupted. An invalidation does not affect a committed transaction.
             self._ended = self._doubtful = True
             await self._end()
             raise
@@ -366,12 +367,12 @@ class ClientTransaction:
             with failures:
                 await done(participant.post_tx_commit())
         try:
-            failures.tell()
+            failures.raise_first()
         except Exception as error:
             pointer = self.transaction.transaction_id
             raise PostCommitFailed(
                 f"Transaction {pointer} is committed, but an action after the commit failed: {error}",
-                "Do not repeat it.",
+                "Do not repeat the transaction.",
             ) from error
 
     async def _find_out(self, unanswered: TmsError) -> None:
@@ -388,8 +389,8 @@ class ClientTransaction:
             committed = await self._is_visible()
         except TransactionError as error:
             raise OutcomeUnknown(
-                f"It is not known whether transaction {pointer} is committed: {error.message}",
-                "Its messages become visible together, or never; read the topic to find out.",
+                f"The outcome of transaction {pointer} is unknown: {error.message}",
+                "Read the topic to find out: the messages become visible together, or never.",
             ) from error
         except BaseException:
             await self._end()
@@ -397,14 +398,14 @@ class ClientTransaction:
         if committed:
             logger.info("transaction %d is committed, although the server did not respond to the commit", pointer)
             return
-        # Only now is it certain that no late commit follows, so only now may participants undo their writes.
+        # After the invalidation, no late commit is possible, so participants may undo their writes.
         failures = Failures()
         for participant in self._participants:
             with failures:
                 await done(participant.rollback_tx())
-        failures.tell()
+        failures.raise_first()
         raise Invalidated(
-            f"The server did not respond to the commit of transaction {pointer}, and did not carry it out.",
+            f"The commit of transaction {pointer} got no response and was not executed.",
             "Repeat the whole transaction.",
         ) from unanswered
 
@@ -415,7 +416,7 @@ class ClientTransaction:
         return not await self._invalidate() and pointer in await visible_now(self._core, [pointer])
 
     async def _end(self) -> None:
-        """Abort if every write was certainly rolled back, else invalidate.
+        """Abort the transaction if every write was certainly rolled back; otherwise invalidate it.
 
         An abort makes remaining writes visible, because the transaction is then neither in progress nor invalid.
         """
@@ -430,7 +431,7 @@ class ClientTransaction:
             except TransactionError:
                 raise
             except BaseException:
-                # Interrupted while it waited. An invalidation does not affect a transaction that has ended.
+                # The wait was interrupted. An invalidation does not affect a transaction that has ended.
                 with _left_to_time_out(pointer):
                     await self._invalidate()
                 raise
@@ -520,7 +521,7 @@ async def publish_in(
 
 
 async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction) -> None:
-    """Store payloads in a transaction; a transaction of this client notes a doubtful outcome."""
+    """Store payloads in a transaction; a transaction of this client records an unknown outcome."""
     call = calls.store(topic, messages, transaction.write_pointer)
     known = core.transactions.get((os.getpid(), transaction.transaction_id))
     await (core.ask(call) if known is None else known.store_now(core, call))
@@ -533,7 +534,7 @@ async def visible_now(core: Core, pointers: Sequence[int]) -> set[int]:
 
 
 def view_of(service: TransactionClient) -> Transaction:
-    """Return the snapshot of a new transaction, and abort it: reading does not need an open transaction."""
+    """Return the snapshot of a new transaction, which is aborted, because reads need no open transaction."""
     view = service.start_short()
     service.abort(view)
     return view

@@ -80,7 +80,7 @@ class StorePayloads(ContextRoute):
             if _ttl(headers, ttl_seconds) is not None:
                 raise BadRequest(
                     "Stored payloads cannot have a ttl; they live as long as the message that publishes them.",
-                    "Send the ttl with the publish of the stored payloads.",
+                    "Send ttlSeconds with the publish of the stored payloads.",
                 )
             context.sizes.note(topic, messages, share.size)
             principal = scope.get("principal")
