@@ -320,7 +320,7 @@ def test_given_a_bearer_token_when_read_then_case_and_spaces_do_not_matter(value
 
 def test_request_with_two_tokens_is_refused() -> None:
     _, _, gate = counting()
-    with pytest.raises(Unauthorized, match="not a bearer token"):
+    with pytest.raises(Unauthorized, match="no bearer token"):
         gate.principal([*bearer("ada"), *bearer("ada")])
 
 

@@ -65,7 +65,7 @@ def test_leader_that_slept_during_a_read_returns_nothing(two: TwoServers) -> Non
         return page
 
     two.one.message.read = slowly
-    with pytest.raises(Unavailable, match="does not lead"):
+    with pytest.raises(Unavailable, match="not the leader"):
         two.one.payloads()
 
 

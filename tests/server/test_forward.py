@@ -267,7 +267,7 @@ def test_forward_of_an_answer_in_gzip_leaves_it_packed(client: Client) -> None:
 def test_forward_without_a_leader_is_503_and_says_when_to_try_again(client: Client) -> None:
     answer = client.ask("GET", PATH)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert "No server leads" in answer.text
+    assert answer.headers["x-tms-error"] == "TMS-UNAVAILABLE"
 
 
 def test_forward_between_two_followers_ends(following: Following) -> None:
@@ -287,8 +287,7 @@ def test_forward_to_a_leader_that_dies_is_unanswered(following: Following, clien
 
     with scripted(following, behave):
         answer = client.ask("POST", f"{PATH}/publish", b"body")
-    assert answer.status == 502
-    assert "not known" in answer.text
+    assert (answer.status, answer.headers["x-tms-error"]) == (502, "TMS-UNANSWERED")
 
 
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
