@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_NAMES = ("url", "topic", "transactions", "token_file", "ca_file", "committed", "partitions")
-_NAMES_OF_SPARK = ("startingPosition", "maxMessagesPerBatch", "failOnDataLoss")
-#: The options of a stream by their names in small letters; they stand here because every use of the format looks at
-#: them, and the rest of the room imports the client, which takes time.
-OPTIONS = {name.lower(): name for name in (*_NAMES, *_NAMES_OF_SPARK)}
-#: Options that no other use of the format has.
+_CONNECTION_OPTIONS = ("url", "topic", "transactions", "token_file", "ca_file", "committed", "partitions")
+_SPARK_OPTIONS = ("startingPosition", "maxMessagesPerBatch", "failOnDataLoss")
+#: The options of a stream, by name in lower case. They are defined here because every use of the format checks them,
+#: and the other modules of this package import the client, which is slow.
+OPTIONS = {name.lower(): name for name in (*_CONNECTION_OPTIONS, *_SPARK_OPTIONS)}
+#: The options that only a stream has, and a store does not.
 _STREAM_OPTIONS = frozenset(OPTIONS) - {"partitions"}
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
-    """Return whether options describe a stream, not a store."""
+    """Return whether options select a stream rather than a store."""
     return not _STREAM_OPTIONS.isdisjoint(name.lower() for name in options)

@@ -1,6 +1,6 @@
-"""The options of ``spark.readStream.format("tms")``, parsed and checked.
+"""The options of ``spark.readStream.format("tms")``: parsing and validation.
 
-The token is in a file that is read on use, because options appear in plans, logs and the checkpoint.
+The token is not an option but a file, because Spark shows options in plans, logs and the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tms_core.client.sync import DEFAULT_TRANSACTIONS
 from tms_core.errors import TmsError
 from tms_core.rowkey import MessageId
 
-#: The start of a stream that reads only new messages.
+#: The value of ``startingPosition`` for a stream of new messages only.
 LATEST = "latest"
 #: The retries for a server that does not respond: a few seconds, enough for a restart.
 RETRIES = Retry(attempts=8)
-#: The default number of messages in a batch: a few seconds of work, well within the timeout of a transaction.
+#: The default of ``maxMessagesPerBatch``: a few seconds of work, well within a transaction's timeout.
 MAX_MESSAGES = 50_000
 
 _HIGHEST_COUNT = 1_000_000_000
@@ -37,12 +37,12 @@ class Feed:
         url: the server's URL.
         topic: the topic.
         begin: the start of a query without a checkpoint; None: after the present messages.
-        max_messages: the most messages in a batch.
-        stretch_messages: the most messages in a task.
-        fail_on_loss: whether possibly lost messages stop the query.
+        max_messages: the maximum number of messages in a batch.
+        stretch_messages: the maximum number of messages in a task.
+        fail_on_loss: whether the query fails if messages may be lost.
         committed: whether the query reads only committed messages.
         transactions: ``HOST:PORT`` of the transaction service.
-        token_file, ca_file: as for the client; also on executors.
+        token_file, ca_file: the files of the client's token and of the server's CA; executors read them, too.
     """
 
     url: str
@@ -58,33 +58,33 @@ class Feed:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Feed:
-        """Parse Spark's options.
+        """Parse the options of a query; their names are case-insensitive.
 
         Raises:
-            ConfigurationError: an option is wrong; the error names it and a valid value.
+            ConfigurationError: an option is unknown, missing or invalid.
         """
         found = {name.lower(): value for name, value in options.items()}
         if "token" in found:
             raise ConfigurationError(
                 "token is not an option, because Spark shows options in plans.",
-                "Put it into a file, and name that in token_file.",
+                "Write the token to a file, and set token_file to its path.",
             )
         if unknown := sorted(set(found) - set(OPTIONS)):
             raise ConfigurationError(
-                f"{unknown[0]} is not an option of a stream.", f"There are {', '.join(sorted(OPTIONS.values()))}."
+                f"{unknown[0]} is not an option of a stream.", f"Use one of {', '.join(sorted(OPTIONS.values()))}."
             )
         for name, example in (("url", "http://127.0.0.1:11015"), ("topic", "default:orders")):
             if name not in found:
                 raise ConfigurationError(f"{name} is missing.", f"Set it, for example to {example}.")
-        most = _count(found, "maxMessagesPerBatch", MAX_MESSAGES)
+        max_messages = _parse_count(found, "maxMessagesPerBatch", MAX_MESSAGES)
         feed = cls(
             found["url"],
-            named(found["topic"]),
-            begin_of(found.get("startingposition", "earliest")),
-            most,
-            -(-most // _count(found, "partitions", 1)),
-            _switch(found, "failOnDataLoss"),
-            _switch(found, "committed"),
+            parse_topic(found["topic"]),
+            parse_position(found.get("startingposition", "earliest")),
+            max_messages,
+            -(-max_messages // _parse_count(found, "partitions", 1)),
+            _parse_boolean(found, "failOnDataLoss"),
+            _parse_boolean(found, "committed"),
             found.get("transactions", DEFAULT_TRANSACTIONS),
             found.get("token_file"),
             found.get("ca_file"),
@@ -93,43 +93,43 @@ class Feed:
         return feed
 
     def client(self) -> Client:
-        """Return a client of the server, without a request.
+        """Return a client of the server; send no request.
 
         Raises:
-            ConfigurationError: an address is invalid, or the certificate cannot be read.
+            ConfigurationError: an address is invalid, or ``ca_file`` is not a readable certificate.
         """
         return connect(self.url, self.transactions, self.token_file, self.ca_file)
 
 
 def connect(url: str, transactions: str | TransactionClient, token_file: str | None, ca_file: str | None) -> Client:
-    """Return a client of a server, as options and arguments describe it; raises as :meth:`Feed.client` does."""
+    """Return a client for these options; raises as :meth:`Feed.client` does."""
     try:
         tls = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(
-            f"ca_file is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
+            f"ca_file is {ca_file}, which cannot be read: {error}.", "Set ca_file to a certificate file in PEM format."
         ) from error
     services = transactions.split(",") if isinstance(transactions, str) else transactions
     return Client(url.split(","), transactions=services, token_file=token_file, options=Options(tls=tls, retry=RETRIES))
 
 
-def named(topic: str) -> TopicId:
-    """Return a topic by its name.
+def parse_topic(topic: str) -> TopicId:
+    """Return the topic of the form ``namespace:topic``.
 
     Raises:
-        ConfigurationError: it is not a topic's name.
+        ConfigurationError: the name is invalid.
     """
     try:
         return TopicId.parse(topic)
     except ValueError as error:
-        raise ConfigurationError(f"topic is {topic}, which is not a topic.", "Write namespace:topic.") from error
+        raise ConfigurationError(f"topic is {topic}, which is not a topic.", "Write it as namespace:topic.") from error
 
 
-def begin_of(text: str) -> StreamPosition | None:
-    """Return the start of a stream, by its option; None is ``latest``.
+def parse_position(text: str) -> StreamPosition | None:
+    """Return the position for a value of ``startingPosition``; None: ``latest``.
 
     Raises:
-        ConfigurationError: the option is not a position.
+        ConfigurationError: the value is not a position.
     """
     if text == LATEST:
         return None
@@ -148,14 +148,14 @@ def begin_of(text: str) -> StreamPosition | None:
         ) from error
 
 
-def _count(found: Mapping[str, str], name: str, default: int) -> int:
+def _parse_count(found: Mapping[str, str], name: str, default: int) -> int:
     text = found.get(name.lower(), str(default))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _HIGHEST_COUNT):
         raise ConfigurationError(f"{name} is {text}.", f"Write a whole number from 1 to {_HIGHEST_COUNT}.")
     return int(text)
 
 
-def _switch(found: Mapping[str, str], name: str) -> bool:
+def _parse_boolean(found: Mapping[str, str], name: str) -> bool:
     text = found.get(name.lower(), "true").lower()
     if text not in ("true", "false"):
         raise ConfigurationError(f"{name} is {text}.", "Write true or false.")

@@ -1,4 +1,4 @@
-"""Reads a topic of a server: continues after incomplete responses, and finds its last message."""
+"""Reads of a topic: polls that resume after an incomplete response, and a search for the last message."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ from janitor.spark.stream.offsets import StreamPosition
 from tms_core.client import Client, Message, MessageId, TopicId, Transaction, Unanswered, Unavailable
 from tms_core.client.protocol.messages import time_at
 
-#: The first interval in which the last message is searched, in milliseconds, and the factor of the next ones.
+#: The first interval of the search for the last message, in milliseconds, and the growth factor of the next intervals.
 _FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32
-#: A time so short that its messages are read rather than searched, in milliseconds.
-_SHORT_MS = 64
+#: The interval from which on a linear read replaces the bisection, in milliseconds.
+_LINEAR_READ_MS = 64
 
 
 def messages(
-    client: Client, topic: TopicId, place: StreamPosition, *, view: Transaction | None, limit: int | None = None
+    client: Client, topic: TopicId, position: StreamPosition, *, view: Transaction | None, limit: int | None = None
 ) -> Iterator[Message]:
-    """Yield the messages after a position, in order; after a broken response, continue after the last message.
+    """Yield the messages after a position, in order; after an incomplete response, resume after the last message.
 
     Args:
-        topic: the topic.
-        place: the position before the first message.
-        view: the visible transactions; None: all messages.
-        limit: the most messages.
+        position: the position before the first message.
+        view: the transaction whose view filters the messages; None: read uncommitted messages, too.
+        limit: the maximum number of messages; None: no limit.
 
     Raises:
-        MessagingError: the server does not respond, or rejects the request.
+        MessagingError: the server rejects the request, or a response fails before its first message.
     """
-    remaining, came = limit, True
+    remaining, progressed = limit, True
     while remaining is None or remaining > 0:
         try:
-            poll = client.poll(topic, start=place.start, inclusive=place.inclusive, limit=remaining, transaction=view)
+            poll = client.poll(
+                topic, start=position.start, inclusive=position.inclusive, limit=remaining, transaction=view
+            )
             with poll as found:
-                came = False
+                progressed = False
                 for message in found:
-                    place, came = StreamPosition.after_message(message.id), True
+                    position, progressed = StreamPosition.after_message(message.id), True
                     remaining = None if remaining is None else remaining - 1
                     yield message
         except (Unanswered, Unavailable):
-            if not came:
+            if not progressed:
                 raise
         else:
             return
@@ -48,28 +49,24 @@ def messages(
 def newest(client: Client, topic: TopicId, now_ms: int) -> MessageId | None:
     """Return the last message of a topic, committed or not; None: the topic is empty.
 
-    The server does not report the last message, so it is searched by time: back from now in growing steps, then by
-    bisection.
-
-    Args:
-        topic: the topic.
-        now_ms: the probable time of the last message.
+    The server does not report the last message. Therefore the search goes back from ``now_ms`` in growing steps until
+    it finds a message, and then bisects the interval.
     """
 
-    def some_since(ms: int) -> bool:
+    def has_messages_since(ms: int) -> bool:
         with client.poll(topic, start=time_at(ms), limit=1) as found:
             return next(found, None) is not None
 
     low = high = now_ms
     step_ms = _FIRST_STEP_MS
-    while not some_since(low):
+    while not has_messages_since(low):
         if low == 0:
             return None
         low, high = max(0, low - step_ms), low
         step_ms *= _STEP_FACTOR
-    while high - low > _SHORT_MS:
+    while high - low > _LINEAR_READ_MS:
         middle = (low + high) // 2
-        low, high = (middle, high) if some_since(middle) else (low, middle)
+        low, high = (middle, high) if has_messages_since(middle) else (low, middle)
     last = None
     for message in messages(client, topic, StreamPosition(low), view=None):
         last = message.id

@@ -1,9 +1,9 @@
 """The offsets of a stream in Spark's checkpoint, which Spark reads again after a crash.
 
-An offset describes the whole batch that it closes: the first and last positions of its parts, and their numbers of
-messages. Therefore a batch can be read again from its own offset alone, and its reader notices missing messages. Spark
-requests the first offset again until a batch is done. Therefore the first offset is empty, and the first batch stores
-the result of ``startingPosition``. The cost is some hundred bytes per batch and partition.
+An offset describes the whole batch that ends at it: the first and last positions of its ranges, and their message
+counts. Therefore the batch can be read again from this offset single, and its reader detects missing messages. Spark
+requests the initial offset again until the first batch is done. Therefore the initial offset is empty, and the first
+batch stores the resolved ``startingPosition``. An offset costs a few hundred bytes per batch and partition.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tms_core.client.protocol.messages import time_at
 from tms_core.errors import FormatError, KeyFormatError, Refused, quoted
 from tms_core.rowkey import LONG_MAX, MessageId
 
-#: Which layout this is: of one topic, or of a topic with partitions.
+#: The format versions of an offset: of an unpartitioned topic, and of a partitioned topic.
 VERSION, PARTITIONED_VERSION = 1, 2
 #: The offset before the first batch.
 START_OFFSET = {"version": VERSION, "at": "start"}
 
-_PLACE = re.compile(r"earliest|time:(?P<ms>\d{1,19})|(?P<how>from|after):(?P<id>[0-9a-fA-F]{40})")
+_POSITION = re.compile(r"earliest|time:(?P<ms>\d{1,19})|(?P<how>from|after):(?P<id>[0-9a-fA-F]{40})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class StreamPosition:
     """A position from which a read continues.
 
     Attributes:
-        at: a message, a time in milliseconds, or None for the start.
-        inclusive: whether the message with this id is read, too.
+        at: a message id, a time in milliseconds, or None for the start of the topic.
+        inclusive: whether the read includes the message with this id.
     """
 
     at: MessageId | int | None = None
@@ -48,9 +48,9 @@ class StreamPosition:
         """Parse the text of :meth:`__str__`.
 
         Raises:
-            FormatError: it is not a position.
+            FormatError: the text is not a position.
         """
-        match = _PLACE.fullmatch(text)
+        match = _POSITION.fullmatch(text)
         if match is None:
             raise FormatError(f"{quoted(text)} is not a position in a topic")
         if match["id"]:
@@ -66,7 +66,7 @@ class StreamPosition:
 
     @property
     def start(self) -> MessageId | datetime | None:
-        """Return the same as a poll takes it."""
+        """Return the position as the argument ``start`` of a poll."""
         return time_at(self.at) if isinstance(self.at, int) else self.at
 
     @property
@@ -77,18 +77,18 @@ class StreamPosition:
         return self.at or 0
 
 
-#: The beginning of a topic.
+#: The start of a topic.
 EARLIEST = StreamPosition()
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive messages, which one task reads.
+    """A range of consecutive messages, which one task reads.
 
     Attributes:
-        first: the position of the first one.
-        last: the last one.
-        messages: their number.
+        first: the position before the first message.
+        last: the id of the last message.
+        messages: the number of messages.
     """
 
     first: StreamPosition
@@ -103,9 +103,9 @@ class Offset:
     Attributes:
         topic, generation: the topic or partition.
         at: the start of the next batch.
-        checked_ms: all messages published before this time are read, or invisible.
-        following: the next message, if it is known.
-        stretches: the batch, in order.
+        checked_ms: a time before which the stream has read all visible messages.
+        following: the id of the next message; None: unknown.
+        stretches: the ranges of the batch, in order.
     """
 
     topic: str
@@ -117,10 +117,10 @@ class Offset:
 
     @classmethod
     def parse(cls, offset: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` wrote.
+        """Parse the result of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError, FormatError, KeyFormatError: it is something else.
+            KeyError, TypeError, ValueError, FormatError, KeyFormatError: the mapping is not an offset.
         """
         following = offset["next"]
         return cls(
@@ -150,11 +150,11 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The progress of a stream in all topics with messages, and the batch that reached it.
+    """The progress of a stream in its topic or all partitions, and the batch that reached it.
 
     Attributes:
         topic, generation: the topic of the stream.
-        parts: the topic itself, or the read partitions, in their order.
+        parts: the offset of the topic itself, or of each partition in order.
     """
 
     topic: str
@@ -163,49 +163,47 @@ class StreamOffset:
 
     @classmethod
     def parse(cls, offset: Mapping[str, Any], topic: str) -> Self | None:
-        """Read what :meth:`to_json` wrote; None is the offset before the first batch.
+        """Parse the result of :meth:`to_json`; return None for the offset before the first batch.
 
         Raises:
-            Refused: the checkpoint is another topic's, or of another version of the janitor.
+            Refused: the checkpoint is damaged, belongs to another topic, or is of an unsupported version.
         """
         if offset == START_OFFSET:
             return None
         try:
             found = cls._parse(offset)
         except (KeyError, TypeError, ValueError, FormatError, KeyFormatError) as error:
-            raise Refused(f"The checkpoint has an offset that cannot be read: {offset}.", _OTHER) from error
+            raise Refused(f"The checkpoint has an offset that cannot be read: {offset}.", _HINT) from error
         if found is None:
             raise Refused(
                 f"The checkpoint has offsets of version {offset['version']}, not {VERSION} or {PARTITIONED_VERSION}.",
-                _OTHER,
+                _HINT,
             )
         if found.topic != topic:
-            raise Refused(f"The checkpoint is that of a stream of {found.topic}, not of {topic}.", _OTHER)
+            raise Refused(f"The checkpoint belongs to a stream of {found.topic}, not of {topic}.", _HINT)
         return found
 
     @classmethod
     def _parse(cls, offset: Mapping[str, Any]) -> Self | None:
         if offset["version"] == VERSION:
-            alone = Offset.parse(offset)
-            return cls(alone.topic, alone.generation, (alone,))
+            single = Offset.parse(offset)
+            return cls(single.topic, single.generation, (single,))
         if offset["version"] != PARTITIONED_VERSION:
             return None
         return cls(offset["topic"], int(offset["generation"]), tuple(map(Offset.parse, offset["parts"])))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value for the checkpoint; for a topic without partitions, its own offset."""
+        """Return the value for the checkpoint; for a topic without partitions, the format of its :class:`Offset`."""
         parts = [part.to_json() for part in self.parts]
         if [part.topic for part in self.parts] == [self.topic]:
             return parts[0]
-        whole = {"version": PARTITIONED_VERSION, "topic": self.topic, "generation": self.generation}
-        return {**whole, "parts": parts}
+        header = {"version": PARTITIONED_VERSION, "topic": self.topic, "generation": self.generation}
+        return {**header, "parts": parts}
 
     def before(self, part: Offset) -> Offset | None:
-        """Return the last position of the previous batch in the topic of a part; None: it was not read, or was created
-        again.
-        """
+        """Return this offset's part of the same topic and generation; None: it has none."""
         same = (one for one in self.parts if (one.topic, one.generation) == (part.topic, part.generation))
         return next(same, None)
 
 
-_OTHER = "Give the query a separate checkpointLocation."
+_HINT = "Give the query a separate checkpointLocation."

@@ -1,16 +1,16 @@
-"""``publish_batches``: the results of a stream go to a topic, each batch in one transaction and once.
+"""``publish_batches``: publish the results of a stream to a topic, each batch exactly once, in one transaction.
 
-Spark repeats a batch if it stops between the batch and its record. Therefore the query is a producer
-(:mod:`tms_core.messaging.producers`), and the batch's number labels its transaction. A driver that starts a batch gets
-the outcome of the last one, and older drivers can no longer commit. Another batch with the same number, from a
-checkpoint that was restored or copied, would be lost if it were mistaken for that one. Spark plans a batch once: it
-stores the batch's last position and time, and reads both again after a crash. Therefore number and time together
-identify a batch, and a different one is refused. Spark reads both files, because only Spark knows every place of a
-checkpoint.
+Spark repeats a batch after a crash between the batch and its commit log. Therefore the query is a producer
+(:mod:`tms_core.messaging.producers`), and the batch number labels its transaction. A driver that starts a batch learns
+the outcome of the previous transaction, and fences older drivers. A restored or copied checkpoint can have a different
+batch with the same number, which must not count as published. Spark plans a batch once: it stores the batch's offset
+and time, and reads both again after a crash. Therefore number and time together identify a batch, and
+:class:`BatchPublisher` refuses a different batch with a known number. It reads the checkpoint's files through Spark,
+because only Spark can open every kind of checkpoint location.
 
-Executors store the payloads themselves, invisible to readers. Each attempt of a task has its own pointer, a checkpoint
-of the batch's transaction. Just before the commit, the driver publishes the pointers that tasks returned, in the order
-of the partitions. Therefore nothing of an attempt is published that failed, or still runs.
+Executors store the payloads, invisible to readers. Each attempt of a task has its own write pointer, a checkpoint of
+the batch's transaction. Just before the commit, the driver publishes the pointers that the tasks returned, in the order
+of the partitions. Therefore payloads of failed or still running attempts are never published.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StringType
 
-from janitor.spark.stream.feed import connect, named
+from janitor.spark.stream.feed import connect, parse_topic
 from tms_core.client import Client, NotInProgress, Timeouts, TopicId, Transaction, TransactionClient
 from tms_core.client.protocol.endpoint import service_at
 from tms_core.client.protocol.messages import time_at
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 __all__ = ["publish_batches"]
 
-#: The timeout of a batch's transaction, in seconds. It blocks readers only at its commit.
+#: The default timeout of a batch's transaction, in seconds. The transaction blocks readers only during its commit.
 TIMEOUT_SECONDS = 300
 #: The time limit for the check of the topic before the first batch, in seconds.
-_ASKING_SECONDS = 5
-#: The rows and bytes of one request; a single message may be larger.
+_CHECK_SECONDS = 5
+#: The limits of one request in messages and bytes; the message that reaches the byte limit is included.
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000, 1_000_000
-#: The time after which the janitor forgets an idle producer, in milliseconds.
-_FORGOTTEN_MS = 7 * 86_400_000
-#: The wildcards in the names of files that Spark reads; in the name of a checkpoint they are literal.
-_SPECIAL = re.compile(r"[\\*?\[\]{}]")
+#: The time after which the janitor deletes the state of an idle producer, in milliseconds.
+_PRODUCER_EXPIRY_MS = 7 * 86_400_000
+#: The wildcards of Spark's file names, which are escaped because they are literal in a checkpoint's name.
+_WILDCARDS = re.compile(r"[\\*?\[\]{}]")
 
 
 def publish_batches(
@@ -67,63 +67,63 @@ def publish_batches(
     first_batch: int | None = None,
     ttl_seconds: int | None = None,
 ) -> BatchPublisher:
-    """Return a function for ``foreachBatch`` that publishes each batch in one transaction, and once.
+    """Return a function for ``foreachBatch`` that publishes each batch exactly once, in one transaction.
 
     Args:
         url: the URL of the server.
-        topic: the destination, as ``namespace:topic``; for a topic with partitions, one of these.
+        topic: the destination, as ``namespace:topic``; for a partitioned topic, one of its partitions.
         checkpoint: the query's ``checkpointLocation``. It has the query's id, which identifies its batches; a new
-            checkpoint is a new query, whose batches restart.
-        column: the column to publish, bytes or text; in the order of the partitions, and of rows in them.
+            checkpoint is a new query, whose batch numbers restart.
+        column: the column to publish, bytes or text; messages keep the order of the partitions and of their rows.
         transactions: ``HOST:PORT`` of the transaction service; executors call it, too.
-        token_file, ca_file: as of the client.
+        token_file, ca_file: the files of the client's token and of the server's CA, on the driver and the executors.
         timeout_seconds: the timeout of a batch's transaction.
-        first_batch: the first batch to publish, set by an operator who has checked that it is not published yet and
-            earlier ones are; None: the query's first batch, unless it was planned so long ago that the server may have
-            forgotten the query.
-        ttl_seconds: the TTL of these messages in whole seconds, if it is shorter than the topic's TTL.
+        first_batch: the first batch to publish; earlier batches are skipped. Set it only after you have checked that
+            all earlier batches are published and this batch is not. None: batch 0, unless Spark planned it so long ago
+            that the server may have deleted the query's state.
+        ttl_seconds: the TTL of the messages in whole seconds, if it is shorter than the topic's TTL.
 
     Raises:
-        ConfigurationError: an argument is wrong, or the topic has its messages in partitions.
+        ConfigurationError: an argument is invalid, or the topic is partitioned.
     """
-    target = named(topic)
+    target = parse_topic(topic)
     if timeout_seconds < 1:
-        raise ConfigurationError(f"timeout_seconds is {timeout_seconds}.", "Give 1 or more.")
+        raise ConfigurationError(f"timeout_seconds is {timeout_seconds}.", "Set it to 1 or more.")
     if ttl_seconds is not None and ttl_seconds < 1:
-        raise ConfigurationError(f"ttl_seconds is {ttl_seconds}.", "Give 1 or more.")
+        raise ConfigurationError(f"ttl_seconds is {ttl_seconds}.", "Set it to 1 or more.")
     with connect(url, transactions, token_file, ca_file) as client:
         _require_no_partitions(client, target)
-    server = _Target(url, transactions, token_file, ca_file, timeout_seconds)
+    server = _Server(url, transactions, token_file, ca_file, timeout_seconds)
     return BatchPublisher(server, target, checkpoint, column, first_batch, ttl_seconds)
 
 
 def _require_no_partitions(client: Client, topic: TopicId) -> None:
-    """Check that a topic has no partitions; without a response of the server, the first batch checks it.
+    """Check that a topic has no partitions; if the server does not respond, leave the check to the first batch.
 
     Raises:
-        ConfigurationError: it has partitions.
+        ConfigurationError: the topic has partitions.
     """
     try:
-        taking = _taking(client.within(_ASKING_SECONDS), topic)
+        storage_topic = _storage_topic(client.within(_CHECK_SECONDS), topic)
     except MessagingError:
         return
-    if taking != topic:
+    if storage_topic != topic:
         raise ConfigurationError(
             f"Topic {topic} has its messages in partitions, and a query publishes to one topic.",
-            f"Set topic to one of them, such as {taking}.",
+            f"Set topic to one of them, such as {storage_topic}.",
         )
 
 
-def _taking(client: Client, topic: TopicId) -> TopicId:
-    """Return the topic that takes the messages: itself, or its first partition."""
+def _storage_topic(client: Client, topic: TopicId) -> TopicId:
+    """Return a topic that stores messages: the topic itself, or the first partition of its first route."""
     layout = layout_of(topic, client.topic(topic).properties)
     if layout is None:
         return topic
-    return _taking(client, layout.route(layout.routes[0])) if layout.routes else layout.place(0)
+    return _storage_topic(client, layout.route(layout.routes[0])) if layout.routes else layout.place(0)
 
 
-class _Target(NamedTuple):
-    """The destination of batches."""
+class _Server(NamedTuple):
+    """The server of the topic, and how to connect to it."""
 
     url: str
     transactions: str
@@ -132,25 +132,25 @@ class _Target(NamedTuple):
     timeout_seconds: int
 
     def client(self) -> tuple[Client, TransactionClient]:
-        """Return a client of the server, and of the transaction service; also in a task."""
+        """Return clients of the server and of the transaction service, in the driver or in a task."""
         service = service_at(self.transactions, Timeouts())
         return connect(self.url, service, self.token_file, self.ca_file), service
 
 
 @dataclass(frozen=True)
 class BatchPublisher:
-    """Publishes the batches of one query, one after the other; Spark Connect may send it elsewhere.
+    """A publisher of the batches of one query; it can be pickled, because Spark Connect sends it to its server.
 
     Attributes:
         server: the server of the topic.
-        topic: the topic.
-        checkpoint: where the query's id is.
-        column: published messages.
-        first_batch: the first batch.
-        ttl_seconds: of its messages; None: as long as the topic's live.
+        topic: the destination.
+        checkpoint: the query's ``checkpointLocation``.
+        column: the column with the payloads.
+        first_batch: the first batch to publish; None: batch 0.
+        ttl_seconds: the TTL of the messages; None: the topic's TTL.
     """
 
-    server: _Target
+    server: _Server
     topic: TopicId
     checkpoint: str
     column: str
@@ -161,8 +161,8 @@ class BatchPublisher:
         """Publish a batch, unless it is published already.
 
         Raises:
-            ConfigurationError: the batch has no such column, or the checkpoint belongs to no query.
-            Refused: it is unknown whether the batch is published, or a later batch is published.
+            ConfigurationError: the column is missing or invalid, or the checkpoint is not the query's.
+            Refused: it is unknown whether the batch is published, or a later or different batch is published.
             ProducerFenced: another driver of the same query is running.
             NotInProgress: the transaction timed out, or another driver has started; nothing is published.
             TransactionError, MessagingError: as for a commit (docs/how-to/transactions.md); Spark repeats the batch.
@@ -188,44 +188,43 @@ class BatchPublisher:
                     transaction.publish_stored(self.topic, pointers, self.ttl_seconds)
         except NotInProgress as error:
             raise NotInProgress(
-                f"Batch {batch_id} took longer than its transaction may, {self.server.timeout_seconds} s, or another "
-                "driver of the query has ended that; nothing of it is published.",
-                "Raise timeout_seconds, or lower maxMessagesPerBatch for batches to come.",
+                f"Batch {batch_id} exceeded its transaction timeout of {self.server.timeout_seconds} s, or another "
+                "driver of the query aborted the transaction; the batch is not published.",
+                "Raise timeout_seconds, or lower maxMessagesPerBatch for the following batches.",
             ) from error
 
     def _is_published(self, batch: PlannedBatch, previous: PreviousTransaction | None, query: str, now_ms: int) -> bool:
-        """Return whether a batch is published, by the outcome of the query's last transaction.
+        """Return whether a batch is published, according to the outcome of the query's previous transaction.
 
         Raises:
-            Refused: it is unknown, or a later batch or another batch with its number is published.
+            Refused: the answer is unknown, or a later batch or a different batch with its number is published.
         """
         if previous is None:
             if batch.number == self.first_batch:
                 return False
-            if batch.number > 0 or batch.ms + _FORGOTTEN_MS < now_ms:
+            if batch.number > 0 or batch.ms + _PRODUCER_EXPIRY_MS < now_ms:
                 raise Refused(
                     f"It is not known whether batch {batch.number} of query {query} is published in {self.topic}: "
-                    "the query was stopped for so long that the server has forgotten it, or the topic was created "
-                    "again.",
-                    f"Check whether the batch is in the topic: if not, give first_batch={batch.number}; if so, give "
+                    "the server has deleted the state of the idle query, or the topic was created again.",
+                    f"Check whether the batch is in the topic: if not, set first_batch={batch.number}; if so, set "
                     f"first_batch={batch.number + 1}.",
                 )
             return False
         last, committed = PlannedBatch(*map(int, previous.label.split())), previous.outcome == "committed"
         if last.number > batch.number or (committed and last.number == batch.number and last != batch):
             raise Refused(
-                f"Query {query} has published batch {last} in {self.topic}, and comes with batch {batch}: its "
-                "checkpoint is an old one, or a copy.",
-                "Give the query a new checkpointLocation, and as startingPosition where it is to go on.",
+                f"Query {query} has published batch {last} to {self.topic}, but now sends batch {batch}: its "
+                "checkpoint is outdated, or a copy.",
+                "Give the query a new checkpointLocation, and set startingPosition to where it should continue.",
             )
         return committed and last == batch
 
 
 @dataclass(frozen=True)
 class _Storing:
-    """The work of a task: it stores the payloads of its partition, and returns its number and write pointer."""
+    """A task's function, which stores the payloads of a partition and yields the partition's number and pointer."""
 
-    server: _Target
+    server: _Server
     topic: TopicId
     column: str
     transaction: Transaction
@@ -246,7 +245,7 @@ class _Storing:
 
 
 def _store_rows(rows: DataFrame, storing: _Storing) -> list[int]:
-    """Store a batch with tasks; return the pointers of successful attempts, in the order of the partitions."""
+    """Store a batch's payloads in tasks; return the successful attempts' pointers, in the order of the partitions."""
     found = rows.mapInArrow(storing, "at long, pointer long").collect()
     return [pointer for _, pointer in sorted((row[0], row[1]) for row in found)]
 
@@ -264,12 +263,14 @@ def _check(batch: DataFrame, column: str) -> None:
 
 
 def _chunks(values: Iterable[Any], column: str) -> Iterator[list[bytes]]:
-    """Yield values in order, in lists."""
+    """Yield values in lists that fit into one request each."""
     chunk: list[bytes] = []
     size = 0
     for value in values:
         if value is None:
-            raise ConfigurationError(f"Column {column} has a row without a value.", "Filter such rows, or fill them.")
+            raise ConfigurationError(
+                f"Column {column} has a row without a value.", "Filter rows with null, or replace null."
+            )
         chunk.append(bytes(value))
         size += len(chunk[-1])
         if len(chunk) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
@@ -279,15 +280,15 @@ def _chunks(values: Iterable[Any], column: str) -> Iterator[list[bytes]]:
         yield chunk
 
 
-# -- the files of a query's checkpoint, which a batch does not contain -------------------------------------------------
+# -- the files of a query's checkpoint ---------------------------------------------------------------------------------
 
 
 class PlannedBatch(NamedTuple):
-    """A batch of a query.
+    """A batch, identified across copies of a checkpoint.
 
     Attributes:
-        number: its number.
-        ms: when Spark planned it, by the driver's clock.
+        number: the batch number in the query.
+        ms: the time when Spark planned the batch, by the driver's clock.
     """
 
     number: int
@@ -301,7 +302,7 @@ def query_id(spark: SparkSession, checkpoint: str) -> str:
     """Return the query's id.
 
     Raises:
-        ConfigurationError: there is no such checkpoint.
+        ConfigurationError: the checkpoint does not exist, or is not the query's.
     """
     return str(_checkpoint_entry(spark, checkpoint, "metadata", "id"))
 
@@ -312,13 +313,13 @@ def planned(spark: SparkSession, checkpoint: str, batch: int) -> PlannedBatch:
 
 
 def _checkpoint_entry(spark: SparkSession, checkpoint: str, name: str, key: str) -> Any:
-    """Return a value from the first object in a file; before it there may be a version."""
+    """Return a value of the first JSON object in a file; a line with the format version may precede it."""
     file = f"{checkpoint.rstrip('/')}/{name}"
     try:
-        lines = [str(row[0]) for row in spark.read.text(_SPECIAL.sub(r"\\\g<0>", file)).collect()]
+        lines = [str(row[0]) for row in spark.read.text(_WILDCARDS.sub(r"\\\g<0>", file)).collect()]
         return json.loads(next(line for line in lines if line.startswith("{")))[key]
     except (PySparkException, StopIteration, ValueError, KeyError) as error:
         raise ConfigurationError(
-            f"checkpoint is {checkpoint}, which is not that of this query: there is no {key} in {file}.",
-            "Give the very checkpointLocation of the query.",
+            f"checkpoint is {checkpoint}, which is not the checkpoint of this query: {file} has no {key}.",
+            "Set checkpoint to the query's checkpointLocation.",
         ) from error

@@ -1,15 +1,15 @@
-"""``spark.readStream.format("tms")``: a topic's messages as a stream, each exactly once.
+"""``spark.readStream.format("tms")``: a topic as a stream that delivers each message exactly once.
 
-The driver plans a batch by reading it, because an open transaction holds back all messages after its first one, and
-only reading shows that limit. The batch's offset stores the findings (positions, numbers), and tasks read the messages
-themselves. Therefore each message is sent twice, and the driver keeps none.
+The driver plans a batch by reading it: an open transaction blocks all messages after its first one, and only a read
+finds that limit. The batch's offset stores the positions and message counts, and the tasks read the messages again.
+Therefore the server sends each message twice, and the driver keeps no messages in memory.
 
-**Why a batch is the same when it is read again.** Ids of a topic only grow, and no reader passes the lowest
-unacknowledged id (``tms_core.server.ha.sealed_ranges`` guarantees this over a change of leaders). Therefore no message
-can appear before a batch's end later. All messages of the batch were decided when it was planned, and a decision is
+**Why a repeated read of a batch returns the same messages.** Message ids of a topic only grow, and no reader passes the
+lowest unacknowledged id (``tms_core.server.ha.sealed_ranges`` guarantees this across leaders). Therefore no message
+can appear before a batch's end later. All transactions of the batch had finished when it was planned, and an outcome is
 final: committed rows stay committed, and the invalid list hides invalid rows until they are inverted (rule L4).
-Messages may expire, and the topic may be created again; each task counts its messages, so it notices both. The plan's
-transaction need not stay open: a later view shows the same messages.
+Messages may expire, and the topic may be created again; each task counts its messages and detects both. The planner's
+transaction does not have to stay open, because a later view shows the same messages.
 
 At least one task reads each partition with messages.
 """
@@ -28,7 +28,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages
 from janitor.spark.stream.offsets import START_OFFSET, StreamOffset, Stretch
-from janitor.spark.stream.planner import Planner, lost
+from janitor.spark.stream.planner import Planner, report_loss
 from tms_core.client import Message, TopicId, Transaction
 from tms_core.client.consume.consuming import IDLE
 from tms_core.clock import Clock, SystemClock
@@ -47,19 +47,19 @@ STREAM_SCHEMA = StructType(
         StructField("payload", BinaryType()),
     ]
 )
-#: The most messages of one Arrow batch, and the most bytes unless one message is larger.
+#: The limits of an Arrow batch in rows and payload bytes; the message that reaches the byte limit is included.
 _BATCH_ROWS, _BATCH_BYTES = 10_000, 4_000_000
 #: The last millisecond that a Python timestamp can represent.
 _LAST_MS = 253_402_300_799_999
 
 
 class StretchPartition(InputPartition):
-    """The messages that one task reads.
+    """The input of one task.
 
     Args:
-        stretch: the range of messages.
+        stretch: the range of messages to read.
         topic, generation: the topic or partition of the messages.
-        view: the committed transactions; None: the task reads all messages.
+        view: the transaction whose view filters the messages; None: the task reads uncommitted messages, too.
     """
 
     def __init__(self, stretch: Stretch, topic: str, generation: int, view: Transaction | None) -> None:
@@ -70,7 +70,7 @@ class StretchPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream for Spark: the driver plans batches, and tasks read their parts.
+    """Spark's reader of a stream: the driver plans batches, and tasks read their ranges.
 
     Args:
         feed: the source of the messages.
@@ -86,26 +86,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _planner(self) -> Planner:
-        """Return the planner; it is opened when it is needed, because tasks get a reader too."""
+        """Return the planner, created on first use: tasks unpickle a reader too, and do not need a connection."""
         self._opened = self._opened or Planner(self._feed, self._clock)
         return self._opened
 
     # --- in the driver -----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return no position: Spark does not keep it, and requests it again after a crash in the first batch."""
+        """Return the empty offset: Spark does not store it, and requests it again after a crash in the first batch."""
         return dict(START_OFFSET)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._feed.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._planner.stay()
+        self._planner.freeze_end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch; ``start`` without new messages. Raises as :meth:`Planner.next` does.
+        """Return the end of the next batch, or ``start`` without new messages. Raises as :meth:`Planner.next` does.
 
-        Spark calls again at once if there are no messages, so this method first waits for a while, like a consumer.
+        Without new messages, Spark calls again immediately. Therefore this method backs off, like an idle consumer.
         """
         if self._quiet:
             self._clock.sleep(IDLE.pause_seconds(self._quiet, self._random))
@@ -118,10 +118,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the parts of a batch, as its end stores them.
+        """Return the input partitions of a batch, which the batch's end offset stores.
 
         Raises:
-            Refused: the end does not belong to a batch with this start.
+            Refused: the batch does not start where the previous batch ended.
         """
         topic = str(self._feed.topic)
         first, last = StreamOffset.parse(start, topic), StreamOffset.parse(end, topic)
@@ -130,8 +130,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before = first and first.before(part)
             if before and before.at != part.stretches[0].first:
                 raise Refused(
-                    f"The checkpoint has a batch from {part.stretches[0].first} on, and the one before ended "
-                    f"{before.at}.",
+                    f"The checkpoint has a batch that starts at {part.stretches[0].first}, but the previous batch "
+                    f"ended at {before.at}.",
                     "Give the query a separate checkpointLocation.",
                 )
         view = self._planner.view() if found else None
@@ -140,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def stop(self) -> None:
-        """Close connections; stopping twice is not an error."""
+        """Close the connections; a second call has no effect."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
@@ -148,10 +148,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in a task ---------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the messages of a part, as Arrow batches.
+        """Yield the messages of a partition, as Arrow batches.
 
         Raises:
-            Refused: they differ from the planned messages.
+            Refused: the messages differ from the plan, and ``failOnDataLoss`` is set.
         """
         part = cast(StretchPartition, partition)
         stretch, count, last = part.stretch, 0, None
@@ -159,15 +159,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             count, last = count + len(page), page[-1].id
             yield self._to_arrow(page, part)
         if (count, last) != (stretch.messages, stretch.last):
-            lost(
+            report_loss(
                 self._feed,
-                f"A batch of {part.topic} was planned with {stretch.messages} messages up to {stretch.last}, and "
-                f"{count} of them are there: they have expired, or the topic was created again.",
+                f"A batch of {part.topic} was planned with {stretch.messages} messages up to {stretch.last}, but its "
+                f"task read {count} messages: messages have expired, or the topic was created again.",
             )
 
     def _pages(self, part: StretchPartition) -> Iterator[list[Message]]:
         feed, stretch = self._feed, part.stretch
-        # For a reader of uncommitted messages, a reference may have more payloads later.
+        # A transaction that is still open may store more payloads under a known id: no limit for uncommitted reads.
         limit = stretch.messages if feed.committed else None
         page: list[Message] = []
         size = 0
@@ -175,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 is_same = client.topic(part.topic).generation == part.generation
             except TopicNotFound:
-                # If the number of partitions changed, partitions without messages are dropped.
+                # The server drops empty partitions after their number changed.
                 is_same = False
             if not is_same:
                 return
