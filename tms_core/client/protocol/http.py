@@ -24,7 +24,7 @@ from tms_core.errors import BadRequest, ClientClosed
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: A function that waits until the event is set, at most so many seconds.
+#: A function that waits until the event is set, at most for the given seconds.
 Pause = Callable[[threading.Event, float], object]
 AsyncPause = Callable[[asyncio.Event, float], Awaitable[object]]
 
@@ -32,7 +32,7 @@ _OK = 200
 
 
 def library_limits(limits: Limits) -> httpx2.Limits:
-    """Return the limits of the pool as the library's value."""
+    """Return the limits of the connection pool for httpx2."""
     return httpx2.Limits(
         max_connections=limits.connections,
         max_keepalive_connections=limits.idle_connections,
@@ -40,17 +40,17 @@ def library_limits(limits: Limits) -> httpx2.Limits:
     )
 
 
-def _in_time(pieces: Iterator[bytes], ends: float | None) -> bytes:
-    """Return a whole body.
+def _read_body(pieces: Iterator[bytes], deadline: float | None) -> bytes:
+    """Return a complete body.
 
-    The library limits the time of each piece only; this limits their sum.
+    httpx2 limits only the time of each piece; the deadline limits their total.
 
     Raises:
         TimeoutError: the body did not arrive in time.
     """
     found = []
     for piece in pieces:
-        if ends is not None and time.monotonic() > ends:
+        if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError
         found.append(piece)
     return b"".join(found)
@@ -63,25 +63,25 @@ class BlockingWire:
     """A :class:`~tms_core.client.protocol.wire.Wire` that waits in the caller's thread; threads may share it.
 
     Args:
-        transport: the library's transport; None: the network.
+        transport: the transport of httpx2; None: the network.
     """
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.BaseTransport | None, pause: Pause) -> None:
         self.endpoint = endpoint
         self._transport = transport
-        self._http = self._pool()
+        self._http = self._open_pool()
         self._process = os.getpid()
         self._pause = pause
         self._closed = _BlockingStop(pause)
         self._stops: WeakSet[_BlockingStop] = WeakSet()
 
     async def ask(self, call: Call[T], seconds: float | None = None) -> T:
-        ends = None if seconds is None else time.monotonic() + seconds
+        deadline = None if seconds is None else time.monotonic() + seconds
         with self.endpoint.attempt(call, self._closed) as attempt:
-            answer = self._here().send(self.endpoint.request(call, attempt, seconds), stream=True)
+            answer = self._pool_of_process().send(self.endpoint.request(call, attempt, seconds), stream=True)
             try:
                 attempt.status = answer.status_code
-                content = _in_time(answer.iter_bytes(), ends)
+                content = _read_body(answer.iter_bytes(), deadline)
             finally:
                 answer.close()
             check(call, answer.status_code, content, answer.headers)
@@ -89,7 +89,7 @@ class BlockingWire:
 
     async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
         with self.endpoint.attempt(call, self._closed) as attempt:
-            answer = self._here().send(self.endpoint.request(call, attempt, seconds), stream=True)
+            answer = self._pool_of_process().send(self.endpoint.request(call, attempt, seconds), stream=True)
             attempt.status = answer.status_code
             if answer.status_code != _OK:
                 check(call, answer.status_code, answer.read(), answer.headers)
@@ -105,30 +105,30 @@ class BlockingWire:
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
 
-    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
-        return begins()
+    async def begin(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
+        return start()
 
     async def close(self) -> None:
         """Interrupt pauses and close connections; a second call does nothing."""
         self._closed.set()
         for stop in list(self._stops):
             stop.set()
-        self._here().close()
+        self._pool_of_process().close()
 
-    def _pool(self) -> httpx2.Client:
+    def _open_pool(self) -> httpx2.Client:
         limits = library_limits(self.endpoint.options.limits)
         return httpx2.Client(transport=self._transport, limits=limits, verify=self.endpoint.verify, trust_env=False)
 
-    def _here(self) -> httpx2.Client:
-        """Return the connections of this process; a forked process makes its own, because it shares the parent's."""
+    def _pool_of_process(self) -> httpx2.Client:
+        """Return the connection pool; a forked process opens a new one, because the sockets belong to its parent."""
         if self._process != os.getpid():
-            self._http = self._pool()
+            self._http = self._open_pool()
             self._process = os.getpid()
         return self._http
 
 
 class _BlockingStop:
-    """A stop signal that waits in the thread."""
+    """A stop signal whose pauses block the thread."""
 
     def __init__(self, pause: Pause) -> None:
         self._event = threading.Event()
@@ -141,7 +141,7 @@ class _BlockingStop:
 
 
 class _BlockingPieces:
-    """A body that is read in the thread."""
+    """A response body whose reads block the thread."""
 
     def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
         self.headers: Mapping[str, str] = answer.headers
@@ -164,7 +164,7 @@ class LoopWire:
     """A :class:`~tms_core.client.protocol.wire.Wire` that waits in an event loop.
 
     Args:
-        transport: the library's transport; None: the network.
+        transport: the transport of httpx2; None: the network.
     """
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:
@@ -179,7 +179,7 @@ class LoopWire:
         self._threads = ThreadPoolExecutor(endpoint.options.limits.connections, thread_name_prefix="tms-client")
 
     def settle(self) -> None:
-        """Bind the client to the running loop: connections and conditions cannot be used in another loop.
+        """Bind the client to the running loop, because connections and conditions cannot be used in another loop.
 
         Raises:
             BadRequest: the client is bound to another loop.
@@ -187,7 +187,7 @@ class LoopWire:
         running = asyncio.get_running_loop()
         self._loop = self._loop or running
         if self._loop is not running:
-            raise BadRequest("The AsyncClient was used in another event loop.", "Make one in each loop, and close it.")
+            raise BadRequest("The AsyncClient was used in another event loop.", "Create an AsyncClient in each loop.")
 
     async def ask(self, call: Call[T], seconds: float | None = None) -> T:
         self.settle()
@@ -219,33 +219,33 @@ class LoopWire:
         self.settle()
         return await asyncio.wrap_future(self._submit(partial(function, *args, **kwargs)))
 
-    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
+    async def begin(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
         self.settle()
 
-        def start() -> tuple[T, bool]:
-            found, is_over = begins(), self._closed.is_set()
-            if is_over:
-                # The client was closed during the call, and no thread of it will be left to end the result later.
-                ends(found)
-            return found, is_over
+        def run_start() -> tuple[T, bool]:
+            found, is_closed = start(), self._closed.is_set()
+            if is_closed:
+                # The client was closed during the call, so no thread of the pool remains to undo the result later.
+                undo(found)
+            return found, is_closed
 
-        def given_up() -> None:
-            # A call that raised has no result to end.
+        def undo_result() -> None:
+            # A call that raised has no result to undo.
             with suppress(Exception):
-                found, is_over = call.result()
-                if not is_over:
-                    ends(found)
+                found, is_closed = call.result()
+                if not is_closed:
+                    undo(found)
 
-        call = self._submit(start)
+        call = self._submit(run_start)
         try:
             found, _ = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
-            # End the result in a thread, so that no task stays in the loop. `close` waits for that thread, unless the
-            # executor is shut down already.
+            # Undo the result in a thread, so that no task stays in the loop. `close` waits for that thread, unless the
+            # executor is already shut down.
             try:
-                self._threads.submit(given_up)
+                self._threads.submit(undo_result)
             except RuntimeError:
-                threading.Thread(target=given_up).start()
+                threading.Thread(target=undo_result).start()
             raise
         return found
 
@@ -253,10 +253,10 @@ class LoopWire:
         try:
             return self._threads.submit(function)
         except RuntimeError as error:
-            raise ClientClosed("The client is closed.", "Make another one.") from error
+            raise ClientClosed("The client is closed.", "Create another client.") from error
 
     async def close(self) -> None:
-        """Interrupt pauses, close connections, and wait for calls of the transaction service.
+        """Interrupt pauses, close connections, and wait for running calls to the transaction service.
 
         A second call does nothing.
         """
@@ -268,7 +268,7 @@ class LoopWire:
 
 
 class _LoopStop:
-    """A stop signal that waits in the loop."""
+    """A stop signal whose pauses suspend only the task."""
 
     def __init__(self, pause: AsyncPause) -> None:
         self._event = asyncio.Event()
@@ -281,14 +281,14 @@ class _LoopStop:
 
 
 async def pause_in_loop(event: asyncio.Event, seconds: float) -> None:
-    """Wait in the running loop until the event is set, at most so many seconds."""
+    """Wait in the running loop until the event is set or the time is over."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 class _LoopPieces:
-    """A body that is read in the loop."""
+    """A response body whose reads suspend only the task."""
 
     def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
         self.headers: Mapping[str, str] = answer.headers

@@ -1,7 +1,7 @@
-"""The bodies of requests and responses in CDAP's Avro, for both clients.
+"""Request and response bodies in CDAP's Avro encoding, for both clients.
 
-A response of any length is read piece by piece, so memory holds one piece and its last, incomplete message.
-``docs/reference/rest.md`` has the encoding. CDAP's schema has no TTL of single messages, so such requests use JSON.
+A response of any length is decoded piece by piece, so memory holds one piece and at most one incomplete message.
+``docs/reference/rest.md`` specifies the encoding. CDAP's schema has no TTL per message; requests with a TTL use JSON.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Start = MessageId | datetime | None
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _VALUE, _NULL = b"\0", b"\2"
 _ID_BYTES = 20
-#: The types of a payload.
+#: The accepted types of a payload.
 _BYTES = bytes | bytearray | memoryview
 
 
 class Message(NamedTuple):
-    """A message.
+    """A message of a topic.
 
     Attributes:
-        id: its position in the topic; ids grow, and a poll can start after an id.
+        id: the position in the topic; ids increase, and a poll can start at or after an id.
         payload: the published bytes.
     """
 
@@ -50,19 +50,19 @@ class Message(NamedTuple):
 
 
 def payloads_of(messages: object) -> list[bytes]:
-    """Return a copy of the payloads that the caller cannot change later.
+    """Return immutable copies of the payloads, so that the caller cannot change queued messages.
 
     Raises:
         BadRequest: the argument is a single payload, or a payload is not bytes.
     """
     if isinstance(messages, str | _BYTES) or not isinstance(messages, Iterable):
         raise BadRequest(
-            f"Messages are given as a list, not as {_kind(messages)}.", "Write [message], also for a single message."
+            f"The messages are of type {_type_name(messages)}, not a list.", "Pass a single message as [message]."
         )
     found = list(messages)
     for payload in found:
         if not isinstance(payload, _BYTES):
-            raise BadRequest(f"A payload is bytes, not {_kind(payload)}.", "Encode text first: text.encode().")
+            raise BadRequest(f"A payload is {_type_name(payload)}, not bytes.", "Encode text first: text.encode().")
     return [bytes(payload) for payload in found]
 
 
@@ -70,7 +70,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and 1 <= value <= INT_MAX
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__
 
 
@@ -91,14 +91,14 @@ def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
 
 
 def encode_publish_json(pointer: int | None, payloads: Sequence[bytes], ttl_seconds: int) -> bytes:
-    """Encode a PublishRequest with a TTL of these messages."""
+    """Encode a PublishRequest that sets the TTL of its messages."""
     messages = [{"base64": base64.b64encode(payload).decode("ascii")} for payload in payloads]
     fields = {"transactionWritePointer": pointer, "messages": messages, "ttlSeconds": ttl_seconds}
     return json.dumps(fields).encode()
 
 
 def encode_rollback(published: RollbackRange) -> bytes:
-    """Encode a rollback: a PublishResponse, as the server has sent it."""
+    """Encode a rollback request, which is the server's PublishResponse."""
     return _VALUE + b"".join(map(varint, published))
 
 
@@ -109,7 +109,7 @@ def encode_poll(start: Start, limit: int | None, transaction: Transaction | None
         BadRequest: the start or the limit is invalid, or a time has no zone or is before 1970.
     """
     if limit is not None and not _is_count(limit):
-        raise BadRequest(f"A limit of {limit} messages is not possible.", "Give 1 or more.")
+        raise BadRequest(f"A limit of {limit} messages is not possible.", "Use a limit of at least 1.")
     parts = [_start(start, inclusive=inclusive), b"\1" if inclusive else b"\0"]
     parts.append(_NULL if limit is None else _VALUE + varint(limit))
     parts.append(_NULL if transaction is None else _VALUE + _bytes(encode_transaction(transaction)))
@@ -155,10 +155,10 @@ class MessageDecoder:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._held = 0
-        self._needed = 0
-        self._left = 0
-        self._ended = False
+        self._held_bytes = 0
+        self._needed_bytes = 0
+        self._remaining = 0
+        self._is_complete = False
 
     def feed(self, piece: bytes) -> list[Message]:
         """Return the messages that the next piece completes.
@@ -167,8 +167,9 @@ class MessageDecoder:
             Unanswered: the bytes are not a ConsumeResponse.
         """
         self._parts.append(piece)
-        self._held += len(piece)
-        if self._held < self._needed:
+        self._held_bytes += len(piece)
+        # Joining the pieces of a large message again after each piece would take quadratic time.
+        if self._held_bytes < self._needed_bytes:
             return []
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         found: list[Message] = []
@@ -177,40 +178,40 @@ class MessageDecoder:
         except (ValueError, FormatError) as error:
             raise Unanswered(f"The response to poll cannot be read: {error}.", _OTHER_SERVER) from error
         self._parts = [data[at:]]
-        self._held = len(data) - at
+        self._held_bytes = len(data) - at
         return found
 
     def end(self) -> None:
-        """Note the last byte.
+        """Check that the response is complete.
 
         Raises:
             Unanswered: the response is incomplete.
         """
-        if not self._ended:
-            raise Unanswered("The response to poll is truncated.", "Poll again from the last message on.")
+        if not self._is_complete:
+            raise Unanswered("The response to poll is truncated.", "Poll again after the last received message.")
 
     def _read(self, data: bytes, found: list[Message]) -> int:
-        """Return the complete messages and the position after them."""
+        """Append the complete messages to ``found``, and return the position after them."""
         at, size = 0, len(data)
         while at < size:
             try:
-                at = self._message(data, at, found) if self._left else self._block(data, at)
+                at = self._decode_message(data, at, found) if self._remaining else self._decode_block_count(data, at)
             except IndexError:
                 break
         return at
 
-    def _block(self, data: bytes, at: int) -> int:
-        if self._ended:
-            raise ValueError("bytes follow its end")
+    def _decode_block_count(self, data: bytes, at: int) -> int:
+        if self._is_complete:
+            raise ValueError("bytes follow the last block")
         count, at = read_varint(data, at)
         if count < 0:
             _, at = read_varint(data, at)
             count = -count
-        self._left, self._ended = count, not count
+        self._remaining, self._is_complete = count, not count
         return at
 
-    def _message(self, data: bytes, at: int, found: list[Message]) -> int:
-        self._needed = 0
+    def _decode_message(self, data: bytes, at: int, found: list[Message]) -> int:
+        self._needed_bytes = 0
         length, start = read_varint(data, at)
         if length != _ID_BYTES:
             raise ValueError(f"an id of {length} bytes")
@@ -220,34 +221,34 @@ class MessageDecoder:
             raise ValueError(f"a payload of {length} bytes")
         end = payload + length
         if end > len(data):
-            self._needed = end - at
+            self._needed_bytes = end - at
             raise IndexError
         found.append(Message(MessageId.parse(data[start:id_end]), data[payload:end]))
-        self._left -= 1
+        self._remaining -= 1
         return end
 
 
 def time_at(time_ms: int) -> datetime:
-    """Return a time from milliseconds since 1970-01-01 UTC."""
+    """Convert milliseconds since 1970-01-01 UTC to a time."""
     return _EPOCH + timedelta(milliseconds=time_ms)
 
 
 def milliseconds(time: datetime) -> int:
-    """Return a time as milliseconds since 1970-01-01 UTC; a fraction is dropped.
+    """Convert a time to milliseconds since 1970-01-01 UTC; fractions of a millisecond are dropped.
 
     Raises:
         BadRequest: the time has no zone, or is before 1970.
     """
     if time.tzinfo is None:
-        raise BadRequest(f"{time} names no time zone.", "Write datetime(…, tzinfo=UTC), or datetime.now(UTC).")
+        raise BadRequest(f"{time} has no time zone.", "Write datetime(…, tzinfo=UTC), or datetime.now(UTC).")
     found = (time - _EPOCH) // timedelta(milliseconds=1)
     if found < 0:
-        raise BadRequest(f"{time} lies before 1970.", "Give a later time, or None for the beginning.")
+        raise BadRequest(f"{time} is before 1970.", "Use a later time, or None for the first message.")
     return found
 
 
 def seconds(ttl: timedelta | int | str) -> int:
-    """Return a TTL in whole seconds, rounded up.
+    """Convert a TTL to whole seconds, rounded up.
 
     Raises:
         BadRequest: the TTL is not a span of time from 1 to 2^31 - 1 seconds.
@@ -259,7 +260,7 @@ def seconds(ttl: timedelta | int | str) -> int:
         ttl = timedelta(milliseconds=min(span_ms, (INT_MAX + 1) * 1000))
     found = -(-ttl // timedelta(seconds=1)) if isinstance(ttl, timedelta) else ttl
     if not _is_count(found):
-        raise BadRequest(f"A ttl of {found} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
+        raise BadRequest(f"A ttl of {found} s is not possible.", f"Use whole seconds from 1 to {INT_MAX}.")
     return found
 
 
@@ -270,12 +271,10 @@ def _start(start: Start, *, inclusive: bool) -> bytes:
     if start is None:
         return varint(2)
     if isinstance(start, datetime):
-        # A server uses ``inclusive`` only with an id, as CDAP does; therefore add a millisecond.
+        # The server, like CDAP's, applies ``inclusive`` only to ids. To exclude a time, start a millisecond later.
         return varint(1) + varint(milliseconds(start) + (not inclusive))
     if not isinstance(start, MessageId):
-        raise BadRequest(
-            f"{start!r} is not a position to start at.", "Give a message's id, a time with its zone, or None."
-        )
+        raise BadRequest(f"{start!r} is not a start position.", "Use a message's id, a time with its zone, or None.")
     return varint(0) + _bytes(start.pack())
 
 

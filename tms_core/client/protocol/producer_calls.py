@@ -1,4 +1,4 @@
-"""The requests of producers, and the headers that assign a request to a producer."""
+"""The requests of producers, and the headers that identify the producer of a request."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class PreviousTransaction:
-    """The last transaction of a producer's previous instances that was not aborted; if all were aborted, the last one.
+    """The last transaction of a producer's previous instances that was not aborted, or the last of aborted ones only.
 
     Attributes:
-        transaction: its id.
-        label: its label.
+        transaction: the transaction's id.
+        label: the transaction's label.
         outcome: ``committed`` or ``aborted``; ``pending`` while it is not decided.
     """
 
@@ -43,9 +43,9 @@ class ProducerState:
     """A producer as the server knows it.
 
     Attributes:
-        name: its name.
+        name: the producer's name.
         generation: the generation of the newest instance.
-        updated: the time of the registration of that instance.
+        updated: the registration time of that instance.
         previous: the last transaction before that instance, with its outcome; None: there was no transaction.
         open: the transactions in progress, each with its label.
     """
@@ -59,7 +59,7 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The headers that assign a request to a producer.
+    """The headers that identify the producer of a request.
 
     Attributes:
         home, name: the producer's topic and name.
@@ -77,7 +77,7 @@ class Signature:
     oldest_open: int | None = None
 
     def on(self, call: Call[T]) -> Call[T]:
-        """Return the request with these headers; the client may repeat it."""
+        """Return the request with these headers, marked as repeatable."""
         headers = {"x-tms-producer": f"{self.home}/{self.name}", "x-tms-generation": str(self.generation)}
         if self.sequence is not None:
             headers["x-tms-sequence"] = str(self.sequence)
@@ -92,12 +92,12 @@ def check_label(label: object) -> None:
     """Check the label of a transaction.
 
     Raises:
-        BadRequest: it is too long, or not text that UTF-8 can encode.
+        BadRequest: the label is too long, or not text that UTF-8 can encode.
     """
     if not isinstance(label, str) or _HALF_PAIR.search(label):
-        raise BadRequest(f"{label!r} cannot be a label.", "Give text that can be written as UTF-8.")
+        raise BadRequest(f"{label!r} cannot be a label.", "Use text that UTF-8 can encode.")
     if (size := len(label.encode())) > LABEL_BYTES:
-        raise BadRequest(f"A label of {size} bytes is too long.", f"Give one of {LABEL_BYTES} bytes at most.")
+        raise BadRequest(f"A label of {size} bytes is too long.", f"Use at most {LABEL_BYTES} bytes.")
 
 
 class RegisteredInstance(NamedTuple):
@@ -105,8 +105,8 @@ class RegisteredInstance(NamedTuple):
 
     Attributes:
         generation: the generation of the instance.
-        previous: the last transaction before it, with its outcome; None: there was no transaction.
-        undecided: transactions of older instances; the instance has to invalidate them, and to report their outcomes.
+        previous: the last transaction before that instance, with its outcome; None: there was no transaction.
+        undecided: older instances' transactions, which the new instance must invalidate and report the outcomes of.
     """
 
     generation: int
@@ -156,6 +156,6 @@ def _previous(fields: Mapping[str, str] | None) -> PreviousTransaction | None:
 
 
 def _state(name: str, fields: Mapping[str, Any]) -> ProducerState:
-    open_ = {int(one["transaction"]): one["label"] for one in fields["open"]}
+    open_ = {int(entry["transaction"]): entry["label"] for entry in fields["open"]}
     updated = time_at(int(fields["updatedMs"]))
     return ProducerState(name, int(fields["generation"]), updated, _previous(fields["former"]), open_)

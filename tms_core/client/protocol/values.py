@@ -1,7 +1,7 @@
 """Timeouts, limits and retries of a client, as values that can be printed and compared.
 
-The defaults fit a server in the same building. Pauses grow and are randomized, so that not all clients reconnect to a
-restarted server at the same time.
+The defaults suit a server in the same data center. Pauses between attempts grow and have jitter, so that clients do not
+all reconnect to a restarted server at the same time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tms_core.topic import TopicId
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a publish or a poll; each attempt is reported.
+    """The measurement of one attempt to publish or to poll.
 
     Attributes:
-        operation: ``publish`` or ``poll``; storing payloads of a transaction is a publish, too.
+        operation: ``publish`` or ``poll``; storing payloads of a transaction counts as a publish.
         topic: the topic, or the partition.
         messages, payload_bytes: the number of messages sent or received, and their size.
         seconds: the time until a publish was acknowledged, or until the first byte of a poll's response.
@@ -36,17 +36,17 @@ class Measured:
     error: str = ""
 
 
-#: The hook for publishes and polls.
+#: A hook that the client calls after each attempt to publish or to poll.
 Measure = Callable[[Measured], None]
 
 
 class _Positive:
-    """A base of values whose numbers must be above 0."""
+    """A base class for dataclasses whose numbers must be positive."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]  # those that inherit from it are dataclasses
+        for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not value > 0:
                 raise ConfigurationError(f"{type(self).__name__}.{field.name} is {value}.", "Use a number above 0.")
@@ -57,14 +57,14 @@ class Timeouts(_Positive):
     """Time limits of a client, in seconds.
 
     Attributes:
-        connect_seconds: for a connection to the server.
-        answer_seconds: for the first and each further piece of a response.
-        send_seconds: for each piece of a request.
-        free_connection_seconds: for a free connection of the pool.
-        transaction_seconds: for one whole call of the transaction service.
-        close_seconds: for publishing queued messages when the client is closed or the program exits; longer than
-            ``Buffer.delivery_seconds``, so that the client survives a server that is down at that time. The client also
-            waits for a running call of the transaction service.
+        connect_seconds: the limit for opening a connection to the server.
+        answer_seconds: the limit for each piece of a response, including the first.
+        send_seconds: the limit for each piece of a request.
+        free_connection_seconds: the longest wait for a free connection in the pool.
+        transaction_seconds: the limit for a complete call to the transaction service.
+        close_seconds: the limit for publishing queued messages when the client is closed or the program exits; longer
+            than ``Buffer.delivery_seconds``, so that retries can outlast an outage of the server. Running calls to the
+            transaction service can extend it.
     """
 
     connect_seconds: float = 5
@@ -80,14 +80,14 @@ class Limits(_Positive):
     """Size limits of a client.
 
     Attributes:
-        connections: the most concurrent connections to the server.
-        idle_connections: the most idle connections in the pool.
+        connections: the maximum number of connections to the server.
+        idle_connections: the maximum number of idle connections in the pool.
         idle_seconds: how long an idle connection stays open; less than the server's 75 s, because a publish over a
             connection that the server is closing has an unknown outcome.
-        request_bytes: the most bytes of payload in a request; the server accepts 10 MB by default
+        request_bytes: the maximum size of the payloads in a request; the server accepts 10 MB by default
             (``server.max_request_mb``).
-        transaction_bytes: the most bytes of payload that a transaction keeps in memory; a larger transaction sends them
-            before the commit.
+        transaction_bytes: the maximum size of the payloads that a transaction keeps in memory; a larger transaction
+            sends payloads before the commit.
     """
 
     connections: int = 20
@@ -102,8 +102,8 @@ class Retry(_Positive):
     """The number of attempts, and the pauses between them.
 
     Attributes:
-        attempts: the most attempts; 1: no repetition; None: no limit but the time.
-        first_seconds: the first pause, before randomness shortens it.
+        attempts: the maximum number of attempts; 1: no retry; None: only time limits apply.
+        first_seconds: the first pause, before jitter shortens it.
         factor: the ratio of two successive pauses.
         longest_seconds: the longest pause, unless the server requests a longer one (``Retry-After``).
         longest_asked_seconds: the longest pause that a server can request.
@@ -116,14 +116,14 @@ class Retry(_Positive):
     longest_asked_seconds: float = 60
 
     def again(self, failures: int) -> bool:
-        """Return whether another attempt follows after so many failures."""
+        """Return whether another attempt is allowed after this number of failures."""
         return self.attempts is None or failures < self.attempts
 
     def pause_seconds(self, failures: int, random: Random, asked_seconds: float | None = None) -> float:
-        """Return the pause after so many failures (1 and more), in seconds: between half of the pause and all of it.
+        """Return the pause after this number of failures (at least 1), in seconds; jitter removes at most half of it.
 
         Args:
-            random: the source of randomness that shortens the pause.
+            random: the source of the jitter.
             asked_seconds: the pause that the server requests; the returned pause is not shorter.
         """
         try:
@@ -135,13 +135,13 @@ class Retry(_Positive):
 
 
 class WhenFull(Enum):
-    """The treatment of a message of ``publish_async`` when the buffer is full."""
+    """The policy of ``publish_async`` for a message that does not fit into the buffer."""
 
-    #: Wait for room; nothing is lost.
+    #: Wait for space; no message is lost.
     BLOCK = "block"
     #: Drop the message, and count it.
     DROP_NEWEST = "drop newest"
-    #: Drop the messages that have waited longest, and count them.
+    #: Drop the oldest messages in the buffer, and count them.
     DROP_OLDEST = "drop oldest"
     #: Raise ``BufferFull``.
     RAISE = "raise"
@@ -152,14 +152,14 @@ class Buffer(_Positive):
     """The buffer of ``publish_async``.
 
     Attributes:
-        messages: the most waiting messages.
-        size_bytes: the most bytes of waiting payload; a larger message is accepted if no other message waits.
-        batch_messages: the most messages in one request.
-        linger_seconds: how long a message waits for further messages of its batch.
-        when_full: the treatment of a message without room.
-        retry: the pauses between attempts to publish a batch, and the most attempts.
-        delivery_seconds: how long attempts are repeated, from the first one on; longer than another server needs to
-            take over from a server that died (``server.leader``).
+        messages: the maximum number of waiting messages.
+        size_bytes: the maximum size of the waiting payloads; an empty buffer accepts a larger message.
+        batch_messages: the maximum number of messages in a request.
+        linger_seconds: the time that a batch waits for further messages.
+        when_full: the policy for a message that does not fit.
+        retry: the number of attempts to publish a batch, and the pauses between them.
+        delivery_seconds: the time for retries, from the first attempt on; longer than a failover to another server
+            takes (``server.leader``).
     """
 
     messages: int = 10_000

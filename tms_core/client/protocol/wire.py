@@ -2,7 +2,7 @@
 
 Both clients share their logic as coroutines over a :class:`Wire`. The wire of the asynchronous client waits in its
 event loop. The wire of the plain client never suspends: its coroutines finish in their first step, so :func:`run`
-completes them without a loop. That costs one or two frames per call, and avoids a second copy of the logic.
+completes them without a loop. This costs one or two stack frames per call, and avoids a second copy of the logic.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Pieces(Protocol):
-    """The body of a response while it arrives.
+    """A response body that is read piece by piece as it arrives.
 
     Attributes:
-        headers: the headers of the response; names in any case.
+        headers: the headers of the response; lookups ignore the case of names.
     """
 
     headers: Mapping[str, str]
@@ -30,7 +30,7 @@ class Pieces(Protocol):
         """Return the next piece; empty after the last one.
 
         Raises:
-            Unanswered: the body was cut short.
+            Unanswered: the body is truncated.
         """
         ...
 
@@ -40,10 +40,10 @@ class Pieces(Protocol):
 
 
 class Stop(Protocol):
-    """A stop signal that is set once, with pauses that it interrupts."""
+    """A stop signal that is never cleared and interrupts pauses."""
 
     def set(self) -> None:
-        """Set the signal, and interrupt its pauses."""
+        """Set the signal, and interrupt running pauses."""
         ...
 
     def is_set(self) -> bool:
@@ -51,25 +51,25 @@ class Stop(Protocol):
         ...
 
     async def wait(self, seconds: float) -> None:
-        """Wait until the signal is set, at most so many seconds."""
+        """Wait until the signal is set or the time is over."""
         ...
 
 
 class Wire(Protocol):
-    """A connection to the server, and the kind of waiting for it."""
+    """A transport to the server that blocks either the thread or only the task."""
 
     async def ask(self, call: Call[T], seconds: float | None = None) -> T:
-        """Send a request and read its whole response, in at most so many seconds.
+        """Send a request and read the complete response within a time limit.
 
         Raises:
-            Unavailable: the server was not reached.
-            Unanswered: the server was reached, and did not respond.
-            MessagingError: as of :func:`tms_core.client.protocol.calls.check`.
+            Unavailable: the client could not reach the server.
+            Unanswered: the client reached the server, but got no response.
+            MessagingError: the response is an error (:func:`tms_core.client.protocol.calls.check`).
         """
         ...
 
     async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
-        """Send a request and return its body, to be read piece by piece; raises as :meth:`ask`.
+        """Send a request and return the body of the response; raise the errors of :meth:`ask`.
 
         Args:
             seconds: the time limit for the first piece.
@@ -77,15 +77,15 @@ class Wire(Protocol):
         ...
 
     def stop(self) -> Stop:
-        """Make a stop signal; it is set when the client is closed."""
+        """Create a stop signal that is also set when the client is closed."""
         ...
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that may block."""
         ...
 
-    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
-        """Call the blocking function ``begins``; if the caller is cancelled, undo its result with ``ends``."""
+    async def begin(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
+        """Call the blocking function ``start``; if the caller is cancelled, pass the result to ``undo``."""
         ...
 
 
@@ -93,7 +93,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends, and return its result.
 
     Raises:
-        TypeError: it suspends. The error is raised inside the coroutine, so its traceback shows the ``await``.
+        TypeError: the coroutine suspends. The error is raised inside it, so the traceback shows the ``await``.
     """
     step = partial(coroutine.send, None)
     while True:
@@ -106,7 +106,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def waits(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method of the plain client for a method of the asynchronous client."""
+    """Derive a method of the plain client from a method of the asynchronous client."""
 
     @wraps(method)
     def plain(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
