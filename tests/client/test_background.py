@@ -116,9 +116,9 @@ def test_what_was_given_before_a_mark_is_settled_when_it_is_sent_and_answered() 
     waiting.offer(A, b"3")
     found = []
     while waiting.take():
-        found.append(waiting.settled(mark))
+        found.append(waiting.is_settled(mark))
         waiting.settle(None)
-        found.append(waiting.settled(mark))
+        found.append(waiting.is_settled(mark))
     assert found == [False, False, False, True, True, True]
 
 
@@ -127,12 +127,12 @@ def test_what_has_failed_is_told_once() -> None:
     waiting.take()
     waiting.settle(TmsError("The disk is full."))
     with pytest.raises(NotPublished, match=r"^1 .* The disk is full") as caught:
-        waiting.tell()
+        waiting.raise_failures()
     assert caught.value.messages == 1
-    waiting.tell()
+    waiting.raise_failures()
     waiting.abandon(TmsError("Nobody publishes."))
     with pytest.raises(NotPublished, match=r"^2 "):
-        waiting.tell()
+        waiting.raise_failures()
     assert waiting.figures == PublishFigures(failed=3)
 
 
@@ -173,7 +173,7 @@ def test_publish_async_without_answers_reports_each_loss(
         producer.publish_async(ORDERS, [b"3"])
         with pytest.raises(NotPublished, match=r"^1 "):
             producer.close()
-    assert "2 messages for default:orders are not published" in caplog.text
+    assert "2 messages for default:orders were not published" in caplog.text
 
 
 @in_event_loop

@@ -1,7 +1,7 @@
-"""The buffer of messages that wait to be published; it takes no lock and sends nothing itself.
+"""The buffer of messages that wait to be published. Its callers hold the lock and send the batches.
 
-It numbers messages in the order of their arrival. Each batch is of the topic whose oldest message has waited longest.
-Therefore each topic keeps its order, and no topic waits forever.
+The buffer numbers messages in order of arrival. Each batch comes from the topic with the oldest message, so each topic
+keeps its order, and no topic starves.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class PublishFigures:
     """Counts of the messages of ``publish_async``.
 
     Attributes:
-        waiting: messages in the buffer, including the batch that is being sent.
+        waiting: messages in the buffer and in the batch that is being sent.
         published: published messages.
-        dropped: messages that were rejected, or dropped to make room.
+        dropped: messages that were dropped because the buffer was full.
         failed: messages that the server did not accept after all attempts.
         retries: repeated attempts to send a batch.
     """
@@ -38,14 +38,14 @@ class PublishFigures:
     retries: int = 0
 
 
-#: A callback: it gets the payload of a message, and None once the message is on the server's disk, or else the error.
+#: A callback; its arguments are the payload, and the error or None if the message is on the server's disk.
 OnDelivery = Callable[[bytes, TmsError | None], object]
-#: A due call of a callback with its arguments.
-Fate = tuple[OnDelivery, bytes, TmsError | None]
+#: A callback that is due, with its arguments.
+DueCallback = tuple[OnDelivery, bytes, TmsError | None]
 
 
 class MessageBatch(NamedTuple):
-    """A batch of messages of one topic with one TTL, and the number of the first message."""
+    """A batch of messages with the same topic and TTL, and the number of its first message."""
 
     topic: TopicId
     first: int
@@ -54,8 +54,8 @@ class MessageBatch(NamedTuple):
     #: The callback of each message; empty: no message has a callback.
     on_delivery: tuple[OnDelivery | None, ...] = ()
 
-    def fates(self, error: TmsError | None) -> list[Fate]:
-        """Return the callbacks with their results, in the order of the messages."""
+    def callbacks(self, error: TmsError | None) -> list[DueCallback]:
+        """Return the callbacks with their arguments, in the order of the messages."""
         return [
             (on_delivery, payload, error)
             for on_delivery, payload in zip(self.on_delivery, self.payloads, strict=False)
@@ -71,7 +71,7 @@ class _Message(NamedTuple):
 
 
 class MessageBuffer:
-    """The buffer, without a lock; numbers messages in the order in which they came."""
+    """The buffer; callers hold a lock around each call."""
 
     def __init__(self, buffer: Buffer, request_bytes: int) -> None:
         self.closed = False
@@ -81,15 +81,15 @@ class MessageBuffer:
         self._topics: dict[TopicId, deque[_Message]] = {}
         self._messages = 0
         self._size_bytes = 0
-        self._next = 0
+        self._next_number = 0
         self._sent: MessageBatch | None = None
         #: Due callbacks, and the number of the first message whose callback is due or running.
-        self._fates: list[Fate] = []
-        self._telling: int | None = None
-        self._tellers = 0
+        self._due_callbacks: list[DueCallback] = []
+        self._first_unreported: int | None = None
+        self._running_reports = 0
         self._published = self._dropped = self._failed = 0
-        self._reported = 0
-        self._reason: TmsError | None = None
+        self._raised = 0
+        self._last_error: TmsError | None = None
 
     @property
     def figures(self) -> PublishFigures:
@@ -97,54 +97,52 @@ class MessageBuffer:
         return PublishFigures(self._messages + sent, self._published, self._dropped, self._failed, self.retries)
 
     @property
-    def full_batch(self) -> bool:
-        """Return whether the next batch is full, so that waiting for more messages is useless."""
+    def has_full_batch(self) -> bool:
+        """Return whether a full batch is ready, so that lingering is useless."""
         return self._messages >= self._buffer.batch_messages or self._size_bytes >= self._request_bytes
 
     def offer(
         self, topic: TopicId, payload: bytes, ttl_seconds: int | None = None, on_delivery: OnDelivery | None = None
     ) -> bool:
-        """Accept a message, or apply the rule for a full buffer.
+        """Accept a message, or apply the policy for a full buffer.
 
         Args:
-            ttl_seconds: the TTL of the message; None: that of the topic.
+            ttl_seconds: the TTL of the message; None: the topic's TTL.
 
         Returns:
-            False if the caller has to wait for room.
+            False if the caller has to wait for space.
 
         Raises:
             ClientClosed, BufferFull: the message is rejected.
         """
         if self.closed:
-            raise ClientClosed("The client is closed.", "Make another one.")
+            raise ClientClosed("The client is closed.", "Create another client.")
         when_full = self._buffer.when_full
         if not self._fits(payload):
             if when_full is WhenFull.BLOCK:
                 return False
             if when_full is WhenFull.RAISE:
-                raise BufferFull(f"{self._messages} messages wait to be published.", "Try again later, or drop it.")
+                raise BufferFull(f"{self._messages} messages fill the buffer.", "Retry later, or drop the message.")
             if not self._dropped:
-                logger.warning(
-                    "there is no room for more messages that wait to be published: the %s are dropped",
-                    "oldest" if when_full is WhenFull.DROP_OLDEST else "newest",
-                )
+                kind = "oldest" if when_full is WhenFull.DROP_OLDEST else "newest"
+                logger.warning("the publish buffer is full: the client drops the %s messages", kind)
             if when_full is WhenFull.DROP_NEWEST:
-                self._drop([_Message(self._next, payload, ttl_seconds, on_delivery)])
+                self._drop([_Message(self._next_number, payload, ttl_seconds, on_delivery)])
                 return True
             while not self._fits(payload):
-                self._drop(self._take_from(self._oldest(), 1))
-        self._topics.setdefault(topic, deque()).append(_Message(self._next, payload, ttl_seconds, on_delivery))
-        self._next += 1
+                self._drop(self._remove_messages(self._oldest_topic(), 1))
+        self._topics.setdefault(topic, deque()).append(_Message(self._next_number, payload, ttl_seconds, on_delivery))
+        self._next_number += 1
         self._messages += 1
         self._size_bytes += len(payload)
         return True
 
     def take(self) -> MessageBatch | None:
-        """Take the next batch, from the topic whose oldest message has waited longest; None: the buffer is empty."""
+        """Remove and return the next batch, from the topic with the oldest message; None: the buffer is empty."""
         if not self._messages:
             return None
-        topic = self._oldest()
-        found = self._take_from(topic, self._buffer.batch_messages)
+        topic = self._oldest_topic()
+        found = self._remove_messages(topic, self._buffer.batch_messages)
         callbacks = tuple(message.on_delivery for message in found)
         self._sent = MessageBatch(
             topic,
@@ -156,84 +154,83 @@ class MessageBuffer:
         return self._sent
 
     def settle(self, error: TmsError | None) -> None:
-        """Note the outcome of the batch that was sent: published, or failed for good with an error."""
+        """Record the final outcome of the batch that was sent; None: published."""
         if self._sent is None:
             return
         batch, self._sent = self._sent, None
         if batch.on_delivery:
-            self._fates += batch.fates(error)
-            self._telling = batch.first if self._telling is None else self._telling
+            self._due_callbacks += batch.callbacks(error)
+            self._first_unreported = batch.first if self._first_unreported is None else self._first_unreported
         if error is None:
             self._published += len(batch.payloads)
         else:
             self._failed += len(batch.payloads)
-            self._reason = error
-            logger.error("%d messages for %s are not published: %s", len(batch.payloads), batch.topic, error)
+            self._last_error = error
+            logger.error("%d messages for %s were not published: %s", len(batch.payloads), batch.topic, error)
 
     def abandon(self, error: TmsError) -> None:
-        """Stop publishing: waiting messages are never sent, and the outcome of the last batch is unknown."""
+        """Record the error for all waiting messages, and for the sent batch, whose real outcome is unknown."""
         self.settle(error)
         while self.take() is not None:
             self.settle(error)
 
-    def fates(self) -> list[Fate]:
-        """Return the due callbacks with their arguments; call :meth:`mark_reported` after them."""
-        found, self._fates = self._fates, []
-        self._tellers += bool(found)
+    def callbacks(self) -> list[DueCallback]:
+        """Remove and return the due callbacks; the caller calls them, then :meth:`mark_reported`."""
+        found, self._due_callbacks = self._due_callbacks, []
+        self._running_reports += bool(found)
         return found
 
     def mark_reported(self) -> None:
-        """Note that the callbacks of :meth:`fates` were called."""
-        self._tellers -= 1
-        if not self._tellers and not self._fates:
-            self._telling = None
+        """Record that the caller has called the callbacks of one :meth:`callbacks` call."""
+        self._running_reports -= 1
+        if not self._running_reports and not self._due_callbacks:
+            self._first_unreported = None
 
     def mark(self) -> int:
-        """Return a mark that stands for all messages accepted until now."""
-        return self._next
+        """Return a mark after the last accepted message, for :meth:`is_settled`."""
+        return self._next_number
 
-    def settled(self, mark: int) -> bool:
-        """Return whether all messages before a mark are published and reported."""
+    def is_settled(self, mark: int) -> bool:
+        """Return whether all messages before a mark have an outcome and their callbacks were called."""
         firsts = [waiting[0].number for waiting in self._topics.values()]
-        if self._telling is not None:
-            firsts.append(self._telling)
+        if self._first_unreported is not None:
+            firsts.append(self._first_unreported)
         if self._sent is not None:
             firsts.append(self._sent.first)
         return all(first >= mark for first in firsts)
 
-    def tell(self) -> None:
-        """Report the failures since the last call.
+    def raise_failures(self) -> None:
+        """Raise an error if messages failed since the last call.
 
         Raises:
             NotPublished: some messages were not published.
         """
-        failed, self._reported = self._failed - self._reported, self._failed
-        if failed and self._reason is not None:
+        failed, self._raised = self._failed - self._raised, self._failed
+        if failed and self._last_error is not None:
             raise NotPublished(
-                f"{failed} messages are not published: {self._reason.message}", "Publish them again.", failed
-            ) from self._reason
+                f"{failed} messages were not published: {self._last_error.message}", "Publish them again.", failed
+            ) from self._last_error
 
     def _fits(self, payload: bytes) -> bool:
         if not self._messages:
             return True
-        room = self._size_bytes + len(payload) <= self._buffer.size_bytes
-        return room and self._messages < self._buffer.messages
+        has_space = self._size_bytes + len(payload) <= self._buffer.size_bytes
+        return has_space and self._messages < self._buffer.messages
 
-    def _oldest(self) -> TopicId:
+    def _oldest_topic(self) -> TopicId:
         return min(self._topics, key=lambda topic: self._topics[topic][0])
 
     def _drop(self, messages: list[_Message]) -> None:
         self._dropped += len(messages)
-        for _, payload, _, on_delivery in messages:
-            if on_delivery is not None:
-                self._fates.append((on_delivery, payload, BufferFull("There was no room for it.", "Try again later.")))
+        error = BufferFull("The buffer was full.", "Publish the message again later.")
+        self._due_callbacks += [(found.on_delivery, found.payload, error) for found in messages if found.on_delivery]
 
-    def _take_from(self, topic: TopicId, most: int) -> list[_Message]:
-        """Remove and return the oldest messages of a topic that share one TTL and fit into a request."""
+    def _remove_messages(self, topic: TopicId, limit: int) -> list[_Message]:
+        """Remove and return the oldest messages of a topic that have the same TTL and fit into a request."""
         waiting = self._topics[topic]
         found: list[_Message] = []
         size, ttl_seconds = 0, waiting[0].ttl_seconds
-        while waiting and len(found) < most and waiting[0].ttl_seconds == ttl_seconds:
+        while waiting and len(found) < limit and waiting[0].ttl_seconds == ttl_seconds:
             if found and size + len(waiting[0].payload) > self._request_bytes:
                 break
             found.append(waiting.popleft())
