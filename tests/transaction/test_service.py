@@ -371,7 +371,7 @@ def test_new_connection_replaces_one_that_was_silent_for_long(
 @pytest.mark.parametrize(("files", "most"), [(256, 64), (3, 1), (10**6, 1000), (resource.RLIM_INFINITY, 1000)])
 def test_connections_are_bounded_by_open_files(monkeypatch: pytest.MonkeyPatch, files: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
-    assert module._most_connections() == most
+    assert module._connection_limit() == most
 
 
 def large_call() -> bytes:

@@ -1,14 +1,14 @@
 """The transaction service: Tephra's Thrift server in a separate thread.
 
-An idle connection costs nothing, so a Java client may keep its pool of fifty connections open. A few workers execute
-calls and wait for the disk together. Calls of one connection are executed one after the other, as in Tephra's server.
+An idle connection needs no thread, so a Java client may keep its pool of fifty connections open. A few worker threads
+execute the calls, and concurrent calls share one sync of the log. As in Tephra, a connection's calls run in sequence.
 
-The service disconnects a client that sends an invalid call or a frame above the limit, that sends nothing at all, or
-that does not complete a frame. If memory is short, it disconnects the client that has left its response unread for
-longest. With too many connections, a new one replaces one that was idle for long.
+The service disconnects a client that sends an invalid call or a frame above the limit, that sends no request, or that
+does not complete a frame. If memory is short, it disconnects the client with the oldest unread response. At the limit
+of connections, a new connection replaces one that has been idle for long.
 
-Tephra's protocol has no authentication: every client of the port can abort any transaction. Therefore a token can be
-required, which a client sends in an additional first call; Tephra's client cannot send one.
+Tephra's protocol has no authentication: every client of the port can abort any transaction. Therefore the service can
+require a token, which a client sends in an additional first call. Tephra's client cannot send a token.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from tms_core.web.failed_attempts import MAX_WAITING, FailedAttempts
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-#: The allowance of a request for each listed id, in bytes: Tephra's clients send a transaction with all its ids back
-#: when they request a checkpoint or finish it.
+#: The allowance in the request limit for each invalid or running transaction, in bytes: Tephra's clients send the ids
+#: in their snapshot back when they request a checkpoint or finish the transaction.
 LISTED_ID_BYTES = 10
-#: The most connections; and at most one for this many files that the process may open.
+#: The maximum number of connections, and the number of files that the process must be allowed to open for each of them.
 MAX_CONNECTIONS, FILES_EACH = 1_000, 4
-#: The most requests above a size, in bytes, that are received at once, counted after so many of their bytes have
-#: arrived; other requests wait. Then the time limit for the next so many bytes, in seconds.
+#: The maximum number of large requests that the service receives at the same time; others wait. A request is large
+#: above LARGE_BYTES. LARGE_SECONDS limits the time for each further LARGE_BYTES of it.
 LARGE_REQUESTS, LARGE_BYTES, LARGE_SECONDS = 4, 64 * 1024, 5
-#: The time limit from the connection to the start of its first request, and for each request to be complete, in
+#: The time limit from the connection to the start of its first request, and from the start of a request to its end, in
 #: seconds.
 REQUEST_SECONDS = 60
-#: The silence after which a new connection replaces this one, in seconds: without a response so far, and otherwise.
+#: The idle time after which a new connection may replace another, in seconds: before its first response, and after it.
 NEW_SILENT_SECONDS, SILENT_SECONDS = 1.0, 60.0
-#: The most bytes of unread responses of all connections together, unless one response alone is larger.
+#: The maximum size of the unread responses of all connections, in bytes; a single response may be larger.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 #: The number of concurrent calls (``data.tx.server.threads``).
 WORKERS = 20
@@ -69,26 +69,26 @@ STOP_SECONDS = 10
 #: The time limit of a TLS handshake, or of a plain call to a service with a certificate, in seconds; and the first byte
 #: of a handshake.
 HANDSHAKE_SECONDS, HANDSHAKE = 10, b"\x16"
-#: The interval at which timed-out transactions are expired, in seconds. With CDAP's 10 (``data.tx.cleanup.interval``),
-#: messages of a dead worker would be delivered again that much later.
+#: The interval for expiring timed-out transactions, in seconds. CDAP's 10 (``data.tx.cleanup.interval``) would delay
+#: the redelivery of a dead worker's messages by up to 10 seconds.
 CLEANUP_SECONDS = 1
 _BACKLOG = 128
-#: An upper bound for the call with which another server starts a forwarding connection, in bytes.
-_SHORT_BYTES = 128
+#: An upper bound for the size of an ``answerYourself`` call, in bytes.
+_SMALL_CALL_BYTES = 128
 
-#: Calls that change or show the state of all clients.
+#: Calls that change or show the state of all clients; they require the administrator's permissions.
 ADMINISTRATIVE = ("truncateInvalidTx", "truncateInvalidTxBefore", "resetState", "getSnapshot")
 NOT_ADMINISTRATIVE = "This call needs the administrative token (transactions.admin_token_file)"
 NO_MEMORY = "Requests use all the memory that server.memory allows"
-_DEMANDED = "This transaction service demands a token"
-#: The position of a call's name, after the version or without one, and of its length.
-_NAMES_AT = (8, 4)
-_LONGEST_NAME = 64
-#: The memory of a short string, in bytes: as an object, in a list and in a set.
+_UNAUTHORIZED = "This transaction service demands a token"
+#: The offsets of a call's name in a frame, with and without a version before it; the name's length precedes the name.
+_NAME_OFFSETS = (8, 4)
+_MAX_NAME_BYTES = 64
+#: The memory of a short string, in bytes: the object, and its references in a list and a set.
 _STRING_BYTES = 150
 
-#: Reserves memory while its block runs. It calls a function, in any thread, that disconnects a client that delays
-#: others, and yields a function that reports that the request is complete.
+#: Reserves bytes of memory while its block runs, and yields a function that reports that the request is complete.
+#: Until then, it may call the given function, in any thread, to disconnect a client that delays others.
 Room = Callable[[int, Callable[[], None]], AbstractAsyncContextManager[Callable[[], None]]]
 
 T = TypeVar("T")
@@ -106,11 +106,11 @@ logger = get_logger(__name__)
 
 
 class ManagerOfSeveral(Protocol):
-    """The choice of the responsible service among several servers."""
+    """A router to the server that manages the transactions, among several servers."""
 
     @property
     def log_name(self) -> str:
-        """Return the identity of the manager's log; empty: this service must not answer now."""
+        """Return the identity of the manager's log; empty: this server does not manage the transactions now."""
         ...
 
     def pass_on(self, frame: bytes) -> bytes:
@@ -124,17 +124,16 @@ class ManagerOfSeveral(Protocol):
 
 
 class TransactionService:
-    """A server for a transaction manager, which also does the manager's periodic work.
+    """A server for a transaction manager; it also runs the manager's periodic jobs.
 
     Args:
-        manager: executes the calls; it is not closed with the service.
-        address: ``HOST:PORT`` to listen on; with port 0, :attr:`port` is a free port after the start.
+        manager: the manager that executes the calls; the service does not close it.
+        address: ``HOST:PORT`` to listen on; with port 0, the start sets :attr:`port` to a free port.
         cleanup_seconds: the interval for expiring transactions.
         snapshot_seconds: the interval of snapshots (``transactions.snapshot_interval_seconds``).
-        tokens: returns the token that a connection must send first, for each level that requires one. Without a token
-            for ``ADMIN``, the clients' token allows all calls; without one for ``CLIENT``, only :data:`ADMINISTRATIVE`
-            calls require a token.
-        several: selects the responsible service; None: this service is the only one.
+        tokens: for each level with a token, a function that returns the token. If ``ADMIN`` has no token, the clients'
+            token permits all calls; if ``CLIENT`` has no token, only :data:`ADMINISTRATIVE` calls require one.
+        several: the router to the responsible server; None: this server is the only one.
         certificate: the TLS certificate; None: no TLS.
     """
 
@@ -156,21 +155,21 @@ class TransactionService:
         self._host, self.port = split_address(address)
         self._jobs = ((cleanup_seconds, manager.expire), (snapshot_seconds, manager.take_snapshot))
         self._workers = ThreadPoolExecutor(WORKERS, "transactions")
-        # Separate threads: calls that wait for another server may wait long, and that server may wait for this one.
-        self._passing = ThreadPoolExecutor(WORKERS, "transactions-elsewhere")
+        # Separate threads, because forwarded calls may block for long, and two servers may forward to each other.
+        self._forwarders = ThreadPoolExecutor(WORKERS, "transactions-elsewhere")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._quick = QuickCalls(manager, lambda frame: answer(manager, frame), is_local=several is None)
-        #: Connections with an incomplete request, each with its start; the longest-waiting comes first.
+        #: Connections that wait for bytes, with the start of the wait; the longest wait first.
         self._awaiting = self._quick.awaiting
-        #: Connections without a response so far.
+        #: Connections that have not yet received a response.
         self._new: set[asyncio.Task[None]] = set()
-        self._seldom = RateLimitedLogger(logger)
-        self._bounded = BoundedAudit(SystemClock().monotonic_ms)
+        self._limiter = RateLimitedLogger(logger)
+        self._audit = BoundedAudit(SystemClock().monotonic_ms)
         #: Slows down connections with a wrong or missing token.
-        self.failed = FailedAttempts(SystemClock(), min(MAX_WAITING, _most_connections() // 10))
+        self.failed = FailedAttempts(SystemClock(), min(MAX_WAITING, _connection_limit() // 10))
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         #: Reserves memory for a large request, shared with the server's other requests; None: unlimited.
         self.room: Room | None = None
@@ -182,10 +181,10 @@ class TransactionService:
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     def start(self) -> None:
-        """Start to listen; calls are executed from the return on.
+        """Listen, and return once the service executes calls.
 
         Raises:
-            ConfigurationError: the address, the port or the certificate cannot be used.
+            ConfigurationError: the address or the port is not available.
         """
         listener = listen(self.address)
         self.port = listener.getsockname()[1]
@@ -197,19 +196,19 @@ class TransactionService:
         started.wait()
 
     def stop(self) -> None:
-        """Finish running calls and close the port; no effect on a stopped service."""
+        """Finish running calls and close the port; a second call does nothing."""
         if self._thread is None or self._loop is None:
             return
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
         self._workers.shutdown()
-        self._passing.shutdown()
+        self._forwarders.shutdown()
         self._thread = None
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        closing = await self._begin(listener)
-        jobs = [asyncio.create_task(self._repeat(*job)) for job in self._jobs]
+        closing = await self._start_accepting(listener)
+        jobs = [asyncio.create_task(self._run_periodically(*job)) for job in self._jobs]
         started.set()
         await self._stopping.wait()
         closing()
@@ -220,14 +219,14 @@ class TransactionService:
             for connection in late:
                 connection.cancel()
 
-    async def _begin(self, listener: socket.socket) -> Callable[[], object]:
-        """Start to accept connections; return a function that stops it."""
+    async def _start_accepting(self, listener: socket.socket) -> Callable[[], object]:
+        """Start accepting connections, and return a function that stops it."""
         certificate = self._certificate
         if certificate is None:
             server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
             return server.close
-        accepting = asyncio.create_task(self._accept(listener, certificate.context))
-        renewing = asyncio.create_task(self._renew(certificate))
+        accepting = asyncio.create_task(self._accept_tls(listener, certificate.context))
+        renewing = asyncio.create_task(self._renew_certificate(certificate))
 
         def close() -> None:
             accepting.cancel()
@@ -239,8 +238,8 @@ class TransactionService:
     def _connection(self) -> QuickConnection:
         return QuickConnection(self._quick, self._accepted, asyncio.get_running_loop())
 
-    async def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
-        """Accept connections over TLS; the loop's own server would not count connections during their handshake."""
+    async def _accept_tls(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Accept TLS connections; asyncio's own server would not limit connections during their handshake."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         handshakes: dict[asyncio.Task[None], None] = {}
@@ -249,22 +248,22 @@ class TransactionService:
                 try:
                     peer, name = await loop.sock_accept(listener)
                 except OSError as error:
-                    self._seldom.log(logging.WARNING, "no connection can be accepted: %s", error)
+                    self._limiter.log(logging.WARNING, "a connection could not be accepted: %s", error)
                     await asyncio.sleep(1)
                     continue
-                if len(handshakes) >= _most_connections():
-                    # Clients that connect and send nothing must not block others: drop the oldest handshake.
+                if len(handshakes) >= _connection_limit():
+                    # Clients that connect and send nothing must not block others, so cancel the oldest handshake.
                     oldest = next(iter(handshakes))
                     del handshakes[oldest]
                     oldest.cancel()
-                task = asyncio.create_task(self._shake_hands(peer, name, context))
+                task = asyncio.create_task(self._start_tls(peer, name, context))
                 handshakes[task] = None
                 task.add_done_callback(lambda done: handshakes.pop(done, None))
         finally:
             for task in handshakes:
                 task.cancel()
 
-    async def _shake_hands(self, peer: socket.socket, name: object, context: ssl.SSLContext) -> None:
+    async def _start_tls(self, peer: socket.socket, name: object, context: ssl.SSLContext) -> None:
         """Start TLS with a client, or respond that TLS is required."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         with ExitStack() as refused:
@@ -278,69 +277,69 @@ class TransactionService:
                         await readable.wait()
                     finally:
                         loop.remove_reader(peer)
-                    # Only look at the byte: the TLS handshake reads it again.
+                    # Leave the byte in the socket, because the TLS handshake reads it.
                     if peer.recv(1, socket.MSG_PEEK) == HANDSHAKE:
                         await loop.connect_accepted_socket(self._connection, peer, ssl=context)
                         refused.pop_all()
                         return
                     await _refuse_plain(peer)
                 text = "%s is disconnected: it does not use TLS (transactions.tls)"
-                self._seldom.log(logging.WARNING, text, name)
+                self._limiter.log(logging.WARNING, text, name)
             except EOFError as error:
                 logger.debug("%s is gone: %s", name, error)
             except TimeoutError:
                 logger.info("%s is disconnected: no TLS handshake within the time limit", name)
             except (OSError, FormatError) as error:
-                self._seldom.log(logging.WARNING, "%s is disconnected: the TLS handshake failed: %s", name, error)
+                self._limiter.log(logging.WARNING, "%s is disconnected: the TLS handshake failed: %s", name, error)
 
-    async def _renew(self, certificate: ServerCertificate) -> None:
+    async def _renew_certificate(self, certificate: ServerCertificate) -> None:
         """Use a renewed certificate for new connections."""
         while True:
             await asyncio.sleep(files.LOOK_SECONDS)
             certificate.renew()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= _most_connections() and not self._take_a_place():
+        if len(self._connections) >= _connection_limit() and not self._close_idle_connection():
             text = "a connection was rejected: the limit of %d connections is reached"
-            self._seldom.log(logging.WARNING, text, len(self._connections))
+            self._limiter.log(logging.WARNING, text, len(self._connections))
             writer.close()
             return
         protocol = cast(QuickConnection, writer.transport.get_protocol())
-        connection = protocol.task = asyncio.create_task(self._converse(reader, writer, protocol))
+        connection = protocol.task = asyncio.create_task(self._serve_connection(reader, writer, protocol))
         for known in (self._connections, self._new):
             known.add(connection)
             connection.add_done_callback(known.discard)
 
-    def _take_a_place(self) -> bool:
-        """Close the longest idle connection, preferably without a response so far; return whether one was closed."""
+    def _close_idle_connection(self) -> bool:
+        """Close the longest-idle connection, preferably before its first response; return whether one was closed."""
         now = asyncio.get_running_loop().time()
-        new = ((one, since + NEW_SILENT_SECONDS) for one, since in self._awaiting.items() if one in self._new)
-        others = ((one, since + SILENT_SECONDS) for one, since in self._awaiting.items())
-        for one, until in chain(islice(new, 1), islice(others, 1)):
+        new = ((task, since + NEW_SILENT_SECONDS) for task, since in self._awaiting.items() if task in self._new)
+        others = ((task, since + SILENT_SECONDS) for task, since in self._awaiting.items())
+        for task, until in chain(islice(new, 1), islice(others, 1)):
             if until <= now:
-                one.cancel()
-                self._connections.discard(one)
+                task.cancel()
+                self._connections.discard(task)
                 return True
         return False
 
-    async def _converse(
+    async def _serve_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: QuickConnection
     ) -> None:
-        """Serve the requests of one connection until either side closes it."""
+        """Execute the requests of a connection until either side closes it."""
         wait_seconds: float | None = REQUEST_SECONDS
         level = self._level_without_token()
         direct = False
         try:
             while not self._stopping.is_set():
-                size = await self._size(
+                size = await self._read_size(
                     reader, wait_seconds, LARGE_BYTES if level is Level.NONE else self._request_limit()
                 )
                 frame = await self._await_bytes(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
-                async with self._place(size, writer) as received:
+                async with self._reserve(size, writer) as received:
                     if received is None:
                         data = await self._refuse_large(reader, frame, size)
                     else:
-                        frame = await self._whole(reader, frame, size, received)
+                        frame = await self._read_all(reader, frame, size, received)
                         level, direct, data = await self._reply(frame, level, direct, _host(writer))
                     del frame
                 if level is Level.NONE:
@@ -352,7 +351,7 @@ class TransactionService:
                 protocol.note_response(LENGTH.size + size)
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         except FormatError as error:
-            self._seldom.log(logging.WARNING, "%s is disconnected: %s", writer.get_extra_info("peername"), error)
+            self._limiter.log(logging.WARNING, "%s is disconnected: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
             peer = writer.get_extra_info("peername")
             logger.info("%s is disconnected: no complete request within the time limit", peer)
@@ -362,29 +361,29 @@ class TransactionService:
             writer.close()
 
     async def _reply(self, frame: bytes, level: Level, direct: bool, address: str) -> tuple[Level, bool, bytes]:
-        """Return the response to a frame, and the new permission level and forwarding state of its connection."""
-        if self._tokens and _is_of(frame, (AUTHENTICATE,)):
-            level, data = await self._work(self._authenticate, frame)
+        """Return the connection's new permission level and forwarding state, and the response to a frame."""
+        if self._tokens and _is_call(frame, (AUTHENTICATE,)):
+            level, data = await self._run_in_worker(self._authenticate, frame)
             if level is Level.NONE:
                 self._record_refusal(Event.UNAUTHORIZED, AUTHENTICATE, address)
             return level, direct, data
-        if refused := self._forbidden(frame, level, address):
+        if refused := self._refuse_forbidden(frame, level, address):
             return level, direct, refused
-        found, direct = await self._done(frame, direct, address)
-        return level, direct, await self._passed_on(frame) if found is None else found
+        found, direct = await self._execute(frame, direct, address)
+        return level, direct, await self._forward(frame) if found is None else found
 
-    async def _done(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
-        """Return the result of :meth:`_answer_call` from a worker."""
+    async def _execute(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
+        """Execute a call in a worker and return the result of :meth:`_answer_call`."""
         if not self._quick.is_quick(frame):
-            return await self._work(self._answer_call, frame, direct, address)
+            return await self._run_in_worker(self._answer_call, frame, direct, address)
         self._quick.note()
-        return await self._work(self._quick.execute, frame), direct
+        return await self._run_in_worker(self._quick.execute, frame), direct
 
-    def _forbidden(self, frame: bytes, level: Level, address: str) -> bytes | None:
-        """Return the response to a call above a permission level; None if the call is allowed."""
+    def _refuse_forbidden(self, frame: bytes, level: Level, address: str) -> bytes | None:
+        """Return the error response to a call that the level does not permit; None: the call is permitted."""
         if level is Level.NONE:
-            event, reason = Event.UNAUTHORIZED, _DEMANDED
-        elif level is Level.CLIENT and _is_of(frame, ADMINISTRATIVE):
+            event, reason = Event.UNAUTHORIZED, _UNAUTHORIZED
+        elif level is Level.CLIENT and _is_call(frame, ADMINISTRATIVE):
             event, reason = Event.FORBIDDEN, NOT_ADMINISTRATIVE
         else:
             return None
@@ -394,17 +393,17 @@ class TransactionService:
 
     def _record_refusal(self, event: Event, call: str, address: str) -> None:
         """Write a refused call to the audit log; only the event loop calls this."""
-        self._bounded.record(event, principal=None, address=address, verb=call, object_="")
+        self._audit.record(event, principal=None, address=address, verb=call, object_="")
 
     def _answer_call(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
-        """Return the response to a frame, and whether later calls of its connection are never forwarded.
+        """Return the response to a frame, and whether the service must execute all calls of its connection itself.
 
-        A response of None means that the call has to be forwarded.
+        A response of None means that the call must be forwarded.
         """
         several = self._several
         if several is None:
             return answer(self._manager, frame, address), direct
-        if len(frame) <= _SHORT_BYTES and (request := wire.read_message(frame)).name == ANSWER_YOURSELF:
+        if len(frame) <= _SMALL_CALL_BYTES and (request := wire.read_message(frame)).name == ANSWER_YOURSELF:
             if request.fields.get(1) == several.log_name.encode() != b"":
                 return wire.message(MessageKind.REPLY, request.name, request.number), True
             return _refusal(request, NOT_HERE), True
@@ -414,10 +413,10 @@ class TransactionService:
             return _refusal(wire.read_message(frame), NOT_HERE), direct
         return None, direct
 
-    async def _passed_on(self, frame: bytes) -> bytes:
+    async def _forward(self, frame: bytes) -> bytes:
         several = cast("ManagerOfSeveral", self._several)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._passing, several.pass_on, frame)
+            return await asyncio.get_running_loop().run_in_executor(self._forwarders, several.pass_on, frame)
         except ServiceUnavailable as error:
             return _refusal(wire.read_message(frame), str(error))
 
@@ -428,7 +427,7 @@ class TransactionService:
         return Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
 
     def _authenticate(self, frame: bytes) -> tuple[Level, bytes]:
-        """Return the permissions by the token of a frame, and the response."""
+        """Return the permissions that the token in a frame grants, and the response."""
         request = wire.read_message(frame)
         token = request.fields.get(1)
         highest = Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
@@ -442,31 +441,31 @@ class TransactionService:
                 return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, text)
             if is_good:
                 return level, wire.message(MessageKind.REPLY, request.name, request.number)
-        return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _DEMANDED)
+        return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _UNAUTHORIZED)
 
     def _request_limit(self) -> int:
-        """Return the size limit of a request: a transaction with all listed ids, and a margin for new ones."""
+        """Return the size limit of a request: a transaction with all listed ids, and a margin for new ids."""
         return max(MAX_FRAME_BYTES, LARGE_BYTES + LISTED_ID_BYTES * self._manager.listed_ids)
 
-    async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
-        """Return the size of the next frame."""
+    async def _read_size(self, reader: asyncio.StreamReader, seconds: float | None, limit: int) -> int:
+        """Read the size of the next frame."""
         (size,) = LENGTH.unpack(await self._await_bytes(reader.readexactly(LENGTH.size), seconds))
-        if not 0 <= size <= most:
-            raise FormatError(f"a frame of {size} bytes, above the limit of {most} bytes")
+        if not 0 <= size <= limit:
+            raise FormatError(f"a frame of {size} bytes, above the limit of {limit} bytes")
         return int(size)
 
     @asynccontextmanager
-    async def _place(self, size: int, writer: asyncio.StreamWriter) -> AsyncIterator[Callable[[], None] | None]:
-        """Reserve a place among the large requests, and memory for the decoded request.
+    async def _reserve(self, size: int, writer: asyncio.StreamWriter) -> AsyncIterator[Callable[[], None] | None]:
+        """Wait for one of the places for large requests, and reserve memory for the decoded request.
 
-        Yields a function to call when the request is complete, or None without memory.
+        Yields a function to call when the request is complete, or None if memory is short.
         """
         if size <= LARGE_BYTES:
-            yield _nothing
+            yield _do_nothing
             return
         async with self._large:
             if self.room is None:
-                yield _nothing
+                yield _do_nothing
                 return
             loop = asyncio.get_running_loop()
 
@@ -477,20 +476,20 @@ class TransactionService:
             async with AsyncExitStack() as stack:
                 received = None
                 with suppress(Unavailable):
-                    received = await stack.enter_async_context(self.room(_memory_of(size), abort))
+                    received = await stack.enter_async_context(self.room(_request_memory(size), abort))
                 yield received
 
-    async def _whole(self, reader: asyncio.StreamReader, head: bytes, size: int, received: Callable[[], None]) -> bytes:
+    async def _read_all(self, reader: asyncio.StreamReader, head: bytes, size: int, done: Callable[[], None]) -> bytes:
         """Return the complete request; a large request must arrive steadily, because others wait for its place."""
         if size <= LARGE_BYTES:
             return head
         found = bytearray(head)
         await self._read_rest(reader, size - len(head), found.extend)
-        received()
+        done()
         return bytes(found)
 
     async def _refuse_large(self, reader: asyncio.StreamReader, head: bytes, size: int) -> bytes:
-        """Return the answer to a large request without memory; the rest of the request is read and dropped."""
+        """Return the error response to a large request if memory is short; discard the rest of the request."""
         await self._read_rest(reader, size - len(head), len)
         return _refusal(wire.read_head(head), NO_MEMORY)
 
@@ -503,7 +502,7 @@ class TransactionService:
                 use(part)
 
     async def _await_bytes(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
-        """Wait for the bytes of a request; the connection may be closed until they are complete."""
+        """Wait for bytes of a request; until they arrive, a new connection may replace this one."""
         connection = cast("asyncio.Task[None]", asyncio.current_task())
         self._awaiting[connection] = asyncio.get_running_loop().time()
         try:
@@ -513,32 +512,32 @@ class TransactionService:
             self._awaiting.pop(connection, None)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        """Send a response; close the connections that have left responses unread for longest."""
+        """Send a response; if unread responses take too much memory, close the connections with the oldest ones."""
         self._unread[writer] = len(data)
         writer.write(LENGTH.pack(len(data)) + data)
         while len(self._unread) > 1 and sum(self._unread.values()) > MAX_UNREAD_BYTES:
             slowest = next(iter(self._unread))
             del self._unread[slowest]
             peer = slowest.get_extra_info("peername")
-            self._seldom.log(logging.WARNING, "%s is disconnected: it does not read its response", peer)
+            self._limiter.log(logging.WARNING, "%s is disconnected: it does not read its response", peer)
             slowest.transport.abort()
         try:
             await writer.drain()
         finally:
             self._unread.pop(writer, None)
 
-    async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
-        seldom = RateLimitedLogger(logger)
+    async def _run_periodically(self, seconds: float, work: Callable[[], object]) -> None:
+        limiter = RateLimitedLogger(logger)
         while True:
             await asyncio.sleep(seconds)
             if self._several is not None and not self._several.log_name:
                 continue
             try:
-                await self._work(work)
+                await self._run_in_worker(work)
             except TmsError as error:
-                seldom.log(logging.ERROR, "%s", error)
+                limiter.log(logging.ERROR, "%s", error)
 
-    async def _work(self, work: Callable[..., T], *arguments: object) -> T:
+    async def _run_in_worker(self, work: Callable[..., T], *arguments: object) -> T:
         self._quick.under_way += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
@@ -579,20 +578,20 @@ async def _refuse_plain(peer: socket.socket) -> None:
         writer.close()
 
 
-def _nothing() -> None:
-    """Do nothing: no caller waits."""
+def _do_nothing() -> None:
+    """Do nothing, because no reservation has to be reported."""
 
 
-def _memory_of(size: int) -> int:
-    """Return the largest memory of a request: its bytes as they arrive, complete and decoded, and its strings."""
+def _request_memory(size: int) -> int:
+    """Return the maximum memory of a request: its bytes while they arrive, complete and decoded, and its strings."""
     return 3 * size + _STRING_BYTES * min(size // LENGTH.size, wire.MAX_STRINGS)
 
 
-def _is_of(frame: bytes, names: Collection[str]) -> bool:
-    """Return whether a frame is one of some calls, without parsing its arguments."""
-    for at in _NAMES_AT:
-        size = int.from_bytes(frame[at - LENGTH.size : at], "big")
-        if 0 < size <= _LONGEST_NAME and frame[at : at + size].decode(errors="replace") in names:
+def _is_call(frame: bytes, names: Collection[str]) -> bool:
+    """Return whether a frame calls one of the named methods, without parsing its arguments."""
+    for start in _NAME_OFFSETS:
+        size = int.from_bytes(frame[start - LENGTH.size : start], "big")
+        if 0 < size <= _MAX_NAME_BYTES and frame[start : start + size].decode(errors="replace") in names:
             return True
     return False
 
@@ -608,6 +607,6 @@ def _refusal(request: RpcMessage, text: str) -> bytes:
     return failure(request, Failure.PROTOCOL_ERROR, text)
 
 
-def _most_connections() -> int:
+def _connection_limit() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(1, files // FILES_EACH))
