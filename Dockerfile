@@ -1,19 +1,19 @@
-# The janitor, `tms`, Python and what they load, and nothing else: no shell, no package manager, no compiler.
+# The image of `janitor` and `tms`: Python, its packages and their libraries; no shell, package manager or compiler.
 #
 #   make image                              with the base image below
-#   make image BASE_IMAGE=registry/python   with another one of Debian's that has Python, its venv module and no more
+#   make image BASE_IMAGE=registry/python   with another Debian image that has only Python and its venv module
 #   make image ARCHIVE=1                    with Parquet too, for janitor.archive, 160 MB larger
-#   make image KERBEROS=1                   with gssapi and MIT's library too, for storage.hbase.kerberos
+#   make image KERBEROS=1                   with gssapi and MIT Kerberos too, for storage.hbase.kerberos
 #
-# Nothing of the base is in the image but what image/rootfs.py takes of it. Tags move: for an image that can be made again give
-# NAME:TAG@sha256:…, as `docker buildx imagetools inspect NAME:TAG` prints it; the image's label
-# org.opencontainers.image.base.name keeps what was given.
+# image/rootfs.py copies the needed files from the base image. For a reproducible image, set BASE_IMAGE to
+# NAME:TAG@sha256:…, which `docker buildx imagetools inspect NAME:TAG` prints, because a tag can move. The label
+# org.opencontainers.image.base.name records BASE_IMAGE.
 #
-# The base has Python 3.12, 3.13 or 3.14, whose LevelDB is the faster one (docs/reference/compatibility.md) and comes as a wheel. Only the packages
-# that COMPILED names are compiled, for another base or processor.
+# The base needs Python 3.12, 3.13 or 3.14, for which the faster LevelDB driver (docs/reference/compatibility.md) has a
+# wheel. COMPILED lists the packages to compile, for a base or processor without wheels.
 #
-# What is installed, and by which checksums, is in image/*.lock. Behind a company's own certificate authority, give it as
-# a secret (`--secret id=ca,src=ca.pem`, `make image` does so from PIP_CERT); it does not get into the image.
+# image/*.lock pins the installed packages with their checksums. If pip needs the certificate of a private CA, pass it
+# as a secret (`--secret id=ca,src=ca.pem`; `make image` passes PIP_CERT); the image does not contain it.
 ARG BASE_IMAGE=python:3.13-slim-trixie
 
 FROM ${BASE_IMAGE} AS build
@@ -38,8 +38,8 @@ COPY tms_core tms_core
 COPY janitor janitor
 RUN /opt/build/bin/pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheel . \
     && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheel/*.whl
-# The kernel drops a SIGTERM for the first process of a container that has no handler yet, unless it is blocked. So it is,
-# until Python has begun (tms_core/cli/entry.py); this needs the env of GNU coreutils 8.31 or newer.
+# The kernel drops a SIGTERM to a container's first process that has no handler yet, unless the signal is blocked.
+# Therefore env blocks it until Python has started (tms_core/cli/entry.py); this needs GNU coreutils 8.31 or newer.
 RUN sed -i '1s|.*|#!/usr/bin/env -S --block-signal=TERM /opt/tms/bin/python|' /opt/tms/bin/janitor /opt/tms/bin/tms
 COPY image/rootfs.py image/sbom.py image/
 RUN /opt/tms/bin/python image/rootfs.py /opt/tms /rootfs \
@@ -48,7 +48,7 @@ RUN /opt/tms/bin/python image/rootfs.py /opt/tms /rootfs \
 
 FROM scratch
 COPY --from=build /rootfs /
-# The janitor writes there and to /tmp, and nowhere else.
+# The programs write only to /var/lib/tms and /tmp.
 COPY --from=build --chown=65532:65532 /opt/data /var/lib/tms
 ENV PATH=/opt/tms/bin:/usr/bin PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LANG=C.UTF-8 \
     SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt

@@ -1,1 +1,1 @@
-"""Programs that show the product at work on a sample store."""
+"""Example programs that run the product on a sample store."""

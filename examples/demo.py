@@ -1,7 +1,7 @@
-"""The janitor at work on a sample store, in a minute: ``make demo``.
+"""A demo of the janitor on a sample store, in a minute: ``make demo``.
 
-CDAP's own classes wrote the store, which is unpacked for each run. Its transaction snapshot is years old, so a janitor
-would not use it; the demo writes it again with the present time.
+CDAP's own classes wrote the store, which each run unpacks again. The janitor refuses an outdated transaction snapshot,
+so the demo rewrites the sample's snapshot with the current time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SNAPSHOT = "snapshot.1699999999000"
 
 
 def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> int:
-    """Unpack, plan, sweep, compare; return an exit code.
+    """Unpack the store, plan, run a sweep, and print the row counts before and after; return an exit code.
 
     Args:
-        folder: the working folder; its previous contents are removed.
+        folder: the working folder; its previous contents are deleted.
         clock: the clock; None: the machine's.
     """
     clock = clock or SystemClock()
@@ -42,17 +42,17 @@ def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> i
         return 1
     store, snapshots = unpack(folder, clock)
     where = ["--leveldb", _short(store), "--snapshots", _short(snapshots)]
-    spoken = ["--log-format", "text"]
+    log_options = ["--log-format", "text"]
     _say("A messaging store that CDAP wrote: 8 topics, with live, expired and invalid rows.")
-    _figures(store, folder / "look")
+    _print_sizes(store, folder / "look")
     _say("1. What would a sweep do?   janitor plan")
-    if code := execute(["plan", *where, *spoken], clock):
+    if code := execute(["plan", *where, *log_options], clock):
         return code
     _say("2. Run it; the first run must adopt the store.   janitor run --once --adopt")
-    if code := execute(["run", "--once", "--adopt", *where, *spoken], clock):
+    if code := execute(["run", "--once", "--adopt", *where, *log_options], clock):
         return code
     _say("3. The remaining rows")
-    _figures(store, folder / "look")
+    _print_sizes(store, folder / "look")
     shown = " ".join(where)
     _say("Now try:")
     for verb in (
@@ -67,7 +67,7 @@ def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> i
 
 
 def unpack(folder: Path, clock: Clock) -> tuple[Path, Path]:
-    """Unpack a working copy of the sample: its store, and its snapshots with the present time."""
+    """Unpack the sample with a snapshot of the current time; return the folders of the store and of the snapshots."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -83,7 +83,7 @@ def unpack(folder: Path, clock: Clock) -> tuple[Path, Path]:
     return folder / "messaging", snapshots
 
 
-def _figures(store: Path, scratch: Path) -> None:
+def _print_sizes(store: Path, scratch: Path) -> None:
     with clone(store, scratch) as opened:
         messages = len(opened.message.read(KEYS, b"", None, ALL_ROWS).items)
         payloads = len(opened.payload.read(KEYS, b"", None, ALL_ROWS).items)

@@ -1,12 +1,12 @@
 """A server with the janitor inside, on a sample store with traffic: ``make run``.
 
 CDAP's own classes wrote the store, and the transactions continue from CDAP's own snapshot. The tour adds five topics.
-The messages of ``ticks`` live for seconds. The ttl of ``orders`` is shortened after a while, as an operator might do
-by mistake. ``payments`` gets messages in three transactions: one commits, one is rolled back, and one becomes invalid.
+The messages of ``ticks`` live for seconds. The tour shortens the TTL of ``orders`` after a while, as an operator might
+do by mistake. ``payments`` gets messages in three transactions: one commits, one rolls back, and one becomes invalid.
 Two topics belong to a consumer group with three workers, one of which the tour kills (:mod:`examples.worker`).
 
 Within a minute, the janitor deletes expired rows and an old generation, inverts rows of invalid transactions, and
-holds and releases rows. Server and daemon are the real programs, and every command works against them from another
+holds and releases rows. Server and daemon are the real programs; you can run every command against them in another
 terminal.
 """
 
@@ -58,15 +58,15 @@ PAYMENTS = TopicId("demo", "payments")
 PAYMENTS_TTL_SECONDS = 3600
 #: The number of events, and of workers in the group that counts them.
 EVENTS, WORKERS = 300, 3
-#: The number of last runs in which the narrator looks for news.
+#: The number of recent runs that the narrator checks for unreported runs.
 RECENT_RUNS = 50
 #: The length of a step in seconds; a test shortens it.
 STEP_SECONDS = 1.0
-#: The steps of the events: three transactions, the shortened ttl, a read, and the approval.
+#: The step of each event: three transactions, the shortened TTL, a read, and the approval.
 COMMIT_AT, ROLL_BACK_AT, LEAVE_AT, SHORTEN_AT, READ_AT, APPROVE_AT = 4, 6, 8, 15, 30, 35
-#: The timeout of the abandoned transaction.
+#: The timeout of the abandoned transaction, in seconds.
 LEFT_SECONDS = 1
-#: The time limit of a call.
+#: The timeout of a request, in seconds.
 _TIMEOUT_SECONDS = 30
 
 SETTINGS = """\
@@ -86,7 +86,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     """Unpack the sample, serve it, and print the events; return an exit code.
 
     Args:
-        folder: the working folder; its previous contents are removed.
+        folder: the working folder; its previous contents are deleted.
         clock: the clock; None: the machine's.
         any_ports: use free ports instead of the usual ones.
     """
@@ -122,7 +122,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
 
 
 def _visit(started: RunningServer, arguments: str) -> None:
-    """Publish and read like customers, until a signal."""
+    """Run customers and workers against the server until a signal, and print the events."""
     janitor = cast(Embedded, started.companions["janitor"])
     _say(
         "A messaging server with the janitor inside, on a store that CDAP wrote. Try these in another terminal:\n"
@@ -187,7 +187,7 @@ class Workers:
         self._client.close()
 
     def look(self) -> None:
-        """Kill one worker once they have counted events, and report when all events are counted."""
+        """Kill one worker after the first counted events, and report when all events are counted."""
         if self._done:
             return
         with self._client.transaction() as tx:
@@ -281,12 +281,12 @@ class Customers:
             answer = connection.getresponse()
             text = answer.read().decode()
             if answer.status != 200:
-                raise RuntimeError(f"{method} {target} was answered {answer.status}: {text}")
+                raise RuntimeError(f"{method} {target} returned {answer.status}: {text}")
             return json.loads(text) if text else None
 
 
 class Narrator:
-    """A printer of events, each once.
+    """A printer of the janitor's events, which prints each event once.
 
     Args:
         say: prints a sentence.
@@ -294,23 +294,23 @@ class Narrator:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._held: set[str] = set()
 
     def print_news(self, status: Status, runs: Sequence[RunRecord]) -> None:
-        """Print the news in a status, and the runs that have finished since the last call."""
-        ended = [run for run in reversed(runs) if run.finished_ms is not None and run.id not in self._told]
-        self._told.update(run.id for run in ended)
-        for run in ended:
+        """Print newly held topics, and the runs that have finished since the last call."""
+        finished = [run for run in reversed(runs) if run.finished_ms is not None and run.id not in self._reported]
+        self._reported.update(run.id for run in finished)
+        for run in finished:
             parts = (
                 (run.expired, "expired"),
                 (run.old_generation, "of old generations"),
                 (run.processed, "processed by all consumers"),
                 (run.invalid_transaction, "of invalid transactions, inverted"),
             )
-            told = ", ".join(f"{number:,} {what}" for number, what in parts if number)
-            if told:
-                self._say(f"swept: {told}")
+            text = ", ".join(f"{number:,} {what}" for number, what in parts if number)
+            if text:
+                self._say(f"swept: {text}")
         for held in status.held:
             if held.topic not in self._held and held.rows:
                 self._say(f"held: {held.rows:,} rows of {held.topic}; release them with: {held.command}")

@@ -1,7 +1,7 @@
-"""One worker of the consumer group of ``make run``: counts each event exactly once, however it ends.
+"""A worker of the consumer group of ``make run``, which counts each event exactly once, even if it is killed.
 
-A batch of events, and the counts made of them, are one transaction. A worker that is killed in the middle has counted
-nothing of its batch; when its transaction has timed out, another worker is given the same events.
+A batch of events and its counts are one transaction. If a worker is killed, its batch is not counted; after the
+transaction has timed out, another worker receives the same events.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import time
 
 from tms_core.client import Client
 
-#: What is counted, by which group, and where the counts go.
+#: The topic of the events, the group that counts them, and the topic of the counts.
 EVENTS, GROUP, COUNTED = "demo:events", "counters", "demo:counted"
-#: So many events at a time, and so long for them, so that one can look on.
+#: The events of a batch, and the seconds that a worker pauses in it, so that you can watch the progress.
 BATCH, SECONDS = 10, 0.3
-#: After how long without an event a worker ends, also where the server is gone.
+#: The seconds without an event after which a worker stops, for example because the server has stopped.
 IDLE_SECONDS = 20
-#: After how long a worker that is gone counts as gone.
+#: The timeout of a batch's transaction in seconds, after which another worker receives the events of a killed worker.
 TIMEOUT_SECONDS = 2
 
 
 def main(url: str, transactions: str) -> None:
-    """Work until a signal says that it is enough.
+    """Count events until SIGTERM, or until no event has arrived for :data:`IDLE_SECONDS`.
 
     Args:
-        url: the server.
+        url: the URL of the server.
         transactions: ``HOST:PORT`` of its transaction service.
     """
     with Client(url, transactions=transactions) as client:

@@ -1,10 +1,10 @@
-"""Print the contents of an image as CycloneDX in JSON: Python, the packages of its environment, and Debian's.
+"""Print an SBOM in CycloneDX JSON: Python, the packages of its environment, and the Debian packages.
 
-``python sbom.py [STATUS]``: dpkg's status of packages, as the file of a whole system or a folder with a file for each.
+``python sbom.py [STATUS]``: ``STATUS`` is dpkg's status file, or a folder with one status file per package.
 
 A package's component contains components for the libraries inside its wheel, because a scanner finds a vulnerability
-of LevelDB or OpenSSL by their names, not by the name of the wheel. They come from the lists in a wheel (PEP 770), its
-copied shared libraries, its jars, and a table of statically linked libraries.
+of LevelDB or OpenSSL by their names, not by the name of the wheel. Their sources are the SBOMs in a wheel (PEP 770),
+its shared libraries, its jars, and a table of statically linked libraries.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _libuv(module: Any) -> str:
     return f"{number >> 16}.{number >> 8 & 0xFF}.{number & 0xFF}"
 
 
-#: Libraries that are linked statically into a wheel: by package, the library, the module that knows its version, and
-#: the function that returns it; None: the wheel does not tell.
+#: The libraries that are linked statically into a wheel, by package: the name of the library, the module that exposes
+#: its version, and the function that reads the version; None: the module does not expose it.
 _STATIC: dict[str, tuple[str, str, Callable[[Any], str] | None]] = {
     "httptools": ("llhttp", "httptools", None),
     "plyvel-next": ("leveldb", "plyvel_next", lambda module: str(module.__leveldb_version__)),
@@ -39,7 +39,7 @@ _STATIC: dict[str, tuple[str, str, Callable[[Any], str] | None]] = {
 
 
 def python_packages() -> list[dict[str, Any]]:
-    """Return the distributions that this Python finds."""
+    """Return a component for each distribution that is installed in this Python."""
     found = []
     for each in metadata.distributions():
         name, version = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(), each.version
@@ -58,10 +58,10 @@ def python_packages() -> list[dict[str, Any]]:
 
 
 def bundled(name: str, package: metadata.Distribution) -> Iterator[dict[str, Any]]:
-    """Yield the libraries inside the wheel of an installed package, each as a component.
+    """Yield a component for each library inside the wheel of an installed package.
 
     Args:
-        name: of the package, normalized.
+        name: the normalized name of the package.
     """
     for file in package.files or ():
         if re.fullmatch(r"[^/]+\.dist-info/sboms/.+\.json", file.as_posix()):
@@ -76,7 +76,7 @@ def bundled(name: str, package: metadata.Distribution) -> Iterator[dict[str, Any
         yield _library(library_name, ask(import_module(module)) if ask else None)
 
 
-#: The fields that are kept of a component in a wheel's list.
+#: The fields to copy from a component in a wheel's SBOM.
 _KEPT = ("name", "version", "purl", "licenses")
 
 
@@ -88,7 +88,7 @@ def _library(name: str, version: str | None) -> dict[str, Any]:
 
 
 def _jar(path: Path) -> dict[str, Any]:
-    """Return the component of a jar: by its Maven coordinates, or else by its file name."""
+    """Return the component of a jar: by its Maven coordinates, or by its file name if it has none."""
     name, version = re.fullmatch(r"(.+?)-(\d.*)|(.+)", path.stem).group(1, 2)  # type: ignore[union-attr]
     if version is None:
         return _library(path.stem, None)
@@ -104,7 +104,7 @@ def _jar(path: Path) -> dict[str, Any]:
 
 
 def debian_packages(status: Path = DPKG) -> list[dict[str, Any]]:
-    """Return the packages of dpkg's status, from a file or a folder of files; empty without dpkg."""
+    """Return a component for each installed package in dpkg's status, a file or a folder; empty without dpkg."""
     found = []
     files = sorted(status.iterdir()) if status.is_dir() else [status] if status.exists() else []
     for entry in "\n\n".join(file.read_text(encoding="utf-8") for file in files).split("\n\n"):
@@ -117,7 +117,7 @@ def debian_packages(status: Path = DPKG) -> list[dict[str, Any]]:
 
 
 def document(status: Path = DPKG) -> dict[str, Any]:
-    """Return the complete document."""
+    """Return the SBOM."""
     packages = python_packages()
     version = platform.python_version()
     python = {"type": "library", "name": "python", "version": version, "purl": f"pkg:generic/python@{version}"}

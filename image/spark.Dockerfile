@@ -1,10 +1,10 @@
-# The janitor with Spark and a Java: for drivers (`janitor spark …`), and for the executors they start on Kubernetes.
+# The janitor with Spark and Java: for drivers (`janitor spark …`), and for their executors on Kubernetes.
 #
 #   make image-spark                                   with the base image below
-#   make image-spark BASE_IMAGE=registry/python        with another one of Debian's that has Python and its venv module
-#   make image-spark KERBEROS=1                        with gssapi and MIT's library too, for storage.hbase.kerberos
+#   make image-spark BASE_IMAGE=registry/python        with another Debian image that has Python and its venv module
+#   make image-spark KERBEROS=1                        with gssapi and MIT Kerberos too, for storage.hbase.kerberos
 #
-# As in Dockerfile: the base may be given by its digest, what is installed is in image/*.lock, and the secret `ca` is a company's own certificate authority.
+# Pinned base images, the lock files and the secret `ca` work as in Dockerfile.
 ARG BASE_IMAGE=python:3.13-slim-trixie
 
 FROM ${BASE_IMAGE} AS build
@@ -13,7 +13,7 @@ WORKDIR /src
 RUN if [ -n "${KERBEROS}" ]; then \
       apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc python3-dev libkrb5-dev; fi
 COPY image/build.lock image/spark.lock image/kerberos.lock image/
-# PySpark comes as source, which is Python and jars.
+# PySpark is published only as a source distribution: Python modules and jars.
 RUN --mount=type=secret,id=ca,target=/run/ca.pem \
     if [ -s /run/ca.pem ]; then export PIP_CERT=/run/ca.pem; fi; \
     python3 -m venv /opt/build && python3 -m venv --without-pip /opt/tms \
@@ -33,7 +33,7 @@ FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
 ARG JAVA=openjdk-21-jre-headless
 ARG KERBEROS=
-# Java's installation links manuals, whose folder slim images lack. Hadoop asks who it is, and takes no number for an answer.
+# The Java package links manual pages, whose folder slim images lack. Hadoop needs a user name for the numeric user id.
 RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && apt-get install -qq -y --no-install-recommends ${JAVA} ${KERBEROS:+libgssapi-krb5-2} && rm -rf /var/lib/apt/lists/* \
     && rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/local/lib/python3*/site-packages/pip* \
        /usr/local/lib/python3*/site-packages/setuptools* /usr/local/lib/python3*/site-packages/wheel* \
@@ -45,7 +45,7 @@ ENV PATH=/opt/tms/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LANG=C.
 USER 65532:65532
 WORKDIR /var/lib/tms
 STOPSIGNAL SIGTERM
-# A SIGTERM that comes before Python, or Java, has begun is kept until then, as in the image of the janitor.
+# A SIGTERM before the start of Python or Java stays pending until then (see Dockerfile).
 ENTRYPOINT ["/usr/bin/env", "--block-signal=TERM", "/opt/tms/bin/python", "/opt/tms/spark_start.py"]
 CMD ["--help"]
 ARG VERSION=

@@ -1,8 +1,8 @@
-"""The entry point of the image for Spark: the janitor, or an executor if Spark starts one.
+"""The entry point of the image for Spark: runs the janitor, or an executor if Spark starts the container.
 
-On Kubernetes, Spark creates the pods of its executors with ``executor`` as their only argument, and with their
-settings in the environment (Spark's ``BasicExecutorFeatureStep`` sets them). Spark's own images have a shell script for
-that. This module replaces it, so that driver and executors use one image: the same Python and the same packages.
+On Kubernetes, Spark starts the pods of its executors with ``executor`` as their only argument and their settings in
+the environment (see Spark's ``BasicExecutorFeatureStep``). Spark's own images have a shell script for that. This module
+replaces the script, so that driver and executors share one image with the same Python and the same packages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from sysconfig import get_path
 
-#: The settings of an executor, by the flag that passes them on.
-TOLD = {
+#: The environment variable of each flag of an executor.
+FLAGS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
     "--cores": "SPARK_EXECUTOR_CORES",
@@ -23,8 +23,8 @@ TOLD = {
     "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
-#: Additional class paths, if they are set: before Spark's own, and after.
-BEFORE, BEHIND = ("SPARK_CLASSPATH", "SPARK_CONF_DIR"), ("HADOOP_CONF_DIR", "SPARK_DIST_CLASSPATH")
+#: The environment variables with class paths that precede or follow Spark's own jars.
+PATHS_BEFORE, PATHS_AFTER = ("SPARK_CLASSPATH", "SPARK_CONF_DIR"), ("HADOOP_CONF_DIR", "SPARK_DIST_CLASSPATH")
 OPTION = "SPARK_JAVA_OPT_"
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
@@ -34,7 +34,7 @@ def executor(environ: Mapping[str, str], spark: Path) -> list[str]:
 
     Args:
         environ: the environment with the settings.
-        spark: Spark's folder, which has its jars.
+        spark: Spark's folder, which contains ``jars``.
 
     Raises:
         KeyError: a setting is missing.
@@ -42,22 +42,22 @@ def executor(environ: Mapping[str, str], spark: Path) -> list[str]:
     numbers = sorted(int(name.removeprefix(OPTION)) for name in environ if name.startswith(OPTION))
     options = [environ[f"{OPTION}{number}"] for number in numbers]
     memory = environ["SPARK_EXECUTOR_MEMORY"]
-    before, behind = ([environ[name] for name in names if environ.get(name)] for names in (BEFORE, BEHIND))
-    classes = ":".join([*before, f"{spark}/jars/*", *behind])
-    told = [word for flag, name in TOLD.items() for word in (flag, environ[name])]
-    return ["java", *options, f"-Xms{memory}", f"-Xmx{memory}", "-cp", classes, BACKEND, *told]
+    before, after = ([environ[name] for name in names if environ.get(name)] for names in (PATHS_BEFORE, PATHS_AFTER))
+    classes = ":".join([*before, f"{spark}/jars/*", *after])
+    flags = [word for flag, name in FLAGS.items() for word in (flag, environ[name])]
+    return ["java", *options, f"-Xms{memory}", f"-Xmx{memory}", "-cp", classes, BACKEND, *flags]
 
 
 def main() -> None:
-    """Replace this process with the program of the first argument."""
+    """Replace this process with the janitor, or with an executor if the first argument is ``executor``."""
     words, environ = ["janitor", *sys.argv[1:]], dict(os.environ)
     if sys.argv[1:2] == ["executor"]:
         spark = Path(get_path("purelib")) / "pyspark"
         words = executor(environ, spark)
         environ["SPARK_HOME"] = str(spark)
-        # A session's files are stored in the working folder, and no other folder is writable.
+        # An executor stores its session's files in the working folder; only Spark's local folders are writable.
         os.chdir(environ["SPARK_LOCAL_DIRS"].partition(",")[0])
-    os.execvpe(words[0], words, environ)  # noqa: S606 - that is what it is for
+    os.execvpe(words[0], words, environ)  # noqa: S606 - an entry point replaces itself
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
         command.write_text(f"{begin}from {own}.cli.entry import main\nmain()\n", encoding="utf-8")
         command.chmod(0o755)
     (environment / "bin/uvicorn").touch()
-    rootfs.lay_out(environment, folder / "root")
+    rootfs.create_root(environment, folder / "root")
     tree = Tree(folder / "root", environment)
     if "Operation not permitted" in (said := tree.run("python", "--version").stderr):
         require_or_skip(f"no other root can be had here: {said}")
@@ -165,7 +165,7 @@ def test_its_commands_start_and_find_all_they_need(tree: Tree) -> None:
     needed = "import httpx2, jwt, sqlite3, zoneinfo, ssl, tms_core.tables.hbase.store, tms_core.tables.leveldb.store"
     seen = "ssl.create_default_context().cert_store_stats()['x509_ca'], zoneinfo.ZoneInfo('Europe/Berlin')"
     said = tree.run("python", "-c", f"{needed}; print({seen})")
-    authorities = ssl.create_default_context(cafile=rootfs.TAKEN[1]).cert_store_stats()["x509_ca"]
+    authorities = ssl.create_default_context(cafile=rootfs.SYSTEM_FILES[1]).cert_store_stats()["x509_ca"]
     assert said.stdout == f"{authorities} Europe/Berlin\n", said.stderr
 
 
@@ -189,7 +189,7 @@ def test_given_links_on_the_way_to_a_file_then_they_lead_there_too(tmp_path: Pat
     (system / "usr/lib/libx.so.1").symlink_to("libx.so.1.0")
     (system / "lib").symlink_to("usr/lib")
     (system / "usr/bin").symlink_to(system / "usr/../lib")
-    rootfs.bring(system / "usr/bin/libx.so.1", root)
+    rootfs.copy_path(system / "usr/bin/libx.so.1", root)
     there = root / system.relative_to("/")
     assert (there / "lib/libx.so.1").read_text() == "x"
     assert (there / "usr/bin").readlink() == system / "usr/../lib"

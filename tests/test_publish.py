@@ -93,7 +93,7 @@ def test_each_architectures_image_has_its_own_contents_and_its_provenance(tmp_pa
         part = f"{REGISTRY}/tms-janitor:1.2.3-{each}"
         name = f"{REGISTRY}/tms-janitor@{digest(part)}"
         file = tmp_path / f"tms-janitor-1.2.3-{each}"
-        for kind, ending in publish.ENDINGS.items():
+        for kind, ending in publish.SUFFIXES.items():
             written = str(file) + ending
             assert ["cosign", "attest", "--yes", "--type", kind, "--predicate", written, name] in programs.told
         assert Path(f"{file}.cdx.json").read_text() == name
