@@ -1,13 +1,13 @@
-"""The architecture in figures: ``python -m tools.architecture``.
+"""Measure the architecture: ``python -m tools.architecture``.
 
-The figures are counts of files, imports and names, read from the source with ``ast`` alone. One pass of the janitor on
-the sample store and one publish over HTTP are traced. ``--check`` exits with 1 if a figure misses its bar. Definitions:
+Most metrics are counts of files, imports and names in the source, from ``ast`` alone. The others trace a pass of the
+janitor on the sample store and a publish over HTTP. ``--check`` exits with 1 if a metric misses its limit. Definitions:
 
-* a package of ``janitor`` is a folder or a module at its top; a dependency is a pair of packages of which one imports
-  the other, anywhere in a module; the layers are the longest chain of dependencies;
-* packages that import each other, directly or through others, are a cycle. The same goes for files, in ``janitor`` and
-  ``tms_core`` together and for type annotations too;
-* code is a file without blank lines, comments and docstrings.
+* a package of ``janitor`` is a folder or module at its top level; a dependency is an import of one package by another,
+  anywhere in a module; the number of layers is the length of the longest chain of dependencies;
+* a cycle is a group of packages that import each other, directly or indirectly. Cycles of files cover ``janitor`` and
+  ``tms_core`` together, and include imports for type annotations;
+* lines of code exclude blank lines, comments and docstrings.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tms_core", "janitor")
-#: What a store is to those who use it; beside it are the drivers.
+#: The interface of a store; the other modules of its package are drivers.
 _TABLES = "tms_core.tables.base"
-#: Where the records of a pass are.
+#: The packages and modules with the records of a pass.
 _PASS = ("janitor.run.", "janitor.sweep.", "janitor.spark.sweep.", "janitor.boundary")
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One source file, read.
+    """A source file.
 
     Args:
-        name: as it is imported.
-        text: what is in it.
-        tree: the same, parsed.
+        name: the import name.
+        text: the source.
+        tree: the parsed source.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """Return the folder or the module at the top of the package."""
+        """Return the name of the top-level package or module that contains the file."""
         return self.name.split(".")[1] if "." in self.name else ""
 
     def classes(self) -> Iterator[ast.ClassDef]:
@@ -103,7 +103,7 @@ class Module:
 
 
 def read(root: Path, packages: Sequence[str]) -> list[Module]:
-    """Return the modules of some packages, in the order of their names."""
+    """Return the modules of packages, sorted by path."""
     found = []
     for path in sorted(chain.from_iterable((root / package).rglob("*.py") for package in packages)):
         text = path.read_text(encoding="utf-8")
@@ -117,10 +117,10 @@ def read(root: Path, packages: Sequence[str]) -> list[Module]:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Which package imports which.
+    """A graph of imports between packages.
 
     Args:
-        edges: from a package to those that it imports; each package is a key.
+        edges: the imported packages of each package.
     """
 
     edges: dict[str, set[str]]
@@ -139,7 +139,7 @@ class Dependencies:
 
     @classmethod
     def of_files(cls, modules: Sequence[Module]) -> Dependencies:
-        """Return the dependencies of files, each as a separate package."""
+        """Return the dependencies of files, with each file as a package."""
         names = {module.name for module in modules}
         edges: dict[str, set[str]] = {}
         for module in modules:
@@ -184,7 +184,7 @@ class Dependencies:
 
 
 def largest_constructor(modules: Iterable[Module]) -> tuple[int, str]:
-    """Return the most arguments of an ``__init__``, and its class."""
+    """Return the class whose ``__init__`` has the most arguments, with their number."""
     found = [(0, "")]
     for module in modules:
         for owner in module.classes():
@@ -196,7 +196,7 @@ def largest_constructor(modules: Iterable[Module]) -> tuple[int, str]:
 
 
 def largest_dataclass(modules: Iterable[Module]) -> tuple[int, str]:
-    """Return the most fields of a dataclass, and its name."""
+    """Return the dataclass with the most fields, with their number."""
     found = [(0, "")]
     for module in modules:
         for owner in module.classes():
@@ -207,9 +207,9 @@ def largest_dataclass(modules: Iterable[Module]) -> tuple[int, str]:
 
 
 def carriers(modules: Iterable[Module]) -> dict[str, int]:
-    """Return the records that carry one pass, with their numbers of fields.
+    """Return the records that carry the context of a pass, with their numbers of fields.
 
-    A dataclass or named tuple of a pass carries it if it has the store, the state, or another carrying record.
+    A dataclass or named tuple carries the context if a field has the store, the state, or another carrying record.
     """
     found: dict[str, tuple[int, set[str]]] = {}
     for module in modules:
@@ -274,7 +274,7 @@ class Trace:
 
     Attributes:
         frames: the frames of the first delete, from the callee of ``run_once`` down to the store's method.
-        modules: the modules that were entered.
+        modules: the modules with a called function.
     """
 
     frames: int = 0
@@ -337,7 +337,7 @@ def trace_one_pass() -> Trace:
     return trace
 
 
-#: How often a message is published before the calls are counted, and how often they are: the event loop has other work.
+#: The number of publishes for warm-up, and of counted publishes, of which the minimum excludes other work of the loop.
 _PUBLISHED_BEFORE, _COUNTED = 5, 5
 _PUBLISH = b"POST /v1/namespaces/default/topics/traced/publish HTTP/1.1\r\nHost: localhost\r\n"
 #: A message of three bytes outside a transaction, in Avro.
@@ -345,9 +345,9 @@ _PUBLISH += b"Content-Type: avro/binary\r\nContent-Length: 7\r\n\r\n\x02\x02\x06
 
 
 def trace_one_publish() -> list[str]:
-    """Return the module of each Python call that publishes a message over HTTP, on LevelDB, in this project."""
+    """Return the module of each call of this project's code during a publish over HTTP on LevelDB."""
     serving = import_module("tms_core.server.serving").serving
-    # Under a trace every write is slow, and the event loop would leave it to a thread.
+    # Every traced write is slow, and the event loop would run slow writes in a thread.
     workers: Any = import_module("tms_core.messaging.publish.workers")
     workers.QUICK_SECONDS = math.inf
     called: list[str] = []
@@ -376,8 +376,8 @@ def _published(url: str, called: list[str]) -> list[str]:
         for _ in range(_PUBLISHED_BEFORE):
             connection.sendall(_PUBLISH)
             if not connection.recv(4096).startswith(b"HTTP/1.1 200"):
-                raise RuntimeError("the server refused a publish")
-        # The last calls of the publish before come after its answer.
+                raise RuntimeError("the server rejected a publish")
+        # The server makes its last calls for the previous publish after the response.
         time.sleep(0.05)
         called.clear()
         connection.sendall(_PUBLISH)
@@ -397,13 +397,13 @@ def _silence() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure.
+    """A metric in the table.
 
     Args:
-        name: what is counted.
-        value: what came out.
-        at_most: its bar; None where the figure has none.
-        details: what it is made of.
+        name: the name of the metric.
+        value: the measured value.
+        at_most: the limit; None: the metric has no limit.
+        details: the classes, packages or files behind the value.
     """
 
     name: str
@@ -417,10 +417,10 @@ class Row:
 
 
 class Architecture:
-    """The figures of a tree.
+    """The metrics of a source tree.
 
     Args:
-        root: where its packages and its tests are.
+        root: the folder with the packages and the tests.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -431,11 +431,11 @@ class Architecture:
         return read(self.root, PACKAGES)
 
     def rows(self) -> list[Row]:
-        """Return the figures of the source."""
+        """Return the metrics of the source."""
         return [*self._size(), *self._packages(), *self._classes()]
 
     def traced(self) -> list[Row]:
-        """Return the figures of one pass of the janitor."""
+        """Return the metrics of a traced pass and a traced publish."""
         trace = trace_one_pass()
         entered = {name for name in trace.modules or () if name == _TABLES or not name.startswith("tms_core.tables.")}
         own = [module for module in self.modules if module.name in entered and module.name.startswith("janitor.")]
@@ -509,10 +509,10 @@ def _with_bar(found: tuple[int, str], at_most: int | None) -> tuple[int, int | N
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Print the table; returns an exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.architecture", description="The architecture in figures.")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a figure misses its bar")
-    parser.add_argument("--no-trace", action="store_true", help="leave out the traced pass, which needs the packages")
+    """Print the table; return an exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.architecture", description="Measure the architecture.")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a metric misses its limit")
+    parser.add_argument("--no-trace", action="store_true", help="skip the traces, which need the installed packages")
     wanted = parser.parse_args(arguments)
     architecture = Architecture(root)
     rows = architecture.rows() + ([] if wanted.no_trace else architecture.traced())

@@ -1,4 +1,4 @@
-"""A test of a wheel as a user installs it: in a separate environment, with the commands and README's first example.
+"""Test a wheel as a user installs it: in a separate environment, with the commands and README's first example.
 
 ``make packages`` runs it: ``python -m tools.installed dist/tms_janitor-0.1.0-py3-none-any.whl``.
 """
@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Exit with an error where a step fails; the step's output says why."""
+    """Test the wheel of the first argument, and print the output; a failed step raises its error."""
     with tempfile.TemporaryDirectory(prefix="installed-") as scratch:
-        print(try_out(Path(sys.argv[1]).absolute(), Path(scratch)))
+        print(test_wheel(Path(sys.argv[1]).absolute(), Path(scratch)))
 
 
-def try_out(wheel: Path, scratch: Path) -> str:
-    """Install a wheel with its locked dependencies, and use it outside the tree.
+def test_wheel(wheel: Path, scratch: Path) -> str:
+    """Install a wheel with its locked dependencies, and run it outside the checkout.
 
     Returns:
         The output of the commands and the example.
@@ -36,7 +36,7 @@ def try_out(wheel: Path, scratch: Path) -> str:
     programs = scratch / "venv/bin"
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
     install = [*pip, "install", "--quiet", "--no-deps"]
-    # Beside the tree, since in it Python would import what is not installed.
+    # The steps run outside the checkout, from which Python would import the packages instead of the installed wheel.
     (scratch / "tests").symlink_to(ROOT / "tests")
     steps: list[list[str]] = [
         [*install, "--require-hashes", "-r", str(ROOT / "requirements-run.lock")],

@@ -1,7 +1,7 @@
-"""The pictures of README and docs: ``make pictures`` takes them from the tour on the sample store, light and dark.
+"""Take the screenshots of README and docs from the tour on the sample store, light and dark: ``make pictures``.
 
-The tour's janitor serves the status page and a topic's page. The dashboard is drawn from the samples of a real
-Prometheus (:mod:`tools.monitoring.preview`), without Grafana.
+The tour's janitor serves the status page and a topic's page. :mod:`tools.monitoring.preview` draws the dashboard from
+the samples of a real Prometheus, without Grafana.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-# The browser and the Prometheus of the tests: this is a tool of those who develop.
+# A tool for developers may import the browser and the Prometheus of the tests.
 from tests.janitor.http.browser import Browser, Page, PageError
 from tests.monitoring.prometheus import Prometheus
 from tools.monitoring.preview import Source, page
@@ -26,28 +26,28 @@ from tools.monitoring.preview import Source, page
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "pictures"
 _BOARD = ROOT / "charts/tms-janitor/files/dashboard.json"
-#: What the tour is run with: free ports, and a folder that is given up afterwards.
+#: The program of the tour, with free ports and a temporary folder.
 _TOUR = "import sys, pathlib; from examples.tour import main; main(pathlib.Path(sys.argv[1]), any_ports=True)"
-#: True once a topic is held, and runs are drawn beside it.
+#: A condition on the status page: a topic is held, and the chart shows at least two bars.
 _HELD = "document.querySelector('#held .cmd') && document.querySelectorAll('#plot rect').length > 1"
 _TOPIC_DRAWN = "document.querySelector('#detail .cmd')"
 _WIDTH, _HEIGHT = 1280, 900
-#: How often the browser waits its whole time limit.
-_LOOKS = 3
-#: For how long Prometheus scrapes the tour: until what was held is approved, and a while longer.
+#: The number of attempts to wait for a condition, each with the browser's time limit.
+_WAIT_ATTEMPTS = 3
+#: The seconds for which Prometheus scrapes the tour: past the approval of the held topic.
 _SCRAPED_SECONDS = 75
-#: The rows of the dashboard that are drawn, and what its variables stand for.
+#: The rows of the dashboard to draw, and the values of its variables.
 _ROWS = ("Health", "Runs")
 _NAMESPACE, _JOB = "messaging", "janitor"
-_CHOSEN = {"$namespace": _NAMESPACE, "$job": _JOB, "$__rate_interval": "15s"}
+_VARIABLES = {"$namespace": _NAMESPACE, "$job": _JOB, "$__rate_interval": "15s"}
 
 
 def main() -> int:
-    """Take all pictures; returns an exit code."""
+    """Take all pictures; return an exit code."""
     FOLDER.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as name,
-        subprocess.Popen(  # noqa: S603 our own program
+        subprocess.Popen(  # noqa: S603 the tour
             [sys.executable, "-u", "-c", _TOUR, "data"],
             cwd=name,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -86,9 +86,9 @@ def _take_pages(tab: Page, url: str) -> None:
 
 
 def _take_dashboard(tab: Page, prometheus: Prometheus, span: tuple[float, float], path: Path) -> None:
-    """Take a picture of the first rows of the dashboard over a span of time; its page is written to ``path``."""
+    """Take a picture of the dashboard's first rows over a span of time; write its page to ``path``."""
     document = json.loads(_BOARD.read_text(encoding="utf-8"))
-    source = Source(lambda expression: prometheus.query_range(expression, *span), span, _CHOSEN)
+    source = Source(lambda expression: prometheus.query_range(expression, *span), span, _VARIABLES)
     path.write_text(page(document, source, _ROWS), encoding="utf-8")
     tab.go(path.as_uri())
     _wait(tab, "document.readyState === 'complete' && document.querySelector('section')")
@@ -105,8 +105,8 @@ def _take(tab: Page, name: str) -> None:
 
 
 def _wait(tab: Page, condition: str) -> None:
-    """Return when it holds; the tour takes its time until a topic is held."""
-    for _ in range(_LOOKS - 1):
+    """Wait for a condition; the browser's time limit alone is too short for the tour's first held topic."""
+    for _ in range(_WAIT_ATTEMPTS - 1):
         with suppress(PageError):
             tab.until(condition)
             return
@@ -114,12 +114,12 @@ def _wait(tab: Page, condition: str) -> None:
 
 
 def _page_of(tour: subprocess.Popen[str]) -> str:
-    """Return the address of the tour's status page from its output."""
+    """Return the URL of the tour's status page from its output."""
     for line in tour.stdout or ():
         found = re.search(r"Status page: (\S+)", line)
         if found:
             return found[1]
-    raise SystemExit("the tour ended before its status page was up")
+    raise SystemExit("the tour stopped before it printed the URL of its status page")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Count the sentence patterns that make text hard to read: ``python -m tools.prose``.
 
 Each page of the documentation and each Python file of the product has a count for each pattern. ``--check`` compares
-the counts with the recorded ones in ``tools/prose.json`` and exits with 1 if one of them has risen; ``--record`` does
-the same, or writes today's counts. A new file has none, or inherits the counts of files that are gone: a file may be
+the counts with the record in ``tools/prose.json`` and exits with 1 if a count has risen. ``--record`` does the same,
+and writes the current counts if none has risen. A new file may have the counts of deleted files, because a file may be
 moved. ``--record --force FILE`` accepts all counts of a new or renamed file.
 
-The patterns are searched in prose only: not in code blocks, quoted code, tables of generated pages or links.
+The tool searches prose only, not code blocks, inline code, comments and link targets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "tools/prose.json"
-#: A sentence is long from this many words on.
+#: The number of words from which on a sentence is long.
 LONG_SENTENCE = 31
 _VERB = (
     r"(?:is|are|was|were|has|have|had|can|could|may|might|must|will|would|should|does|did|do|goes|comes?|came|needs?|takes?|"
@@ -46,11 +46,11 @@ PATTERNS: Mapping[str, re.Pattern[str]] = {
         r"\b(?:anew|any more|meanwhile|besides|for ever|but for|at the least|of (?:ours|theirs|its own))\b", re.I
     ),
 }
-#: How often a pattern may occur in 1,000 words of documentation. A docstring counts if it has one of these patterns.
+#: The limits of patterns per 1,000 words of documentation. A docstring counts if it has one of these patterns.
 BARS: Mapping[str, float] = {"free relative clause": 1, "reporting passive": 0.4, "begin or end": 0.5}
 DOCSTRINGS_PERCENT = 5
 VERBS_PERCENT = 80
-#: First words of a function's docstring that show that it does not start with a verb.
+#: First words of a function's docstring that are not verbs.
 _NOT_A_VERB = re.compile(
     r"(?:The|An?|Whether|What|Where|How|Who|Whose|Why|When|Which|Those|These|That|This|There|One|All|As|No|Nothing|Every\w*|"
     r"Each|Its|Their|Called|From|About|For|At|Of|So|Without|Never|Another|Something|Like|\w*s)\b"
@@ -88,7 +88,7 @@ def docstrings(source: str) -> Iterator[tuple[ast.AST, str]]:
 
 
 def counts(root: Path) -> dict[str, Counter[str]]:
-    """Return the counts of each file below a checkout that has any, by its path."""
+    """Return the counts of each file of a checkout by its path, without files that have no pattern."""
     counters = {**dict.fromkeys(pages(root), count), **dict.fromkeys(modules(root), count_docstrings)}
     found = {
         path.relative_to(root).as_posix(): counter(path.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def counts(root: Path) -> dict[str, Counter[str]]:
 
 
 def totals(root: Path) -> Iterator[str]:
-    """Yield each pattern per 1,000 words of documentation, and the shares of docstrings, with their bars."""
+    """Yield the lines of the summary: each pattern per 1,000 words, and the shares of docstrings, with their limits."""
     texts = [path.read_text(encoding="utf-8") for path in pages(root)]
     words = sum(len(_CODE.sub(" ", text).split()) for text in texts)
     found: Counter[str] = Counter()
@@ -118,7 +118,7 @@ def totals(root: Path) -> Iterator[str]:
 
 
 def pages(root: Path) -> list[Path]:
-    """Return the pages that are counted: all but the changelog."""
+    """Return the counted pages: all but the changelog."""
     return sorted(path for path in [*root.glob("*.md"), *root.glob("docs/**/*.md")] if path.name != "CHANGELOG.md")
 
 
@@ -130,7 +130,7 @@ def modules(root: Path) -> list[Path]:
 def risen(today: Mapping[str, Mapping[str, int]], recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Return a line for each count that has risen since it was recorded.
 
-    Counts of a file without a record are compared with those of files that have gone: a file may be moved.
+    A file without a record may have the counts of deleted files, because a file may be moved.
     """
     gone: Counter[str] = Counter()
     for path in recorded.keys() - today.keys():
@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> int:
     """Print the totals; with ``--check`` compare the counts with the record, with ``--record`` write it."""
     parser = argparse.ArgumentParser(description="Count sentence patterns in documentation and docstrings.")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a count has risen")
-    parser.add_argument("--record", action="store_true", help="record the counts of today, if none has risen")
+    parser.add_argument("--record", action="store_true", help="record the current counts if none has risen")
     parser.add_argument("--force", metavar="FILE", action="append", default=[], help="a new or renamed file to record")
     options = parser.parse_args(arguments)
     today, recorded = counts(ROOT), json.loads(RECORD.read_text(encoding="utf-8"))

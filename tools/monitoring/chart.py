@@ -1,4 +1,4 @@
-"""Lines over time as SVG."""
+"""Line charts over time as SVG."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from itertools import pairwise
 
 from tools.monitoring.units import ticks, written
 
-#: Of each line in turn.
+#: The colors of the lines, which repeat after the last one.
 COLOURS = ("#56a64b", "#e08a00", "#5794f2", "#e0445a", "#a352cc", "#2fa7b0", "#fa6400", "#8f7fd6", "#8f9e3a", "#d966b3")
 #: Pairs of a time in seconds and a number.
 Points = Sequence[tuple[float, float]]
 
-#: What the numbers left of the lines and the times below them take, and what is free above and at the right, in pixels.
+#: The margins of the chart, in pixels: left with the numbers, below with the times, above and right.
 _LEFT, _BELOW, _ABOVE, _RIGHT = 78, 22, 8, 26
-#: After which multiple of its usual distance a point is not joined to the one before.
+#: The maximum distance of joined points, as a multiple of the line's smallest distance.
 _GAP = 2.5
-#: Times that are a round distance apart, in seconds, and how many there are at most.
+#: The round distances between the times of the axis, in seconds, and the maximum number of distances.
 _DISTANCES, _TIMES = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 86_400), 6
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Where a time and a number are in the picture.
+    """A coordinate system of times and numbers.
 
     Args:
-        begin: the time at the left, in seconds of the epoch.
-        end: that at the right.
-        unit: of the numbers, as Grafana names it.
-        marks: the numbers that are written at the left, from the lowest to the highest.
-        width: of the picture, in pixels.
-        height: of the picture.
+        begin: the time at the left edge, in seconds since the epoch.
+        end: the time at the right edge.
+        unit: Grafana's name of the numbers' unit.
+        marks: the numbers at the left axis, in ascending order.
+        width: the width of the picture, in pixels.
+        height: the height of the picture, in pixels.
     """
 
     begin: float
@@ -47,7 +47,7 @@ class Chart:
     def around(
         cls, lines: Sequence[Points], span: tuple[float, float], unit: str, shape: tuple[int, int], *, low: float | None
     ) -> Chart:
-        """Return a chart that contains all points, and ``low``."""
+        """Return a chart that covers all points, and the number ``low``."""
         numbers = [number for line in lines for _, number in line]
         lowest, highest = min(numbers), max(numbers)
         marks = ticks(lowest if low is None else min(low, lowest), highest, unit)

@@ -1,7 +1,7 @@
-"""The panels as Grafana reads them: one JSON document.
+"""The dashboard's JSON document for Grafana.
 
-It is written by hand for the few fields that Grafana needs, without a library: the document is data, and a test reads
-every field of it. A chart that contains it must not change because a library did.
+This module writes the few fields that Grafana needs without a library, so that the document in the chart does not
+change with a library's version. A test reads every field of the document.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from tools.monitoring.panels import ROWS, Panel, Row
 
-#: Grafana's grid, and how high panels are in it.
+#: The number of columns of Grafana's grid, and the height of each panel type in it.
 COLUMNS, HEIGHTS = 24, {"stat": 4, "timeseries": 8, "table": 6}
-#: Which janitors a dashboard is about: those that are chosen at its top.
+#: The selector of the janitors that the dashboard's variables select.
 SCOPE = 'namespace=~"$namespace",job=~"$job"'
-#: Those, and the servers that the chart runs beside them, whose Service has a name of its own.
+#: The selector of these janitors and of their servers, whose Service has the suffix ``-server`` in the chart.
 SERVERS = 'namespace=~"$namespace",job=~"($job)(-server)?"'
-#: Dashboards of this layout; from Grafana 10 on.
+#: The version of the dashboard's JSON schema, for Grafana 10 and later.
 SCHEMA_VERSION = 38
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -57,7 +57,7 @@ def _chosen_source() -> dict[str, Any]:
 
 
 def _chosen(label: str, scope: str) -> dict[str, Any]:
-    """Return a variable with the values of a label on janitors; "all" means no other program."""
+    """Return a variable with the label's values on janitors; "All" selects these values only."""
     query = f"label_values(tms_janitor_build_info{{{scope}}}, {label})"
     return {
         "name": label,
@@ -74,13 +74,13 @@ def _chosen(label: str, scope: str) -> dict[str, Any]:
 
 
 def _runs() -> dict[str, Any]:
-    """Return an annotation at the start of each process, which explains most irregularities there."""
+    """Return an annotation at the start of each process, which explains most irregularities of the charts."""
     return {
         "name": "Starts",
         "datasource": _SOURCE,
         "enable": True,
         "iconColor": "blue",
-        # Not by changes(): a pod that follows another is a new series, which has none.
+        # changes() does not work, because a replaced pod is a new series without changes.
         "expr": _scoped("time() - process_start_time_seconds{${scope}} < 120"),
         "titleFormat": "{{job}} started",
     }

@@ -1,7 +1,7 @@
-"""The dashboard as a page without Grafana: a Prometheus answers the panels' queries, and HTML and SVG show the results.
+"""Draw the dashboard as HTML and SVG without Grafana, from the results of the panels' queries in Prometheus.
 
-The pictures of the documentation show it. It draws the features of Grafana that this dashboard uses: places, units,
-thresholds, words for numbers, legends. Grafana's own look differs a little.
+The documentation shows pictures of this page. It has the features of Grafana that the dashboard uses: grid positions,
+units, thresholds, value mappings and legends. Grafana's look differs a little.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tools.monitoring.chart import COLOURS, Chart, Points
 from tools.monitoring.dashboard import COLUMNS
 from tools.monitoring.units import written
 
-#: How wide a column and how high a line of Grafana's grid is, in pixels, with the gap that follows.
+#: The width of a column and the height of a line in Grafana's grid, and the gap between panels, in pixels.
 _COLUMN, _LINE, _GAP = 52, 38, 8
-#: Where the grid begins.
+#: The margins of the grid, in pixels.
 _LEFT, _TOP = 20, 52
-#: What a panel's title and each line of its legend take, and what is free at its sides.
+#: The heights of a panel's title and of a legend's line, and the padding at the sides, in pixels.
 _TITLE, _LEGEND, _SIDE = 32, 18, 12
-#: How wide a letter of a legend is, and what its mark and the gap behind it take.
-_LETTER, _MARK, _MOST_LEGENDS = 7, 34, 5
-#: Of stats; the text on them is white.
+#: The widths of a legend's letter and of its mark with gaps, in pixels, and the maximum number of legend lines.
+_LETTER, _MARK, _MAX_LEGEND_LINES = 7, 34, 5
+#: The background colors of stats with white text.
 _BACKGROUNDS = {"green": "#3d9142", "orange": "#d9730d", "red": "#cf2f45"}
 
 _STYLE = """
@@ -56,7 +56,7 @@ svg polygon { fill-opacity: .1; }
 
 
 class Line(NamedTuple):
-    """One line of a panel: what its legend says, and its points."""
+    """A line of a panel: its name in the legend, and its points."""
 
     name: str
     points: Points
@@ -64,13 +64,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What answers the panels.
+    """The data source of the panels.
 
     Args:
-        ask: the lines that answer an expression over all of the time, as Prometheus gives them: each has its labels as
-            ``metric``, and pairs of a time and a number as ``values``.
-        span: when that time began and ended, in seconds of the epoch.
-        values: what stands for each of the dashboard's variables, as ``{"$job": "janitor"}``.
+        ask: returns Prometheus' result of a range query over the span: each series has its labels as ``metric``, and
+            pairs of a time and a number as ``values``.
+        span: the start and the end of the range, in seconds since the epoch.
+        values: the value of each of the dashboard's variables, such as ``{"$job": "janitor"}``.
     """
 
     ask: Callable[[str], Sequence[Mapping[str, Any]]]
@@ -101,23 +101,23 @@ def chosen(expression: str, values: Mapping[str, str]) -> str:
 
 
 def page(document: Mapping[str, Any], source: Source, rows: Collection[str]) -> str:
-    """Some rows of a dashboard as an HTML page, light or dark as its reader prefers.
+    """Return rows of a dashboard as an HTML page, which follows the browser's color scheme.
 
     Args:
         document: the dashboard.
-        source: answers its panels.
-        rows: the titles of the rows that are drawn.
+        source: the data source of its panels.
+        rows: the titles of the rows to draw.
 
     Raises:
-        KeyError: for a unit that cannot be written here.
-        ValueError: for a kind of panel that cannot be drawn here.
+        KeyError: the unit of a panel is not supported.
+        ValueError: the type of a panel is not supported.
     """
     drawn: list[str] = []
     top = _TOP
     for row, panels in _rows(document):
         if row["title"] in rows:
             drawn.append(f'<h2 style="top:{top}px">{escape(row["title"])}</h2>')
-            # Rows that are left out leave no hole.
+            # Skipped rows must not leave a gap.
             shift = top - row["gridPos"]["y"] * _LINE
             drawn += [_section(panel, source, shift) for panel in panels]
             top = shift + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels) * _LINE
@@ -130,7 +130,7 @@ def page(document: Mapping[str, Any], source: Source, rows: Collection[str]) -> 
 
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """Return each row with its panels: folded rows contain them, open rows precede them."""
+    """Return each row with its panels, which a folded row contains, and which follow an open row."""
     found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
     for panel in document["panels"]:
         if panel["type"] == "row":
@@ -141,12 +141,12 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Map
 
 
 def _named(legend: str, labels: Mapping[str, str]) -> str:
-    """Return the name of a line: its labels replace their names in braces."""
+    """Return the name of a line: the legend with label names in braces replaced by the labels' values."""
     return re.sub(r"\{\{(\w+)\}\}", lambda name: labels.get(name[1], ""), legend)
 
 
 def _section(panel: Mapping[str, Any], source: Source, shift: int) -> str:
-    """Return a panel in its place, moved down by ``shift`` pixels."""
+    """Return the HTML of a panel at its grid position, moved down by ``shift`` pixels."""
     place, lines = panel["gridPos"], source.lines(panel)
     width, height = place["w"] * _COLUMN - _GAP, place["h"] * _LINE - _GAP
     style = f"left:{_LEFT + place['x'] * _COLUMN}px;top:{shift + place['y'] * _LINE}px"
@@ -164,7 +164,7 @@ def _section(panel: Mapping[str, Any], source: Source, shift: int) -> str:
 
 
 def _stat(defaults: Mapping[str, Any], line: Line) -> tuple[str, str]:
-    """Return the last number or its word, and the color of its threshold."""
+    """Return the last value or its mapped text, and the color of its threshold."""
     _, number = line.points[-1]
     words = {value: word["text"] for mapping in defaults["mappings"] for value, word in mapping["options"].items()}
     steps = defaults["thresholds"]["steps"]
@@ -174,7 +174,7 @@ def _stat(defaults: Mapping[str, Any], line: Line) -> tuple[str, str]:
 
 
 def _chart(panel: Mapping[str, Any], lines: Sequence[Line], span: tuple[float, float], shape: tuple[int, int]) -> str:
-    """Return all lines over one time axis, with their names below."""
+    """Return the chart of all lines, with the legend below."""
     width, height = shape
     left = width - 2, height - _TITLE - _LEGEND * _legends(lines, width - 2 * _SIDE) - _SIDE
     defaults = panel["fieldConfig"]["defaults"]
@@ -188,11 +188,11 @@ def _chart(panel: Mapping[str, Any], lines: Sequence[Line], span: tuple[float, f
 
 
 def _legends(lines: Sequence[Line], width: int) -> int:
-    """Into how many lines the names of a chart's lines are broken."""
+    """Return the number of lines of a chart's legend."""
     count, taken = 1, 0
     for line in lines:
         wanted = len(line.name) * _LETTER + _MARK
         if taken and taken + wanted > width:
             count, taken = count + 1, 0
         taken += wanted
-    return min(_MOST_LEGENDS, count)
+    return min(_MAX_LEGEND_LINES, count)

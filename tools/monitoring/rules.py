@@ -7,8 +7,8 @@ nothing else differs.
 
 Alerts are about releases (a namespace and a job), never about a pod, which may no longer exist when an operator looks.
 
-There are three severities. ``critical`` should wake an operator, because rows may be lost or nothing works any
-longer. ``warning`` can wait until the morning. ``info`` is only shown.
+There are three severities. ``critical`` should wake an operator, because rows may be lost, or deletion has stopped.
+``warning`` can wait until the morning. ``info`` needs no notification.
 """
 
 from __future__ import annotations

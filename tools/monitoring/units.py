@@ -1,12 +1,12 @@
-"""Numbers as Grafana writes them: a few digits, and the unit that fits their size."""
+"""Numbers in Grafana's format: three significant digits, and a unit that fits the size."""
 
 from __future__ import annotations
 
 from math import ceil, floor, log10
 
-#: Of time, from which number of seconds on it is counted in what.
+#: The units of time, with their lengths in seconds.
 _TIMES = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "mins"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-#: Of the other units: what a number of it is divided by once, what the steps are called, and what stands behind them.
+#: Each other unit: the factor between its prefixes, the prefixes, and the suffix.
 _STEPS = {
     "bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB"), ""),
     "Bps": (1000, ("B", "kB", "MB", "GB", "TB"), "/s"),
@@ -22,7 +22,7 @@ def scale(value: float, unit: str) -> tuple[float, str]:
     """Return the divisor for a number of this size, and the unit of the quotient.
 
     Args:
-        value: in the unit.
+        value: the number in the unit.
         unit: Grafana's name of the unit: ``s``, ``percentunit``, ``bytes``, ``Bps``, ``rowsps``, ``ops``, ``reqps``,
             ``cps`` or ``short``.
 
@@ -35,30 +35,30 @@ def scale(value: float, unit: str) -> tuple[float, str]:
     if unit == "s":
         by, name = next((found for found in _TIMES if size >= found[0]), _TIMES[-1] if size else (1.0, "s"))
         return by, f" {name}"
-    base, names, behind = _STEPS[unit]
+    base, names, suffix = _STEPS[unit]
     power = 0
     while size >= base ** (power + 1) and power + 1 < len(names):
         power += 1
-    return float(base**power), f"{' ' if names[power] else ''}{names[power]}{behind}"
+    return float(base**power), f"{' ' if names[power] else ''}{names[power]}{suffix}"
 
 
 def written(value: float, unit: str) -> str:
     """Return a number with its unit, with at least three digits."""
-    by, behind = scale(value, unit)
+    by, suffix = scale(value, unit)
     quotient = value / by
-    if quotient == 1 and behind in (" days", " hours", " mins"):
-        behind = behind.removesuffix("s")
-    return f"{quotient:.0f}{behind}" if abs(quotient) >= 100 else f"{float(f'{quotient:.3g}'):g}{behind}"
+    if quotient == 1 and suffix in (" days", " hours", " mins"):
+        suffix = suffix.removesuffix("s")
+    return f"{quotient:.0f}{suffix}" if abs(quotient) >= 100 else f"{float(f'{quotient:.3g}'):g}{suffix}"
 
 
 def ticks(low: float, high: float, unit: str, most: int = 6) -> list[float]:
-    """Round numbers for an axis, so that all values are between the first and the last.
+    """Return round numbers for the ticks of an axis that covers all values.
 
     Args:
         low: the smallest value.
-        high: the largest.
-        unit: of both.
-        most: how many steps there are at most.
+        high: the largest value.
+        unit: the unit of the values.
+        most: the maximum number of steps.
     """
     by, _ = scale(max(abs(low), abs(high)), unit)
     high = high if high > low else low + by

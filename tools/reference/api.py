@@ -1,4 +1,4 @@
-"""Writes ``api.md``, the Python interface, from the code; the page is also the record that a change is compared with.
+"""Write ``api.md``, the reference of the Python interface, from the code; tests compare the code with the page.
 
 Run it from the root of a checkout: ``python -m tools.reference.api``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs/reference/api.md"
 
-#: What may be imported, by module; each has ``__all__``.
+#: The public modules; each has ``__all__``.
 MODULES = (
     "tms_core.client",
     "tms_core.client.testing",
@@ -92,21 +92,21 @@ def _member(name: str, value: Any) -> str | None:
 def _signature(value: Any) -> str:
     found = inspect.signature(value)
     own = [
-        each.replace(annotation=_shown(each.annotation), default=_named(each.default))
+        each.replace(annotation=_print_annotation(each.annotation), default=_print_default(each.default))
         for each in found.parameters.values()
         if each.name != "self"
     ]
-    return str(found.replace(parameters=own, return_annotation=_shown(found.return_annotation)))
+    return str(found.replace(parameters=own, return_annotation=_print_annotation(found.return_annotation)))
 
 
-def _shown(annotation: Any) -> Any:
+def _print_annotation(annotation: Any) -> Any:
     # A NamedTuple's constructor has ForwardRef objects up to Python 3.13, and strings from 3.14 on.
     text = getattr(annotation, "__forward_arg__", annotation)
     return _Raw(text) if isinstance(text, str) else text
 
 
-def _named(default: Any) -> Any:
-    """Return a default that prints alike in every process: a function by its name."""
+def _print_default(default: Any) -> Any:
+    """Return a default that prints the same in every process: a function as its name."""
     return _Raw(default.__qualname__) if inspect.isroutine(default) else default
 
 

@@ -21,14 +21,14 @@ PROGRAMS = {"janitor": janitor, "tms": tms}
 _START, _END = "<!-- help: made by python -m tools.reference.commands -->", "<!-- /help -->"
 _BLOCK = re.compile(rf"{_START}.*?{_END}\n*", re.DOTALL)
 _OPTIONS = "\n\nGlobal options:\n"
-#: A block that has no option besides help.
+#: The global options of a command that has only ``--help``.
 _HELP_ONLY = re.compile(r"  -h, --help +Show this message and exit\.")
 
 
 def page(name: str) -> str:
-    """Return the page of a program with its current help.
+    """Return the reference page of a program with its current help.
 
-    A command without a section gets one at the bottom. Sections that are not about a command stay unchanged.
+    A new command gets a section at the bottom. Sections without a command stay unchanged.
     """
     head, *sections = re.split(r"^## ", (FOLDER / f"{name}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     notes = {title: without_help(text).strip("\n") for title, _, text in (each.partition("\n") for each in sections)}
@@ -49,7 +49,7 @@ def without_help(text: str) -> str:
 
 
 def _block(path: str, text: str, shown: dict[str, str]) -> str:
-    """Return the generated block of a command; global options that another command has shown are only named."""
+    """Return the generated block of a command; it prints the same global options as an earlier block by reference."""
     body, _, options = text.partition(_OPTIONS)
     first = shown.setdefault(options, path)
     if options and first == path:
@@ -62,7 +62,7 @@ def _block(path: str, text: str, shown: dict[str, str]) -> str:
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     """Yield the path of a command and of all commands below it, each with its help.
 
-    A group below the program has no help of its own here, because its commands follow.
+    A subgroup gets no section, because its commands get theirs.
     """
     # The width of the terminal must not change the page.
     context = command.make_context(name, [], parent, terminal_width=100, max_content_width=100, resilient_parsing=True)
