@@ -1,4 +1,4 @@
-"""Small stores and a janitor over them, told in the words of a test.
+"""Builders of small stores and of a janitor for them.
 
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - 60_001, NOW_MS - 60_000)
@@ -6,8 +6,8 @@
     kit.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS - 60_000]
 
-Everything works on any store. Time stands still unless a test moves ``kit.clock``, and the transaction manager writes a
-snapshot whenever it is asked, unless a test says how old it is or that it fails.
+The builders work with every store. The clock stands still unless a test advances ``kit.clock``. Each snapshot has the
+current time unless a test sets its age or an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tms_core.transaction.source.source import Loaded, SnapshotSource
 NOW_MS = 1_700_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
-#: A transaction may write for an hour, arrive an hour late, and clocks may differ by five minutes.
+#: A transaction lives for an hour at most, its writes may arrive an hour late, and clocks may differ by five minutes.
 LIFETIME = Lifetime(max_ms=HOUR, grace_ms=HOUR, allowance_ms=5 * MINUTE)
 
 
@@ -53,7 +53,7 @@ def pointer(begin_ms: int, number: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic of a store, and one generation of it that rows are written to and read from."""
+    """A topic of a store, and the generation whose rows the methods write and read."""
 
     store: Store
     id: TopicId
@@ -67,7 +67,7 @@ class Topic:
         )
 
     def write_metadata(self, value: bytes) -> Topic:
-        """Write the metadata row's bytes as they are."""
+        """Write these bytes as the metadata row."""
         table = self.store.metadata
         assert table.compare_and_set(self.id.prefix, table.get(self.id.prefix), value)
         return self
@@ -95,15 +95,15 @@ class Topic:
         return self
 
     def times(self) -> list[int]:
-        """Publish times of the messages that are there, in key order."""
+        """Return the publish times of the stored messages, in key order."""
         return [key.publish_ms for key, _ in self.messages()]
 
     def pointers(self) -> list[int | None]:
-        """Stored write pointers of the messages that are there, in key order."""
+        """Return the write pointers of the stored messages, in key order."""
         return [value.pointer for _, value in self.messages()]
 
     def stored_times(self) -> list[int]:
-        """Write times of the stored payloads that are there, in key order."""
+        """Return the write times of the stored payloads, in key order."""
         found = self.store.payload.read(KEYS, *self._range(), 1_000_000).items
         return [key.write_ms for raw in found if (key := PayloadKey.parse(raw)) is not None]
 
@@ -125,7 +125,7 @@ class Topic:
 
 
 def topic(store: Store, name: str, *, ttl_seconds: int, generation: int = 1) -> Topic:
-    """Create a topic with a metadata row; rows go to its current generation (of a deleted topic: its last one)."""
+    """Create a topic with a metadata row; its rows have this generation, or the last one of a deleted topic."""
     return unknown_topic(store, name, abs(generation)).describe(ttl_seconds=ttl_seconds, generation=generation)
 
 
@@ -139,14 +139,14 @@ def unknown_topic(store: Store, name: str, generation: int = 1) -> Topic:
 
 @dataclass
 class Snapshots:
-    """A transaction manager; change its attributes and the next snapshot shows it.
+    """A source of transaction snapshots, which have the current values of its attributes.
 
     Attributes:
-        age_ms: how old the snapshot is when it is read.
-        write_pointer: the highest one issued; by default that of the snapshot's own time.
-        error: raised instead of answering.
-        asked: how often a snapshot was read.
-        implausible: whether it may say what no manager can that has said what this one did before.
+        age_ms: the age of a snapshot when it is read.
+        write_pointer: the highest issued write pointer; None: the pointer of the snapshot's time.
+        error: the error of the next reads; None: they succeed.
+        asked: the number of reads.
+        implausible: whether a snapshot may contradict the previous one.
     """
 
     clock: ManualClock
@@ -159,7 +159,7 @@ class Snapshots:
     implausible: bool = False
 
     def make_possible(self, state: State) -> None:
-        """Let the previous snapshot list as in progress what this one lists as invalid or in progress."""
+        """Add this snapshot's invalid and open transactions to the open transactions of the previous snapshot."""
         known = IN_PROGRESS.read(state)
         if known is not None and not self.implausible:
             IN_PROGRESS.save(state, replace(known, pointers=known.pointers.union(self.invalid, self.in_progress)))
@@ -200,17 +200,17 @@ class PossibleSnapshots:
 def make_deps(
     store: Reads, state: State, source: SnapshotSource | None, clock: Clock, terms: Terms, **options: Any
 ) -> Deps:
-    """What a janitor works with; ``options`` are of ``Deps`` and of ``Terms``."""
+    """Return the dependencies of a janitor; ``options`` are fields of ``Deps`` and of ``Terms``."""
     settings = {item.name: options.pop(item.name) for item in fields(Terms) if item.name in options}
     return Deps(store, state, source, clock, replace(terms, **settings), **options)
 
 
 class FileEngine(Engine):
-    """An engine whose plans go to files and come from there, as the commands' do.
+    """An engine that writes and reads plan files, like the commands.
 
     Args:
-        workers: how many parts of the store are swept at once.
-        options: as of :func:`make_deps`.
+        workers: the number of parts of the store to sweep concurrently.
+        options: the options of :func:`make_deps`.
     """
 
     def __init__(self, store: Reads, state: State, source: Any, *arguments: Any, workers: int = 1, **options: Any):
@@ -232,7 +232,7 @@ class FileEngine(Engine):
 
 @dataclass(frozen=True)
 class Kit:
-    """A janitor and all it stands on."""
+    """A janitor with its store, state, clock and snapshots."""
 
     engine: FileEngine
     store: Store
@@ -242,12 +242,12 @@ class Kit:
     options: dict[str, Any]
 
     def run_after(self, ms: int, **options: Any) -> Report:
-        """Let time pass, and run once."""
+        """Advance the clock, and run once."""
         self.clock.advance(ms)
         return self.engine.run_once(**options)
 
     def restart(self, **changes: Any) -> Kit:
-        """Return another janitor on the same store, state and clocks, with other settings: see :func:`janitor`."""
+        """Return a new janitor on the same store, state, clock and snapshots; ``changes`` as of :func:`janitor`."""
         return janitor(
             **{
                 "store": self.store,
@@ -279,7 +279,7 @@ def janitor(
     snapshot_interval_seconds: int = 60,
     **options: Any,
 ) -> Kit:
-    """A janitor that has met nothing yet; ``options`` are those of ``FileEngine``."""
+    """Return a janitor with an empty state by default; ``options`` are those of ``FileEngine``."""
     clock = clock or ManualClock(now_ms, monotonic_ms=DAY)
     snapshots = snapshots or Snapshots(clock)
     state = state or SqliteState.in_memory()
@@ -301,13 +301,13 @@ def janitor(
 
 
 class Call(NamedTuple):
-    """One operation asked of a store or of a state: ``message.delete``, ``state.save_boundary``."""
+    """A call of a store or a state, such as ``message.delete`` or ``state.save_boundary``."""
 
     name: str
     arguments: tuple[Any, ...]
 
 
-#: Told of a call before it happens, or after it; may raise, or change things: its own calls are not watched.
+#: A function that is called before or after a call; it may raise, and make calls that are not watched.
 Watcher = Callable[[Call], None]
 
 READS = (
@@ -330,7 +330,7 @@ STATE_CALLS = tuple(
 
 
 def watch(store: Reads, before: Watcher | None = None, after: Watcher | None = None) -> None:
-    """Tell of every operation of a store from now on."""
+    """Call watchers around every operation of a store from now on."""
     _watch(store, ("metadata.rows", "metadata.get", "message.read", "payload.read", *WRITES), before, after)
 
 
@@ -342,7 +342,7 @@ def watch_state(state: State, before: Watcher | None = None, after: Watcher | No
 def fail_at(
     name: str, error: BaseException | type[BaseException], when: Callable[[Call], object] = lambda _: True
 ) -> Watcher:
-    """Make an operation of a store or state fail at the calls selected by ``when``."""
+    """Return a watcher that raises ``error`` at the calls of ``name`` that ``when`` selects."""
 
     def fail(call: Call) -> None:
         if call.name == name and when(call):
@@ -359,7 +359,7 @@ class _Named:
 def _watch(owner: object, names: Sequence[str], before: Watcher | None, after: Watcher | None) -> None:
     watching = [True]
 
-    def tell(watcher: Watcher | None, call: Call) -> None:
+    def notify(watcher: Watcher | None, call: Call) -> None:
         if watcher is not None and watching[0]:
             watching[0] = False
             try:
@@ -367,25 +367,25 @@ def _watch(owner: object, names: Sequence[str], before: Watcher | None, after: W
             finally:
                 watching[0] = True
 
-    def wrapped(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*arguments: Any, **named: Any) -> Any:
+    def wrap(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call_watched(*arguments: Any, **named: Any) -> Any:
             call = Call(name, arguments)
             if name.endswith(".read"):
                 want, *rest = arguments
                 call = Call(f"{name.removesuffix('read')}{want.call}", tuple(rest))
-            tell(before, call)
-            answer = operation(*arguments, **named)
-            tell(after, call)
-            return answer
+            notify(before, call)
+            result = operation(*arguments, **named)
+            notify(after, call)
+            return result
 
-        return asked
+        return call_watched
 
     for name in names:
         table, _, operation = name.partition(".")
         part = getattr(owner, table)
-        # What is for reading only has nothing that writes.
+        # A read-only store does not have the writing operations.
         if hasattr(part, operation):
-            setattr(part, operation, wrapped(name, getattr(part, operation)))
+            setattr(part, operation, wrap(name, getattr(part, operation)))
 
 
 # --- reading all -----------------------------------------------------------------------------------------------------

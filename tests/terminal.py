@@ -1,14 +1,14 @@
-"""A terminal in which the lines of a page are typed, one after the other.
+"""A simulated terminal, which runs the command lines of a documentation page one after the other.
 
-    $ janitor run --config janitor.yaml &     a daemon, in a thread of this process
-    $ janitor status --config janitor.yaml    a command, in this one
-    $ curl -s localhost:9847/healthz          what it serves; the port it really has is put in
-    $ kill -HUP %1                            returns when the sweep is over
-    $ kill %1                                 returns when it has ended; its exit code counts
+    $ janitor run --config janitor.yaml &     runs a daemon in a thread of this process
+    $ janitor status --config janitor.yaml    runs a command in the current thread
+    $ curl -s localhost:9847/healthz          sends a request to the daemon's actual port
+    $ kill -HUP %1                            returns after the sweep
+    $ kill %1                                 returns the daemon's exit code
 
-All of it lives at a clock that stands still, so that what is printed can be written down. Only two things are not as
-they are in real life: signals arrive as calls, since only a main thread gets them, and the port is a free one. That
-real signals reach a real process is shown elsewhere (``tests/test_tour.py``).
+The clock stands still, so that a page can quote the output. The simulation differs from reality in two points: signals
+are calls, because only a main thread receives signals, and the port is a free port. ``tests/test_tour.py`` sends real
+signals to a real process.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from janitor.http.server import HttpServer
 from tms_core.cli import main as tms
 from tms_core.clock import ManualClock
 
-#: How long anything in the background may take before the test has failed, in seconds.
+#: The time limit of background work, in seconds.
 PATIENCE_SECONDS = 60
-#: What the pages call the janitor's HTTP server.
+#: The address of the janitor's HTTP server in the pages.
 SERVED = "localhost:9847"
 
 
 class StillClock(ManualClock):
-    """A clock that moves only when the test says so: who waits by it, has waited."""
+    """A clock that only the test advances; :meth:`sleep` returns immediately."""
 
     def sleep(self, seconds: float) -> None:
         return
@@ -47,7 +47,7 @@ class StillClock(ManualClock):
 
 @dataclass
 class Signals:
-    """The signal handlers of a process in the background; None until it has started."""
+    """The signal handlers of the background process; None before its start."""
 
     term: Callable[[], None] | None = None
     hup: Callable[[], None] | None = None
@@ -58,33 +58,33 @@ class Background:
         self.code: int | None = None
         self.port = 0
         self._signals = Signals()
-        self._serves = Event()
+        self._started = Event()
         self._swept = Semaphore(0)
         self._patch(monkeypatch, clock)
         self._thread = Thread(target=self._run, args=(arguments, clock), daemon=True)
         self._thread.start()
-        assert self._serves.wait(PATIENCE_SECONDS), f"nothing is served by: janitor {shlex.join(arguments)}"
+        assert self._started.wait(PATIENCE_SECONDS), f"no HTTP server was started by: janitor {shlex.join(arguments)}"
         if arguments[0] == "run":
-            self._wait_for_a_sweep()
+            self._wait_for_sweep()
 
     def hang_up(self) -> None:
         assert self._signals.hup is not None
         self._signals.hup()
-        self._wait_for_a_sweep()
+        self._wait_for_sweep()
 
     def terminate(self) -> int:
         assert self._signals.term is not None
         self._signals.term()
         self._thread.join(PATIENCE_SECONDS)
-        assert self.code is not None, "it was told to end, and goes on"
+        assert self.code is not None, "the daemon did not stop after SIGTERM"
         return self.code
 
     def _run(self, arguments: list[str], clock: ManualClock) -> None:
         self.code = execute(arguments, clock)
-        self._serves.set()
+        self._started.set()
 
-    def _wait_for_a_sweep(self) -> None:
-        assert self._swept.acquire(timeout=PATIENCE_SECONDS), "no sweep came"
+    def _wait_for_sweep(self) -> None:
+        assert self._swept.acquire(timeout=PATIENCE_SECONDS), "no sweep has finished"
 
     def _patch(self, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
         background = self
@@ -96,7 +96,7 @@ class Background:
             def start(self) -> None:
                 super().start()
                 background.port = self.port
-                background._serves.set()
+                background._started.set()
 
         class Sweeping(Daemon):
             def sweep(self) -> None:
@@ -128,12 +128,12 @@ class Background:
 
 
 class Terminal:
-    """Where a page's lines are typed, in the folder that is the working directory.
+    """A terminal in the current working directory.
 
     Args:
-        clock: what time it is there.
-        streams: what is printed.
-        monkeypatch: puts back what a daemon in this process needs to have changed.
+        clock: the clock of the commands.
+        streams: the captured output.
+        monkeypatch: restores the patches for a daemon in this process.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Terminal:
     def _do(self, words: list[str]) -> int:
         name, *arguments = words
         if name == "janitor" and arguments[-1] == "&":
-            assert self._background is None, "one at a time"
+            assert self._background is None, "another daemon is already running"
             self._background = Background(arguments[:-1], self.clock, self._monkeypatch)
             return 0
         if name == "janitor":
@@ -178,11 +178,11 @@ class Terminal:
             return tms.execute(arguments)
         if name == "kill":
             return self._kill(arguments)
-        assert name == "curl", f"this terminal knows no {name}"
+        assert name == "curl", f"this terminal does not have the command {name}"
         return self._fetch(arguments[-1])
 
     def _kill(self, arguments: list[str]) -> int:
-        assert self._background is not None, "nothing runs in the background"
+        assert self._background is not None, "no daemon is running"
         if arguments == ["-HUP", "%1"]:
             self._background.hang_up()
             return 0
@@ -191,7 +191,7 @@ class Terminal:
         return background.terminate()
 
     def _fetch(self, url: str) -> int:
-        assert self._background is not None, "nothing is served"
+        assert self._background is not None, "no daemon is running"
         host, _, path = url.removeprefix("http://").partition("/")
         assert host == SERVED
         connection = HTTPConnection("127.0.0.1", self._background.port, timeout=PATIENCE_SECONDS)
@@ -204,6 +204,6 @@ class Terminal:
 
 
 def exit_code(line: str) -> int:
-    """Return the exit code in the comment of a page: ``janitor run --once   # exit code 3``."""
+    """Return the exit code in a command's comment, as in ``janitor run --once   # exit code 3``; 0 without one."""
     _, _, comment = line.partition("# exit code ")
     return int(comment or 0)

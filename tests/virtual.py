@@ -1,4 +1,4 @@
-"""Virtual time: a schedule whose hours pass at once, every job at its exact moment.
+"""Virtual time for a schedule: hours pass instantly, and each job runs at its exact time.
 
     clock = ManualClock(NOW_MS)
     with virtual_time(clock) as time:
@@ -6,9 +6,9 @@
         time.schedule.start()
         time.advance(3600)            # sixty sweeps
 
-It is APScheduler itself, without its thread: what that thread would do, sleeping by a clock that never steps and then
-looking for what is due by one that may, is done here one step after the other, and so is the daemon's main loop that
-watches. Jobs run inline: one that takes its time (``clock.sleep``) lets the clock run on, and nothing runs beside it.
+The schedule uses APScheduler without its thread. The thread would sleep by the monotonic clock, and then run the jobs
+that are due by the wall clock; :meth:`VirtualTime.advance` does the same step by step, and runs the watch of the
+daemon's main loop. Jobs run inline: a job that calls ``clock.sleep`` advances the clock, and no other job runs then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class VirtualScheduler(BaseScheduler):
         self.wake_ms = None
 
     def process(self) -> None:
-        """Run due work, as the thread does when it wakes."""
+        """Run due jobs, as the thread does when it wakes."""
         self.wake_ms = None
         seconds = self._process_jobs()
         if not self._woken() and seconds is not None:
@@ -59,11 +59,11 @@ class VirtualScheduler(BaseScheduler):
 
 @dataclass
 class VirtualTime:
-    """A schedule and the time it lives in.
+    """A schedule with its scheduler and clock.
 
     Attributes:
-        errors: jobs that raised, and what.
-        watch_seconds: how often the daemon's main loop watches; None: never.
+        errors: the name and the error of each failed job.
+        watch_seconds: the interval of the watch in the daemon's main loop; None: no watch.
     """
 
     clock: ManualClock
@@ -76,11 +76,11 @@ class VirtualTime:
         self._watched_ms = self.clock.monotonic_ms()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; work that is due within it, including the last moment, runs at its time."""
+        """Advance the clock; run each job that is due until then, inclusive, at its time."""
         end_ms = self.clock.monotonic_ms() + round(seconds * 1000)
         while True:
-            self._move_to(min(end_ms, *self._appointments()))
-            due = [at_ms for at_ms in self._appointments() if at_ms <= self.clock.monotonic_ms()]
+            self._move_to(min(end_ms, *self._wake_times()))
+            due = [at_ms for at_ms in self._wake_times() if at_ms <= self.clock.monotonic_ms()]
             if not due and self.clock.monotonic_ms() >= end_ms:
                 return
             if self.scheduler.wake_ms in due:
@@ -89,7 +89,7 @@ class VirtualTime:
                 self._watched_ms = self.clock.monotonic_ms()
                 self.schedule.watch()
 
-    def _appointments(self) -> list[int]:
+    def _wake_times(self) -> list[int]:
         watch = [] if self.watch_seconds is None else [self._next_watch_ms(self.watch_seconds)]
         return watch + ([] if self.scheduler.wake_ms is None else [self.scheduler.wake_ms])
 

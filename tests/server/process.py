@@ -1,4 +1,4 @@
-"""``tms serve`` as a process of its own, on free ports, over a store in a folder of the test's."""
+"""``tms serve`` in a separate process, on free ports, with a store in the test's folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import yaml
 from tests.support import PATIENCE_SECONDS
 
 TMS = Path(sys.executable).with_name("tms")
-#: The environment of a server in this process: its store is in memory, and its ports are free ones.
+#: The environment of a server in this process, with a store in memory and free ports.
 IN_MEMORY = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
 
 
 def configure(folder: Path, *, thrift_port: object = 0, **server: Any) -> Path:
-    """A settings file for a store in ``folder``; free ports unless the arguments set them."""
+    """Write a settings file for a store in ``folder``; ports are free ports unless the arguments set them."""
     path = folder / "tms.yaml"
     settings = {
         "storage": {"leveldb": {"path": str(folder / "messaging")}},
@@ -37,10 +37,10 @@ class Serve:
 
     Args:
         config: the settings file.
-        options: more words for the command line.
-        janitor: whether the janitor runs inside it.
-        tms: what runs it, if not the command itself.
-        environment: the variables of the process; None: those of this one.
+        options: additional arguments of the command.
+        janitor: whether the server has the embedded janitor.
+        tms: the command line of ``tms``.
+        environment: the environment of the process; None: the environment of this process.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Serve:
         command = [*tms, "serve", "--config", str(config), *options, *([] if janitor else ["--no-janitor"])]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
         assert self.process.stdout is not None
-        said = {}
+        addresses = {}
         for line in self.process.stdout:
             name, _, address = line.strip().partition(": ")
-            said[name] = address
+            addresses[name] = address
             if name == "REST":
                 break
         else:
             log = self.log[before:]
             self.__exit__()
-            raise AssertionError(f"it did not start: {log}")
-        self.url = said["REST"]
-        self.transactions = said.get("transactions", "")
+            raise AssertionError(f"the server did not start: {log}")
+        self.url = addresses["REST"]
+        self.transactions = addresses.get("transactions", "")
 
     @property
     def port(self) -> int:

@@ -1,4 +1,4 @@
-"""What tests of the transaction manager share."""
+"""Helpers for tests of the transaction manager."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tms_core.transaction.model import Snapshot, VisibilityState
 from tms_core.transaction.rpc.service import TransactionService
 
 NOW_MS = 1_795_000_000_000
-#: The first pointer of that millisecond.
+#: The first write pointer of :data:`NOW_MS`.
 BASE = NOW_MS * 1_000_000
 
 
 def state(manager: TransactionManager) -> Snapshot:
-    """All that the manager knows, by its own codec; the time left out."""
+    """Return the manager's state, encoded and decoded, at time 0."""
     return timeless(read_snapshot(io.BytesIO(manager.encoded_snapshot())))
 
 
 def timeless(snapshot: Snapshot) -> Snapshot:
-    """The same at time 0, to be compared."""
+    """Return the snapshot at time 0, for comparisons."""
     seen = snapshot.visibility
     visibility = VisibilityState(0, seen.read_pointer, seen.write_pointer, seen.invalid, seen.in_progress)
     return Snapshot(visibility, snapshot.committing, snapshot.committed)
@@ -40,7 +40,7 @@ def recovered(directory: Path, clock: ManualClock | None = None) -> Snapshot:
 
 @contextmanager
 def served(manager: TransactionManager, **options: Any) -> Iterator[TransactionService]:
-    """Run a transaction service of the manager at a free port."""
+    """Run a transaction service with the manager on a free port."""
     service = TransactionService(manager, "127.0.0.1:0", **options)
     service.start()
     try:
@@ -50,7 +50,7 @@ def served(manager: TransactionManager, **options: Any) -> Iterator[TransactionS
 
 
 class LookingStorage(MemoryStorage):
-    """Recovers from a directory and leaves it as it is, so that it can be done again and again."""
+    """A storage that recovers from a directory without writing to it, so that tests can repeat the recovery."""
 
     def __init__(self, directory: Path) -> None:
         self._storage = DirectoryStorage(directory)
@@ -63,7 +63,7 @@ class LookingStorage(MemoryStorage):
 
 
 class LeftBehind(MemoryStorage):
-    """What a manager left that had invalid transactions, the last of which was its last."""
+    """The storage of a previous manager with invalid transactions, the last of which has its last write pointer."""
 
     def __init__(self, *invalid: int) -> None:
         self._state = VisibilityState(0, invalid[-1], invalid[-1], array("q", invalid))
@@ -76,12 +76,12 @@ class LeftBehind(MemoryStorage):
 
 
 class SpyStorage(MemoryStorage):
-    """Counts, and fails on order.
+    """A storage that records calls, and fails if a test sets an error.
 
     Attributes:
-        happened: ``append``, ``sync``, ``save``, ``log``, ``close`` in order.
-        failure: what the next syncs raise.
-        save_failure: what the next snapshots raise.
+        happened: the calls ``append``, ``sync``, ``save``, ``log``, ``close`` in order.
+        failure: the error of the next syncs; None: they succeed.
+        save_failure: the error of the next snapshots; None: they succeed.
     """
 
     def __init__(self) -> None:
