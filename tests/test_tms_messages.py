@@ -272,7 +272,7 @@ class Held:
     ("hold_seconds", "said"),
     [
         (0, "deletes them with its next run, because janitor.hold_seconds is 0."),
-        (None, "holds them before it deletes them, for as long as janitor.hold_seconds says."),
+        (None, "holds them before it deletes them, for the time in janitor.hold_seconds."),
         (7200, "holds them before it deletes them, for 2 h from its next run: until about 2026-11-23 12:00:00 UTC."),
     ],
 )
@@ -456,7 +456,7 @@ def test_producer_commands_list_fence_and_delete(typed: Type) -> None:
         code, out, _ = typed("producer", "fence", typed.topic, "importer")
         assert code == 0
         assert out == (
-            f"instances of importer before generation {generation + 1} are refused; "
+            f"instances of importer before generation {generation + 1} are fenced; "
             f"the last transaction: {done} (file 17) committed\n"
         )
         with pytest.raises(ProducerFenced):
@@ -551,12 +551,12 @@ def test_list_by_a_pattern_needs_permissions(capsys: pytest.CaptureFixture[str],
         out, err = capsys.readouterr()
         return code, [line.split()[0] for line in out.splitlines()[1:]], err
 
-    said = "left out: no permission there, or deleted since\n"
+    said = "omitted: no permission, or deleted during the command\n"
     assert listed("default:*") == (0, ["default:orders"], f"2 topics were {said}")
     assert listed("default:[os]*") == (0, ["default:orders"], f"1 topic was {said}")
     assert listed("default:order?") == (0, ["default:orders"], "")
     code, _, err = listed("default:bills")
-    assert (code, "[TMS-FORBIDDEN]" in err, "left out" in err) == (1, True, False)
+    assert (code, "[TMS-FORBIDDEN]" in err, "omitted" in err) == (1, True, False)
 
 
 def test_list_by_a_pattern_leaves_deleted_topics_out(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,7 +569,7 @@ def test_list_by_a_pattern_leaves_deleted_topics_out(typed: Type, monkeypatch: p
     monkeypatch.setattr(Client, "topics", stale)
     code, out, err = typed("consumer", "list", f"{typed.topic}*")
     assert (code, len(out.splitlines())) == (0, 2)
-    assert err.startswith("1 topic was left out")
+    assert err.startswith("1 topic was omitted")
     code, out, err = typed("consumer", "list", f"{typed.topic}gone")
     assert (code, out, "gone" in err) == (1, "", True)
 
@@ -588,7 +588,7 @@ def test_producer_list_by_a_pattern_leaves_deleted_topics_out(typed: Type, monke
     with typed.client.producer(typed.topic, "importer"):
         monkeypatch.setattr(Client, "topics", lambda *_: list(map(TopicId.parse, (typed.topic, f"{typed.topic}gone"))))
         code, out, err = typed("producer", "list", f"{typed.topic}*")
-    assert (code, len(out.splitlines()), err.startswith("1 topic was left out")) == (0, 2, True)
+    assert (code, len(out.splitlines()), err.startswith("1 topic was omitted")) == (0, 2, True)
 
 
 def test_consumer_commands_set_show_and_delete(typed: Type) -> None:

@@ -1,7 +1,7 @@
 """``tms admin``: commands for the operator of a store.
 
-Tokens are made only here: a secret that a person chooses could be guessed from its hash, and a secret in an argument
-would appear in the list of processes and in the history of the shell.
+Only ``tms admin token`` creates tokens. A secret that a user chooses could be guessed from its hash, and a secret in
+an argument would appear in the process list and in the history of the shell.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tms_core.cli.help import CONFIG_FILE, Command, shared
 from tms_core.cli.lazy import LazyCommand, LazyGroup
 from tms_core.errors import ConfigurationError
 
-#: Making a table waits until all its regions are open.
+#: The time limit for creating a table, in seconds; HBase responds once all regions are open.
 _CREATE_SECONDS = 300
 
-#: The entry-point group in which a package provides commands, and which commands those are.
+#: The entry-point group of commands that another package provides, and those commands.
 GROUP = "tms.admin"
 PROVIDED = {
     "backup": LazyCommand("", "Back up the store to a new folder."),
@@ -38,9 +38,9 @@ _FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
 @click.command("create-tables", cls=Command)
 @shared("--config", **CONFIG_FILE)
 @click.option("--thrift2", metavar="HOST:PORT[,…]", help="HBase Thrift 2 servers (storage.hbase.thrift2).")
-@click.option("--namespace", help="The HBase namespace (storage.hbase.namespace, cdap_system by default).")
+@click.option("--namespace", help="HBase namespace (storage.hbase.namespace, cdap_system by default).")
 @click.option(
-    "--buckets", type=click.IntRange(1, 256), help="Salt buckets, a region each (storage.hbase.buckets, 16 by default)."
+    "--buckets", type=click.IntRange(1, 256), help="Number of salt buckets (storage.hbase.buckets, 16 by default)."
 )
 @click.option(
     "--compression",
@@ -60,9 +60,9 @@ def create_hbase_tables(
 ) -> None:
     """Create CDAP's messaging tables in HBase.
 
-    Namespace, tables, attributes and one region for each bucket, as CDAP makes them, and the
-    janitor's own table beside them. What is there already stays as it is; a table with another
-    number of buckets is an error.
+    The command creates the namespace, the tables with one region for each bucket as CDAP does, and
+    the janitor's table. It does not change existing tables; an existing table with another number
+    of buckets is an error.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def create_hbase_tables(
       tms admin create-tables --script | hbase shell
     """
     flags = {"thrift2": thrift2, "namespace": namespace, "buckets": buckets}
-    # A help text does without them.
+    # Help texts do not need these imports.
     from tms_core.settings.layers import load_as  # noqa: PLC0415
     from tms_core.settings.models import Settings  # noqa: PLC0415
     from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415
@@ -88,16 +88,16 @@ def create_hbase_tables(
         return
     if hbase.thrift2 is None:
         raise ConfigurationError(
-            "Tables are created through a Thrift 2 server, and storage.hbase.thrift2 is not set.",
-            "Give --thrift2 HOST:PORT, or run the output of --script in the HBase shell.",
+            "storage.hbase.thrift2 is not set, and only Thrift 2 servers create tables.",
+            "Set --thrift2 HOST:PORT, or run the output of --script in the HBase shell.",
         )
     admin = HBasePool.configured(hbase, connections=1, timeout_seconds=_CREATE_SECONDS, service="HbaseAdmin")
     try:
-        made = create_tables(admin, specs)
+        created = create_tables(admin, specs)
     finally:
         admin.close()
     for spec in specs:
-        click.echo(f"{spec.full_name}: {'created' if spec.full_name in made else 'exists'}")
+        click.echo(f"{spec.full_name}: {'created' if spec.full_name in created else 'exists'}")
 
 
 @click.command("token", cls=Command)
@@ -105,7 +105,7 @@ def create_hbase_tables(
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the token to this new file, for its owner only, instead of printing it.",
+    help="Write the token to this new file, which only its owner can read, instead of printing it.",
 )
 def make_token(principal: str, token_file: Path | None) -> None:
     """Create a token for PRINCIPAL, a name in server.auth.rules.
@@ -119,7 +119,7 @@ def make_token(principal: str, token_file: Path | None) -> None:
       tms admin token ada
       tms admin token ada --token-file ada.token >> tokens
     """
-    from tms_core.server.auth.tokens import new_token, token_line  # noqa: PLC0415 a help text does without it
+    from tms_core.server.auth.tokens import new_token, token_line  # noqa: PLC0415 help texts do not need it
 
     token = new_token()
     line = token_line(principal, token)
@@ -133,7 +133,7 @@ def make_token(principal: str, token_file: Path | None) -> None:
 
 def _write(path: Path, token: str) -> None:
     try:
-        # Never into a file that is there already, which other users may be allowed to read.
+        # Require a new file, because other users may have permission to read an existing one.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ConfigurationError(
@@ -144,19 +144,19 @@ def _write(path: Path, token: str) -> None:
 
 
 class AdminGroup(LazyGroup):
-    """The group of ``tms admin``, some of whose commands another package provides (entry points ``tms.admin``)."""
+    """The group of ``tms admin``, with commands that another package provides (entry points ``tms.admin``)."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in PROVIDED and cmd_name not in self.commands:
-            self.commands[cmd_name] = _load(cmd_name)
+            self.commands[cmd_name] = _load_command(cmd_name)
         return super().get_command(ctx, cmd_name)
 
 
-def _load(name: str) -> click.Command:
+def _load_command(name: str) -> click.Command:
     """Import a command of another package.
 
     Raises:
-        ConfigurationError: it is not installed, or cannot be imported.
+        ConfigurationError: the package is not installed, or the command cannot be imported.
     """
     entry = next(iter(entry_points(group=GROUP, name=name)), None)
     try:
@@ -170,13 +170,13 @@ def _load(name: str) -> click.Command:
             f"The command {name} belongs to the janitor, which is not installed.",
             "Install it from a checkout: pip install .",
         )
-    # A copy, because the other program shows the same command with its own name in the examples.
+    # Copy the command, because the examples in its help name the program, and the janitor also shows it.
     found = copy(found)
     found.help = (found.help or "").replace(f"janitor {name} ", f"tms admin {name} ")
     return found
 
 
-# Its own, because click keeps the help option of the first context that it is used in, which may have no parent.
+# Set the help options here, because click keeps the help option of its first context, which may have no parent.
 @click.group("admin", cls=AdminGroup, lazy=PROVIDED, context_settings={"help_option_names": ["-h", "--help"]})
 def admin() -> None:
     """Administer a store."""
@@ -198,7 +198,7 @@ def release_store(folder: Path) -> None:
     Example:
       tms admin release data/messaging
     """
-    from tms_core.tables.leveldb.store import release  # noqa: PLC0415 a help text does without it
+    from tms_core.tables.leveldb.store import release  # noqa: PLC0415 help texts do not need it
 
     release(folder)
     click.echo(f"{folder} can be opened by CDAP")
@@ -211,15 +211,15 @@ def release_store(folder: Path) -> None:
 def accept_store(config: Path | None, leveldb: str | None, hbase: str | None) -> None:
     """Accept the present transaction log and side table of a store.
 
-    A server does not start with another transaction log than its store records, or with a side
-    table that was lost. After this it starts once with whatever it finds, and records that.
-    Messages of transactions that the lost log knew to be open or invalid become visible.
+    A server does not start if its transaction log differs from the store's record, or if the side
+    table was lost. After this command it starts once with any log and side table, and records them.
+    Messages of transactions that were open or invalid in a lost log become visible.
 
     \b
     Example:
       tms admin accept --leveldb data/messaging
     """
-    from tms_core.clock import SystemClock  # noqa: PLC0415 a help text does without them
+    from tms_core.clock import SystemClock  # noqa: PLC0415 help texts do not need them
     from tms_core.server.serving import open_side  # noqa: PLC0415
     from tms_core.settings.models import load  # noqa: PLC0415
     from tms_core.tables.leveldb.layout import find_tables  # noqa: PLC0415

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The highest sequence number that a millisecond has room for.
+#: The highest sequence number of a message within a millisecond.
 LAST_SEQUENCE = 0xFFFF
 
-#: The group that reads dead letters to redrive them, and the most messages in a transaction.
-_REDRIVE, _REDRIVEN = "redrive", 500
+#: The group that reads dead letters to redrive them, and the maximum number of messages in a transaction.
+_REDRIVE_GROUP, _REDRIVE_BATCH = "redrive", 500
 
-#: The characters of a pattern of several topics, which no topic's name has.
-_SEVERAL = re.compile(r"[*?\[]")
+#: The wildcards of a pattern; topic names cannot contain them.
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 @click.group("consumer", cls=CommandGroup)
@@ -75,9 +75,9 @@ def list_consumers(options: Remote, pattern: str) -> None:
 def show(options: Remote, topic: TopicId, name: str) -> None:
     """Show the position of a consumer, its claims and failures.
 
-    You can pass the ID of the message to tms poll --after. A claim is a batch of a transaction in
-    progress; the batch counts as read after the commit. Failed messages were delivered to a program
-    and not processed. After a message has failed alone, the command shows its ID.
+    The position is the ID of the last read message; you can pass it to tms poll --after. A claim is a
+    batch of a transaction in progress; the batch counts as read after the commit. Failed messages were
+    delivered to a program that did not process them. After a message has failed alone, its ID is shown.
 
     \b
     Example:
@@ -98,9 +98,9 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
         yield f"{position}  published {moment(position.publish_ms)}"
         if claims:
             rows = [[str(claim[field]) for field in claim] for claim in map(_claim, claims)]
-            yield from columns([["transaction", "behind", "up to", "deliveries"], *rows])
+            yield from columns([["transaction", "after", "up to", "deliveries"], *rows])
         if failed:
-            head = ["failed message", "behind", "up to", "deliveries", "comes again"]
+            head = ["failed message", "after", "up to", "deliveries", "next delivery"]
             yield from columns([head, *([str(cell or "") for cell in _failed_fields(one).values()] for one in failed)])
 
     options.print(value, lines)
@@ -125,41 +125,41 @@ def release(options: Remote, topic: TopicId, name: str) -> None:
         pointers = sorted({claim.transaction for claim in client.claims(topic, name)})
         with options.transactions() as service:
             released = [pointer for pointer in pointers if service.invalidate(pointer)]
-    ended = len(pointers) - len(released)
+    finished = len(pointers) - len(released)
     found = f"{len(released)} transactions of {name} were invalidated" + (
-        f", {ended} had finished before" if ended else ""
+        f", {finished} had already finished" if finished else ""
     )
-    options.print({"released": [str(pointer) for pointer in released], "had_ended": ended}, lambda: [found])
+    options.print({"released": [str(pointer) for pointer in released], "had_ended": finished}, lambda: [found])
 
 
 @consumer.command("redrive")
 @topic_argument
-@click.option("--limit", type=click.IntRange(min=1), help="How many at most.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of messages.")
 @remote
 def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
     """Publish the dead letters of a topic to the topic again.
 
     The command reads NS:TOPIC-dead as the consumer group "redrive" and publishes to NS:TOPIC in the
-    same transactions, so it publishes each message once, whatever fails. All consumers of NS:TOPIC
-    get the messages, with new ids and without keys. The messages also stay in NS:TOPIC-dead until
-    they expire.
+    same transactions, so it publishes each message exactly once. All consumers of NS:TOPIC get the
+    messages, with new ids and without keys. The messages also stay in NS:TOPIC-dead until they
+    expire.
 
     \b
     Examples:
       tms consumer redrive default:orders
       tms consumer redrive default:orders --limit 10
     """
-    from tms_core.client.work import dead_letters_of  # noqa: PLC0415 the client takes a while to import
+    from tms_core.client.work import dead_letters_of  # noqa: PLC0415 the import of the client is slow
 
     dead = dead_letters_of(topic)
     with options.client() as client:
-        moved = _redriven(client, dead, topic, limit)
+        moved = _republish(client, dead, topic, limit)
     found = f"{moved} messages of {dead} were published to {topic}"
     options.print({"topic": str(topic), "from": str(dead), "messages": moved}, lambda: [found])
 
 
-def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) -> int:
-    """Publish dead letters again, a batch in a transaction; stop after the last letter from before the start."""
+def _republish(client: Client, dead: TopicId, topic: TopicId, limit: int | None) -> int:
+    """Publish dead letters again, one batch per transaction, up to the last one at the start."""
     try:
         last = max((message.id for message in client.poll(dead)), default=MessageId(0, 0))
     except TopicNotFound as error:
@@ -167,12 +167,12 @@ def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) 
         raise TopicNotFound(error.message, hint) from error
     moved, has_more = 0, last != MessageId(0, 0)
     while has_more and (limit is None or moved < limit):
-        most = _REDRIVEN if limit is None else min(_REDRIVEN, limit - moved)
+        size = _REDRIVE_BATCH if limit is None else min(_REDRIVE_BATCH, limit - moved)
         with client.transaction() as tx:
-            batch = list(tx.consume(dead, _REDRIVE, limit=most))
+            batch = list(tx.consume(dead, _REDRIVE_GROUP, limit=size))
             tx.publish(topic, [message.payload for message in batch])
         moved += len(batch)
-        # Messages that fail again come after it, and would be redriven without end.
+        # Messages that fail again become later dead letters; without this limit, the loop might never end.
         has_more = bool(batch) and batch[-1].id < last
     return moved
 
@@ -226,7 +226,7 @@ def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
 
 
 def find_in_topics(client: Client, pattern: str, find: Callable[[TopicId], Iterable[T]]) -> list[tuple[TopicId, T]]:
-    """Return what ``find`` returns for each topic whose name fits a pattern; report omitted topics.
+    """Call ``find`` for each topic whose name matches a pattern, and return the results; report omitted topics.
 
     Raises:
         TopicNotFound, Forbidden: the pattern is the name of one topic, which does not exist or may not be read.
@@ -234,7 +234,7 @@ def find_in_topics(client: Client, pattern: str, find: Callable[[TopicId], Itera
     namespace, colon, name = pattern.partition(":")
     if not (namespace and colon and name) or not namespace.replace("_", "").isalnum():
         raise click.UsageError(f"invalid pattern {pattern!r}: use NAMESPACE:TOPIC, as in 'default:*'")
-    if not _SEVERAL.search(name):
+    if not _WILDCARD.search(name):
         topic = TopicType()(pattern)
         return [(topic, one) for one in find(topic)]
     found: list[tuple[TopicId, T]] = []
@@ -246,7 +246,7 @@ def find_in_topics(client: Client, pattern: str, find: Callable[[TopicId], Itera
             skipped_count += 1
     if skipped_count:
         topics = "1 topic was" if skipped_count == 1 else f"{skipped_count} topics were"
-        click.echo(f"{topics} left out: no permission there, or deleted since", err=True)
+        click.echo(f"{topics} omitted: no permission, or deleted during the command", err=True)
     return found
 
 
@@ -283,7 +283,7 @@ def _failed_fields(one: FailedMessages) -> dict[str, Any]:
 
 
 def _row(topic: TopicId, one: ConsumerPosition) -> list[str]:
-    # A lower bound may be off by any factor.
+    # Hide a lower bound, because it may be far below the lag.
     lag = "many" if one.lag_is_at_least else f"{one.lag_messages:,}"
     oldest = f"{duration(round(one.lag_seconds * 1000))} ago" if one.lag_messages else ""
     updated = f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"

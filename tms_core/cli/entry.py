@@ -1,12 +1,11 @@
-"""The start of the installed commands before slow imports, and their handling of signals.
+"""The entry point of the installed commands, and their handling of signals.
 
-The first process of a container does not receive SIGTERM without a handler: the kernel does not stop process 1 by a
-default action. Commands have handlers while they work. Before and after that, the handler here stops the process at
-once. The images block the signal before Python starts, so that a signal during the start is delivered once this handler
-exists.
+The kernel ignores SIGTERM for process 1, the first of a container, unless the process has a handler. Commands install
+handlers while they work. Before and after that, the handler here stops the process at once. The images block SIGTERM
+before Python starts, so a signal during the start stays pending until this handler exists.
 
-For a working command, a signal is a request to stop. The first SIGTERM or SIGINT asks it to finish accepted work. The
-second one stops the process at once: acknowledged data is on disk, and the next start finds it.
+For a working command, the first SIGTERM or SIGINT is a request to finish accepted work and stop. The second signal
+stops the process at once; acknowledged data is on disk.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-#: The longest wait of the signal thread for the message to the user, in seconds.
-_SAYING_SECONDS = 1.0
+#: The longest wait of the signal thread for the message to be printed, in seconds.
+_PRINT_SECONDS = 1.0
 
 
 def main(module: str = "tms_core.cli.main") -> None:
     """Run a command and exit with its code.
 
     Args:
-        module: has the command's ``main``.
+        module: the name of the module with the command's ``main``, imported late because the import is slow.
     """
     if os.getpid() == 1:
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, _exit_at_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     importlib.import_module(module).main()
 
 
-def _end(number: int, _: FrameType | None) -> None:
+def _exit_at_once(number: int, _: FrameType | None) -> None:
     os._exit(128 + number)
 
 
@@ -43,19 +42,19 @@ def _end(number: int, _: FrameType | None) -> None:
 def ending(
     ask: Callable[[], None],
     *,
-    text: bytes = b"finishing what was accepted; a second Ctrl-C or SIGTERM stops at once\n",
+    text: bytes = b"finishing accepted requests; a second Ctrl-C or SIGTERM stops at once\n",
     hangup: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Handle signals while the block runs; outside the main thread, where handlers cannot be set, do nothing.
+    """Handle signals while the block runs; do nothing outside the main thread, where handlers cannot be set.
 
-    A separate thread reads signals from a pipe that Python writes to (``signal.set_wakeup_fd``), and acts on them. A
-    handler in Python runs in the main thread only, when that thread continues. If the main thread waits for a lock and
-    the system delivers the signal to another thread, the handler would never run.
+    A separate thread reads the signals from a pipe that Python writes to (``signal.set_wakeup_fd``). Python runs signal
+    handlers only in the main thread, and only when that thread continues. If the main thread waits for a lock and the
+    system delivers the signal to another thread, a handler would never run.
 
     Args:
-        ask: called by the first SIGTERM or SIGINT, in another thread.
-        text: the message on standard error for the sender of the signal.
-        hangup: called by SIGHUP, in another thread; None: SIGHUP is unchanged.
+        ask: the function that requests the stop, called in another thread by the first SIGTERM or SIGINT.
+        text: the message on standard error after that signal.
+        hangup: the function called in another thread by SIGHUP; None: the handling of SIGHUP is unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -81,8 +80,8 @@ def ending(
 def _listen(reading: int, ask: Callable[[], None], text: bytes, hangup: Callable[[], None] | None) -> None:
     """Act on signals until their pipe is closed."""
     is_stopping = False
-    while came := os.read(reading, 1):
-        number = came[0]
+    while received := os.read(reading, 1):
+        number = received[0]
         if number == signal.SIGHUP and hangup is not None:
             hangup()
         elif number in (signal.SIGTERM, signal.SIGINT):
@@ -90,13 +89,13 @@ def _listen(reading: int, ask: Callable[[], None], text: bytes, hangup: Callable
                 os._exit(128 + number)
             is_stopping = True
             ask()
-            # In a separate thread: the message may wait for its reader, but the next signal must not.
-            saying = threading.Thread(target=_say, args=(text,), daemon=True)
-            saying.start()
-            saying.join(_SAYING_SECONDS)
+            # In a separate thread: a full pipe may block the message, but must not block the next signal.
+            printing = threading.Thread(target=_print_message, args=(text,), daemon=True)
+            printing.start()
+            printing.join(_PRINT_SECONDS)
 
 
-def _say(text: bytes) -> None:
-    """Print a message if possible, without the streams: the main thread may be in a write to one of them."""
+def _print_message(text: bytes) -> None:
+    """Print a message if possible, without ``sys.stderr``, whose lock the main thread may hold."""
     with suppress(OSError):
         os.write(2, text)

@@ -1,4 +1,4 @@
-"""Help texts of both programs; options of all commands have a separate section."""
+"""Help texts of both programs, with a separate section for the options that all commands have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from tms_core.settings import CONFIG_ENV
 
-#: What ``--log-format`` does, in both programs.
+#: The help of ``--log-format``, in both programs.
 LOG_FORMAT = "Log format on standard error; auto: json for daemons outside a terminal, else text."
 #: Options of click itself that belong to every command.
 _GLOBAL_OPTIONS = {"--help", "--version"}
@@ -22,8 +22,8 @@ class GlobalOption(click.Option):
     """An option of all commands of a program.
 
     Args:
-        env: the environment variable of the option; by default the variable that click reads.
-        shown: the default in the help; empty: not shown.
+        env: the environment variable in the help; by default the variable that click reads.
+        shown: the default value in the help; empty: the help shows no default.
     """
 
     def __init__(self, *args: Any, env: str = "", shown: str = "", **more: Any) -> None:
@@ -32,7 +32,7 @@ class GlobalOption(click.Option):
         self._default_text = shown
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the source of a wrong value: the environment variable or the option."""
+        """Return the source of an invalid value: the environment variable or the option."""
         if ctx is not None and self.name and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT:
             return f"'{self._env}'"
         return super().get_error_hint(ctx)
@@ -46,7 +46,7 @@ class GlobalOption(click.Option):
 
 
 shared = partial(click.option, cls=GlobalOption)
-#: The settings of an option ``--config`` for an existing file.
+#: The click parameters of an option ``--config``.
 CONFIG_FILE: dict[str, Any] = {
     "envvar": CONFIG_ENV,
     "type": click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -56,7 +56,7 @@ CONFIG_FILE: dict[str, Any] = {
 
 
 def together(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return several options as one."""
+    """Combine the decorators of several options into one decorator."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(decorators):
@@ -67,7 +67,7 @@ def together(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
 
 
 def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the options of a command in two sections: its own options, and common options."""
+    """Write the options of a command in two sections: its specific options, and the global options."""
     sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Global options": []}
     for option in command.get_params(ctx):
         record = option.get_help_record(ctx)
@@ -81,14 +81,14 @@ def _format_options(command: click.Command, ctx: click.Context, formatter: click
 
 
 class Command(click.Command):
-    """A command whose help has its options in two sections."""
+    """A command whose help separates specific from global options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _format_options(self, ctx, formatter)
 
 
 class CommandGroup(click.Group):
-    """A group of such commands."""
+    """A group of commands whose help separates specific from global options."""
 
     command_class = Command
 

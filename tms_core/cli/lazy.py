@@ -1,6 +1,6 @@
-"""Groups of commands that import a command only when it is typed, with shell completion.
+"""Groups that import a command only when the user types it, and shell completion.
 
-Users and shells wait for help texts, versions and completions, and most of a command's time is spent on imports.
+Imports take most of a command's time, and users wait for help texts and completions, which need no imports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tms_core.cli.help import Command, CommandGroup
 
 _HELP = """Print a shell's completion script.
 
-With it the shell completes {program}'s commands, options and topics.
+The script completes the commands, options and topics of {program}.
 
 \b
 Examples:
@@ -30,9 +30,9 @@ class LazyCommand(NamedTuple):
     """A command that is not imported yet.
 
     Attributes:
-        place: its module and name: ``janitor.cli.plan:command``.
-        help: the first sentence of its own help.
-        section: the heading that it is under in the help of its group.
+        place: the module and the name of the command: ``janitor.cli.plan:command``.
+        help: the first sentence of the command's help.
+        section: the section of the command in the help of its group.
     """
 
     place: str
@@ -41,10 +41,10 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(CommandGroup):
-    """A group whose commands are known by name and first sentence.
+    """A group that lists commands without importing them.
 
     Args:
-        lazy: its commands by their names; others may be added as ever.
+        lazy: the commands by name; ``add_command`` can add imported commands.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LazyGroup(CommandGroup):
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
-            # click suggests only commands that are imported already.
+            # click suggests only imported commands.
             raise NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -79,32 +79,32 @@ class LazyGroup(CommandGroup):
         last = next(reversed(sections))
         for name in [*self._lazy, *(name for name in self.list_commands(ctx) if name not in self._lazy)]:
             section = self._lazy[name].section if name in self._lazy else last
-            sections[section].append((name, self._sentence(name)))
+            sections[section].append((name, self._short_help(name)))
         for section, records in sections.items():
             with formatter.section(section):
                 formatter.write_dl(records)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        found = [CompletionItem(name, help=self._sentence(name)) for name in names]
+        found = [CompletionItem(name, help=self._short_help(name)) for name in names]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
-    def _sentence(self, name: str) -> str:
+    def _short_help(self, name: str) -> str:
         known = self._lazy.get(name)
         return known.help if known is not None else self.commands[name].get_short_help_str(100)
 
 
 def completion(program: str) -> click.Command:
-    """Return the command of a program that prints its completion script."""
+    """Return the command of a program that prints a completion script."""
 
     @click.command("completion", cls=Command, help=_HELP.format(program=program))
     @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
     def command(shell: str) -> None:
         kind = get_completion_class(shell)
         if kind is None:
-            raise click.UsageError(f"there is no completion for {shell}")
+            raise click.UsageError(f"completion for {shell} is not available")
         if shell == "bash":
-            # A colon would end a word, and each topic has one.
+            # Bash splits words at colons by default, and topics contain a colon.
             click.echo("COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}")
         root = click.get_current_context().find_root().command
         click.echo(kind(root, {}, program, f"_{program.upper()}_COMPLETE").source())

@@ -11,7 +11,7 @@ from tms_core.cli import outcome
 from tms_core.cli.lazy import LazyCommand, LazyGroup, completion
 
 _MESSAGES, _ADMINISTER = "Messages and transactions", "Serve and administer"
-#: The commands by their names: module and name, first sentence of the help, section of the help.
+#: The commands by name; each help is the first sentence of the command's docstring.
 _COMMANDS = {
     "topic": LazyCommand("tms_core.cli.topics:topic", "Create, show, change and delete topics.", _MESSAGES),
     "publish": LazyCommand("tms_core.cli.messages:publish", "Publish messages.", _MESSAGES),
@@ -42,7 +42,7 @@ def cli() -> None:
       tms poll default:orders
 
     \b
-    Use a server that the settings do not name:
+    Use a server that is not in the settings:
       tms poll default:orders --server https://tms.example:11015 --token-file token
       export TMS_URL=https://tms.example:11015 TMS_TOKEN_FILE=token
 

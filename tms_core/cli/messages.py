@@ -1,6 +1,6 @@
-"""``tms publish`` and ``tms poll``: messages in and out, as lines of text or as bytes.
+"""``tms publish`` and ``tms poll``: publish and print messages, as lines of text or as bytes.
 
-Lines from a pipe are published as they arrive, all available lines in one request. Therefore a file is published in
+``tms publish`` sends lines from a pipe as they arrive, all available lines in one request. Therefore a file is sent in
 large batches, and a program that writes few lines is not delayed.
 """
 
@@ -29,14 +29,14 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from tms_core.client import Client, Message
 
-#: The bytes of one read: a file takes few requests, and each is far below the server's limit.
+#: The size of a read, in bytes: a file needs few requests, and each is far below the server's limit.
 _READ_BYTES = 1 << 20
-#: Digits of a message's id.
+#: The number of hex digits in a message's id.
 _ID_DIGITS = 40
-#: The most lines in a request; servers accept ten times as many short ones.
+#: The maximum number of lines in a request; servers accept ten times as many short messages.
 _BATCH_LINES = 16_000
-#: A line that is longer is no line, but a file without any.
-_LINE_BYTES = 8 << 20
+#: The maximum size of a line, in bytes; longer input is a file without lines.
+_MAX_LINE_BYTES = 8 << 20
 
 
 # --- publish ---------------------------------------------------------------------------------------------------------
@@ -53,10 +53,10 @@ _LINE_BYTES = 8 << 20
     metavar="TEXT",
     help="Message to publish instead of a file; repeatable.",
 )
-@click.option("--binary", is_flag=True, help="The whole input is one message.")
+@click.option("--binary", is_flag=True, help="Publish the whole input as one message.")
 @click.option("--transaction", "together", is_flag=True, help="Publish in one transaction: all messages or none.")
 @click.option(
-    "--key", metavar="TEXT", help="Key of the messages: messages with one key are in one partition, in order."
+    "--key", metavar="TEXT", help="Key of the messages; messages with the same key are in one partition, in order."
 )
 @click.option("--ttl", type=TtlType(), help="Time to live of the messages, if shorter than the topic's ttl.")
 @remote
@@ -73,8 +73,8 @@ def publish(
 ) -> None:
     """Publish messages.
 
-    Each line of a file or of standard input is one message. It is published when it arrives. If
-    the command exits without an error, all messages are on disk.
+    Each line of a file or of standard input is one message. The command publishes lines as they arrive.
+    If it exits without an error, all messages are on disk.
 
     \b
     Examples:
@@ -91,7 +91,7 @@ def publish(
         batches = [[file.read()]]
     else:
         batches = _lines(file)
-    with options.client() as client, _counting() as count:
+    with options.client() as client, _count_messages() as count:
         if together:
             with client.transaction() as transaction:
                 for batch in batches:
@@ -116,15 +116,15 @@ def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
         for at in range(0, len(lines), _BATCH_LINES):
             yield lines[at : at + _BATCH_LINES]
         number += len(lines)
-        if len(rest) > _LINE_BYTES:
+        if len(rest) > _MAX_LINE_BYTES:
             raise click.UsageError(
-                f"line {number} is longer than {_LINE_BYTES >> 20} MB: use --binary to send the file as one message"
+                f"line {number} is longer than {_MAX_LINE_BYTES >> 20} MB: use --binary to send the file as one message"
             )
     if rest:
         yield [rest]
 
 
-class _Counting:
+class _MessageCounter:
     """A counter of transferred messages, shown on a terminal."""
 
     def __init__(self) -> None:
@@ -142,14 +142,14 @@ class _Counting:
 
 
 @contextmanager
-def _counting() -> Iterator[_Counting]:
+def _count_messages() -> Iterator[_MessageCounter]:
     """Count published messages, and report them if publishing fails."""
-    count = _Counting()
+    count = _MessageCounter()
     try:
         yield count
     except TmsError:
         if count.messages:
-            click.echo(f"{count.messages:,} messages had gone before, without an error", err=True)
+            click.echo(f"{count.messages:,} messages were sent before the error", err=True)
         raise
     finally:
         count.end()
@@ -159,7 +159,7 @@ def _counting() -> Iterator[_Counting]:
 
 
 class PlaceType(click.ParamType[MessageId | Moment]):
-    """A message's id, which has 40 hex digits, or a time, which has fewer."""
+    """A message's id, which has 40 hex digits, or a time, which is shorter."""
 
     name = "place"
 
@@ -176,9 +176,9 @@ class PlaceType(click.ParamType[MessageId | Moment]):
 @click.option("--from", "first", type=MessageIdType(), metavar="ID", help="Start at this message.")
 @click.option("--after", type=PlaceType(), metavar="ID|TIME", help="Start after this message or millisecond.")
 @click.option("--consumer", metavar="NAME", help="Start at this consumer's position, without changing it.")
-@click.option("--commit", is_flag=True, help="Store the position after the printed messages; needs --consumer.")
+@click.option("--commit", is_flag=True, help="Store the position after the printed messages; requires --consumer.")
 @click.option("--committed", is_flag=True, help="Read in a transaction: no undecided or rolled back messages.")
-@click.option("--raw", is_flag=True, help="Print only payloads, each followed by a line end.")
+@click.option("--raw", is_flag=True, help="Print only payloads, each followed by a line feed.")
 @remote
 def poll(
     options: Remote,
@@ -213,7 +213,7 @@ def poll(
     if sum(place is not None for place in (since, first, after, consumer)) > 1:
         raise click.UsageError("--since, --from, --after and --consumer exclude each other")
     if commit and consumer is None:
-        raise click.UsageError("--commit needs --consumer NAME, whose position it moves")
+        raise click.UsageError("--commit requires --consumer NAME, the consumer whose position it sets")
     write = _raw if raw else _json if options.format == "json" else _text
     with options.client() as client:
         place = first or after or since
@@ -231,7 +231,7 @@ def poll(
                     client.set_position(topic, consumer, message.id)
             last = message.id
         if commit and consumer is not None and not follow and last is not None:
-            sys.stdout.flush()  # before the position: unwritten messages are unread
+            sys.stdout.flush()  # before the position, because unwritten messages must stay unread
             client.set_position(topic, consumer, last)
 
 
@@ -250,7 +250,6 @@ def _messages(
     committed: bool,
 ) -> Iterator[Message]:
     if follow:
-        # Until it is interrupted.
         with client.consume(
             topic, start=start, inclusive=inclusive, read="committed" if committed else "uncommitted"
         ) as coming:
@@ -258,7 +257,7 @@ def _messages(
         return
     view = None
     if committed:
-        # A reader needs only the snapshot, so the transaction need not last as long as the read.
+        # A reader needs only the snapshot, so the transaction can end before the read.
         with client.transaction() as transaction:
             view = transaction.transaction
     yield from client.poll(topic, start=start, inclusive=inclusive, limit=limit, transaction=view)
@@ -276,7 +275,7 @@ def _json(message: Message) -> None:
         payload = {"base64": base64.b64encode(message.payload).decode("ascii")}
     found = {"id": str(message.id), "time_ms": message.id.publish_ms, "payload": payload}
     text = json.dumps(found, ensure_ascii=False)
-    # JSON escapes what ASCII has of such characters; others move a terminal's cursor as well.
+    # json.dumps escapes ASCII control characters only; other control characters also move a terminal's cursor.
     sys.stdout.write("".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text) + "\n")
 
 

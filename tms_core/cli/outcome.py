@@ -1,9 +1,9 @@
-"""How a command stops: errors become text with a code, and an exit code, here and nowhere before.
+"""The outcome of a command: errors become text with an error code, and an exit code, only here.
 
     error: Folder /data does not exist. [TMS-STORE-NOT-FOUND]
     hint: Set the folder that contains system.tms.meta (--leveldb, or storage.leveldb.path).
 
-With ``--format json`` the same is one JSON object on standard error: ``code``, ``message`` and ``hint``.
+With ``--format json``, standard error has a JSON object instead, with ``code``, ``message`` and ``hint``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tms_core.logs.printable import complete, printable
 
 DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 
-#: The options that lead to a server or a store.
-LEADING = ("server", "tx_server", "token_file", "ca_file", "config", "leveldb", "hbase")
+#: The options that select a server or a store.
+LOCATION_OPTIONS = ("server", "tx_server", "token_file", "ca_file", "config", "leveldb", "hbase")
 
-#: The exit codes of errors that are not just :data:`FAILED`; the first that fits counts.
+#: The exit codes of errors other than :data:`FAILED`; the first matching class applies.
 CODES: tuple[tuple[type[TmsError], int], ...] = (
     (ConfigurationError, USAGE),
     (StoreLayoutError, USAGE),
@@ -39,7 +39,7 @@ CODES: tuple[tuple[type[TmsError], int], ...] = (
 
 @contextmanager
 def completing() -> Iterator[None]:
-    """Add the options to the commands in the hints of errors raised in the block."""
+    """Add the typed options to the commands in the texts of errors that the block raises."""
     try:
         yield
     except TmsError as error:
@@ -48,12 +48,12 @@ def completing() -> Iterator[None]:
 
 
 def arguments() -> str:
-    """Return the options that name the place of the running command, to be typed again; not from the environment."""
+    """Return the typed options that select the server or the store, for commands in hints; omit the environment's."""
     context = click.get_current_context()
     values = {
         option.opts[0]: context.params[option.name]
         for option in context.command.params
-        if option.name in LEADING and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        if option.name in LOCATION_OPTIONS and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     }
     return " ".join(f"{option} {shlex.quote(str(value))}" for option, value in values.items())
 
@@ -71,11 +71,11 @@ def execute(
     """Run a command and return its exit code.
 
     Args:
-        name: the name of the program in its help.
+        name: the name of the program in its help texts.
         arguments: the command line without the program's name; None: ``sys.argv``.
         obj: the object in the context of the command.
         interrupted: the message after Ctrl-C.
-        typed: returns the typed options, for the commands in a hint.
+        typed: a function that returns the typed options, for the commands in hints.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--format=json" in words or ("--format", "json") in pairwise(words)
@@ -91,7 +91,7 @@ def execute(
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         help_command = f"{name if context is None else context.command_path} --help"
-        # Messages of this project's types are complete; click's messages need the name of the option.
+        # The messages of this project's types are complete; click's messages lack the name of the option.
         is_whole = error.message.startswith("invalid ")
         _show(as_json, errors.USAGE, error.message if is_whole else error.format_message(), help_command)
         return error.exit_code
@@ -99,11 +99,11 @@ def execute(
         click.echo(interrupted(), err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone; Python must not complain about that while it shuts down.
+        # The reader of the pipe has exited. Python's flush at shutdown must not report that again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except TmsError as error:
-        # An error may quote text of a server, a store or a client, with any characters.
+        # An error may quote text from a server, a store or a client; escape control characters.
         message, hint = (printable(complete(text, typed())) for text in (error.message, error.hint))
         _show(as_json, error.code, message, hint)
         return next((code for kind, code in codes if isinstance(error, kind)), FAILED)

@@ -1,4 +1,4 @@
-"""``tms producer``: the producers of a running server, and the way to fence a hanging one."""
+"""``tms producer``: show, fence and delete the producers of a running server."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def list_producers(options: Remote, pattern: str) -> None:
 def show(options: Remote, topic: TopicId, name: str) -> None:
     """Show the transactions of a producer.
 
-    The output has open transactions, and the outcome of the last one before the present instance.
+    The output has the open transactions, and the last transaction before the present instance.
 
     \b
     Example:
@@ -75,7 +75,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
     def lines() -> Iterator[str]:
         yield f"{name} of {topic}: generation {found.generation}, registered {_time(found)}"
         if found.previous is not None:
-            yield f"the last transaction before it: {_describe_previous(found.previous)}"
+            yield f"the last transaction before this generation: {_describe_previous(found.previous)}"
         if found.open:
             rows = [[str(pointer), label] for pointer, label in found.open.items()]
             yield from columns([["open transaction", "label"], *rows])
@@ -103,7 +103,7 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
             generation, previous = fencing.generation, fencing.previous
     value = {"topic": str(topic), "name": name, "generation": str(generation), "previous": _previous(previous)}
     suffix = f"; the last transaction: {_describe_previous(previous)}" if previous is not None else ""
-    options.print(value, lambda: [f"instances of {name} before generation {generation} are refused{suffix}"])
+    options.print(value, lambda: [f"instances of {name} before generation {generation} are fenced{suffix}"])
 
 
 @producer.command("delete")
@@ -113,7 +113,7 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
 def delete(options: Remote, topic: TopicId, name: str) -> None:
     """Delete a producer and fence its instance.
 
-    The server invalidates its open transactions. It forgets a producer by itself after an idle week.
+    The server invalidates its open transactions. The server deletes an idle producer after a week.
 
     \b
     Example:

@@ -1,6 +1,6 @@
-"""Options and output that the commands of a running server share: its address, the token, how the answer is written.
+"""Options and output of the commands for a running server: its address, the token and the output format.
 
-The client and the settings are imported when they are used: a help text and a completion do without them.
+Functions import the client and the settings, because help texts and completion need neither.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from tms_core.settings.models import Settings
     from tms_core.transaction.rpc.client import TransactionClient
 
-#: Addresses that mean "all addresses" for a server, and the address for its clients.
+#: Addresses on which a server accepts connections to all its addresses, and the address for local clients.
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
 #: The timeout of shell completion for each server, in seconds.
-_SECONDS = 2.0
+_TIMEOUT_SECONDS = 2.0
 
 
 config_option = shared("--config", **CONFIG_FILE)
@@ -46,12 +46,12 @@ format_option = shared(
 
 
 class OutputOptions:
-    """Options of a command that say how its answer is written."""
+    """The options of a command that determine its output."""
 
     format: str
 
     def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
-        """Print the result, as JSON or as text."""
+        """Print the value as JSON, or the lines as text."""
         if self.format == "json":
             click.echo(json.dumps(value, indent=1))
         else:
@@ -61,7 +61,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class Remote(OutputOptions):
-    """The options of commands that call a running server."""
+    """The options of a command for a running server."""
 
     server: str | None
     token_file: Path | None
@@ -70,10 +70,10 @@ class Remote(OutputOptions):
     format: str
 
     def client(self) -> Client:
-        """Return the server that is meant, and the transaction service of the settings.
+        """Return a client for the selected server and the configured transaction service.
 
         Raises:
-            ConfigurationError: a setting is wrong, or the certificate cannot be read.
+            ConfigurationError: a setting is invalid, or the certificate cannot be read.
         """
         from tms_core.client import Client, Options  # noqa: PLC0415
 
@@ -85,10 +85,10 @@ class Remote(OutputOptions):
         )
 
     def urls(self) -> list[str]:
-        """Return the URLs of the options, or the URL of the settings.
+        """Return the URLs of ``--server``, by default the URL in the settings.
 
         Raises:
-            ConfigurationError: a setting is wrong.
+            ConfigurationError: a setting is invalid.
         """
         if self.server:
             return self.server.split(",")
@@ -97,17 +97,17 @@ class Remote(OutputOptions):
         return [f"{'https' if server.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{server.port}"]
 
     def transactions(self) -> TransactionClient:
-        """Return the transaction service of the settings.
+        """Return a client for the configured transaction service.
 
         Raises:
-            ConfigurationError: a setting is wrong.
+            ConfigurationError: a setting is invalid.
         """
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
         return TransactionClient.configured(self._settings.transactions)
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return the context that checks a server's certificate; None: the certificates that the system trusts.
+        """Return the context that verifies the server's certificate; None: the system's trusted certificates.
 
         Raises:
             ConfigurationError: the file cannot be read.
@@ -120,7 +120,7 @@ class Remote(OutputOptions):
             return ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
-                f"--ca-file {self.ca_file} cannot be read: {error}.", "Give the file of a certificate in PEM."
+                f"--ca-file {self.ca_file} cannot be read: {error}.", "Give a file of certificates in PEM."
             ) from error
 
     @cached_property
@@ -131,13 +131,13 @@ class Remote(OutputOptions):
 
 
 def remote(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the options of every such command, handed to it as one."""
+    """Add the options for a running server to a command, which receives them as one :class:`Remote`."""
 
     @shared(
         "--server",
         metavar="URL[,…]",
         envvar="TMS_URL",
-        help="Message server; by default that of the settings.",
+        help="Message server; default: the server in the settings.",
     )
     @shared(
         "--token-file",
@@ -150,7 +150,7 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         "--ca-file",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Certificates (PEM) that the server's certificate is checked with.",
+        help="CA certificates (PEM) to verify the server's certificate with.",
     )
     @config_option
     @format_option
@@ -171,7 +171,7 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the first server's topics that start so, for a shell to complete; none where none answers soon."""
+    """Return the topics that complete a word, from the first server that responds; none if all servers are slow."""
     namespace = incomplete.partition(":")[0] if ":" in incomplete else "default"
     server, token, authority, config = map(context.params.get, ("server", "token_file", "ca_file", "config"))
     remote = Remote(server, token, authority, config, "table")
@@ -186,7 +186,7 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
 
 
 def _fetch_topics(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
-    """Return a namespace's topics without the client, whose import takes too long for shell completion."""
+    """Return the topics of a namespace without the client, because its import is too slow for shell completion."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
     from urllib.parse import quote, urlsplit  # noqa: PLC0415
 
@@ -195,9 +195,9 @@ def _fetch_topics(url: str, namespace: str, token_file: Path | None, tls: ssl.SS
         raise ValueError(url)
     headers = {} if token_file is None else {"Authorization": f"Bearer {token_file.read_text('ascii').strip()}"}
     if parts.scheme == "https":
-        connection: HTTPConnection = HTTPSConnection(parts.hostname, parts.port, timeout=_SECONDS, context=tls)
+        connection: HTTPConnection = HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_SECONDS, context=tls)
     else:
-        connection = HTTPConnection(parts.hostname, parts.port, timeout=_SECONDS)
+        connection = HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_SECONDS)
     try:
         path = f"{parts.path.rstrip('/')}/v1/namespaces/{quote(namespace, safe='')}/topics"
         connection.request("GET", path, headers=headers)

@@ -24,13 +24,13 @@ from tms_core.logs.loggers import LogFormat, configure
 if TYPE_CHECKING:
     from tms_core.server.companions import Companion
 
-#: glibc's parameters: the smallest block that is returned to the system when it is freed, and the number of pools.
+#: Parameters of glibc's mallopt: the minimum size of a block with its own mapping, and the maximum number of arenas.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-#: Larger than a page of messages; otherwise each page would be allocated by the system.
-_LARGE_BLOCK_BYTES, _POOLS = 1 << 20, 2
-#: The longest time that a thread keeps the interpreter lock while others wait, in seconds. The writer of a batch needs
-#: the lock after each call of LevelDB, and with Python's 5 ms it waited longer for the lock than for the disk.
-_TURN_SECONDS = 0.001
+#: The threshold is larger than a page of messages; otherwise each page would need a system call.
+_MMAP_THRESHOLD_BYTES, _ARENAS = 1 << 20, 2
+#: The time that a thread keeps the interpreter lock while others wait, in seconds. The batch writer needs the lock
+#: after each LevelDB call; with Python's default of 5 ms, it would wait longer for the lock than for the disk.
+_SWITCH_SECONDS = 0.001
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--snapshots",
     metavar="DIR",
-    help="Folder of another manager's transaction snapshots; then this server manages no transactions.",
+    help="Folder with transaction snapshots of another manager; this server then manages no transactions.",
 )
 @click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is deleted.")
 @shared("--log-format", type=click.Choice(["auto", "text", "json"]), default="text", shown="text", help=LOG_FORMAT)
@@ -64,8 +64,8 @@ def serve(
     """Serve messages and transactions.
 
     The server listens for REST on server.port and for transactions on transactions.thrift, and runs
-    the janitor inside. The first SIGTERM or Ctrl-C stops it after the accepted requests are finished,
-    the second stops it at once. SIGHUP starts a sweep.
+    the janitor in the same process. The first SIGTERM or Ctrl-C stops the server after it has finished
+    the accepted requests; the second stops it at once. SIGHUP starts a sweep.
 
     \b
     Examples:
@@ -74,16 +74,16 @@ def serve(
     """
     flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
     configure(log_format, sys.stderr, arguments(), daemon=True)
-    _open_many_files()
-    _give_memory_back()
-    sys.setswitchinterval(_TURN_SECONDS)
+    _raise_file_limit()
+    _configure_malloc()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     stop = Event()
     running: list[Companion] = []
-    from tms_core.server.serving import serving  # noqa: PLC0415 a help text does without it
+    from tms_core.server.serving import serving  # noqa: PLC0415 help texts do not need it
 
     with (
         completing(),
-        ending(stop.set, hangup=partial(_run_now, running)),
+        ending(stop.set, hangup=partial(_run_companions, running)),
         serving(config, os.environ, flags, janitor=not no_janitor) as started,
     ):
         running += started.companions.values()
@@ -94,27 +94,27 @@ def serve(
     logger.info("all accepted messages are written; the store is closed")
 
 
-def _run_now(running: Sequence[Companion]) -> None:
-    """Start the work of the companions at once, after SIGHUP."""
+def _run_companions(running: Sequence[Companion]) -> None:
+    """Start a run of each companion at once, after SIGHUP."""
     if not running:
-        logger.info("SIGHUP has no effect: no janitor runs in this server")
+        logger.info("SIGHUP ignored: no janitor runs in this server")
     for companion in running:
         companion.run_now()
 
 
-def _open_many_files() -> None:
-    """Allow as many open files as this process may have: each connection is one, and the soft limit is often 1,024."""
+def _raise_file_limit() -> None:
+    """Raise the limit of open files to the hard limit: each connection is a file, and the soft limit is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _give_memory_back() -> None:
-    """Configure the C library to return large freed blocks to the system, and to share its pools among threads.
+def _configure_malloc() -> None:
+    """Configure glibc to return large freed blocks to the system, and to share few arenas among all threads.
 
     Otherwise each thread keeps the memory of its largest message, which ``server.memory`` does not count (mallopt(3)).
-    Without effect if the C library is not glibc.
+    Other C libraries are not changed.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
-        library.mallopt(_M_ARENA_MAX, _POOLS)
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        library.mallopt(_M_ARENA_MAX, _ARENAS)

@@ -1,4 +1,4 @@
-"""``tms topic``: making, looking at, changing and deleting topics of a running server."""
+"""``tms topic``: create, show, change and delete topics of a running server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 if TYPE_CHECKING:
     from tms_core.client import Ages, Client
 
-#: The tolerance for messages dated ahead of this machine's clock.
+#: The tolerated difference when a message's time is later than this machine's clock.
 ALLOWANCE = timedelta(minutes=5)
 
 
@@ -62,7 +62,7 @@ def create(
     """Create a topic.
 
     Without --ttl the topic gets the server's default (server.default_ttl_seconds).
-    With --partitions its messages are in TOPIC-0, TOPIC-1 and so on, by their keys.
+    With --partitions, the messages are in TOPIC-0, TOPIC-1 and so on, by their keys.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def list_topics(options: Remote, namespace: str | None, *, everything: bool, cou
         found = client.topics(None if everything else namespace or "default")
         counts = {one: _count(client, one) for one in found} if count else {}
     if namespace is None and not everything and options.format == "table":
-        click.echo(f"namespace default only; all: {complete('tms topic list --all', arguments())}", err=True)
+        click.echo(f"only namespace default; all topics: {complete('tms topic list --all', arguments())}", err=True)
     if count:
         value: list[Any] = [{"topic": str(one), "messages": counts[one]} for one in found]
         rows = [[str(one), f"{counts[one]:,}"] for one in found]
@@ -151,21 +151,21 @@ def update(
     """
     with options.client() as client:
         before = client.topic(topic)
-        # The server replaces all of them, as CDAP's does.
+        # An update replaces all properties, as in CDAP, so it has to include the unchanged ones.
         current = {name: value for name, value in before.properties.items() if name != "generation"}
         target = {**current, **_properties(properties, retention, partitions)}
         shorter = ttl if ttl is not None else parse_java_int(target["ttl"])
-        # Before the change: afterwards, messages that it hides look like messages that were hidden before.
+        # Count before the change: afterwards, these messages look like messages that were already hidden.
         ages = client.ages(topic, shorter) if shorter is not None and 0 < shorter < before.ttl_seconds else None
         client.update_topic(topic, ttl=ttl, properties=target)
         _print(options, client.topic(topic).properties, topic, hidden=ages)
     if ages is not None and ages.older and options.format == "table":
-        click.echo(complete(_ways_out(topic, before.ttl_seconds, ages.hold_seconds), arguments()), err=True)
+        click.echo(complete(_describe_hold(topic, before.ttl_seconds, ages.hold_seconds), arguments()), err=True)
 
 
 @topic.command("delete")
 @topic_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @remote
 def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
     """Delete a topic and all its messages.
@@ -175,7 +175,7 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
       tms topic delete default:orders
     """
     with options.client() as client:
-        client.topic(topic)  # a mistyped name fails before the question
+        client.topic(topic)  # fail on a mistyped name before asking for confirmation
         if not yes:
             click.confirm(f"Delete {topic} and all its messages", abort=True, err=True)
         client.delete_topic(topic)
@@ -206,18 +206,18 @@ def _ahead_ms(client: Client, topic: TopicId) -> int | None:
     return None
 
 
-def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str:
-    """Return a sentence about messages that a shorter TTL has hidden: until when the change can be undone."""
+def _describe_hold(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str:
+    """Return how long the janitor holds messages that a shorter TTL has hidden, and the commands for them."""
     keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}"
     if hold_seconds == 0:
         return f"The janitor deletes them with its next run, because janitor.hold_seconds is 0.\n{keep}"
-    until = "for as long as janitor.hold_seconds says"
+    period = "for the time in janitor.hold_seconds"
     if hold_seconds is not None:
         ends = moment(SystemClock().now_ms() + hold_seconds * 1000)
-        until = f"for {duration(hold_seconds * 1000)} from its next run: until about {ends}"
+        period = f"for {duration(hold_seconds * 1000)} from its next run: until about {ends}"
     return (
-        f"The janitor holds them before it deletes them, {until}.\n"
-        f"To see until when:      janitor topic {topic}\n"
+        f"The janitor holds them before it deletes them, {period}.\n"
+        f"To see the deadline:    janitor topic {topic}\n"
         f"{keep}\n"
         f"To release them now:    janitor approve {topic}"
     )
@@ -249,8 +249,8 @@ def _print(
             yield f"  {messages:,} messages"
         if ahead_ms is not None:
             yield f"  messages are dated ahead of this clock, from {moment(ahead_ms)} on: they outlive their ttl"
-            ways = f"  remedy: correct the clock if it is behind; otherwise read them, then: tms topic delete {topic}"
-            yield complete(f"{ways}; then: tms topic create {topic}", arguments())
+            remedy = f"  remedy: correct the clock if it is slow; otherwise read them, then: tms topic delete {topic}"
+            yield complete(f"{remedy}; then: tms topic create {topic}", arguments())
         if hidden is not None:
             more = "at least " if hidden.at_least else ""
             counts = f"{more}{hidden.older:,} of {more}{hidden.messages:,}"

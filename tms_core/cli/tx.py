@@ -1,7 +1,7 @@
-"""``tms tx``: transactions, their holders and ages, and the commands that decide them.
+"""``tms tx``: show transactions with their clients and ages, and abort or invalidate them.
 
-All calls use Thrift, so the commands work with Tephra's own service, too, which does not report holders. Ids are
-decimal text in JSON: they are above 2^53, where programs that calculate in doubles lose the last digits.
+All calls use Thrift, so the commands also work with Tephra's service, which does not report clients. In JSON, ids are
+decimal text: they are above 2^53, where programs that calculate in doubles lose the last digits.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tms_core.transaction.model import (
 if TYPE_CHECKING:
     from tms_core.transaction.rpc.client import TransactionClient
 
-#: The longest a command waits for the service, in seconds.
+#: The time limit for calls to the transaction service, in seconds.
 _TIMEOUT_SECONDS = 30
 
-#: The most named topics that one transaction blocks.
+#: The maximum number of blocked topics that the list shows for a transaction.
 _NAMED_TOPICS = 5
 
 TransactionId = TransactionIdType()
@@ -46,7 +46,7 @@ TransactionId = TransactionIdType()
 
 @dataclass(frozen=True)
 class CommandOptions(OutputOptions):
-    """The options of every command of the group."""
+    """The options that all commands of the group have."""
 
     tx_server: str | None
     config: Path | None
@@ -55,7 +55,7 @@ class CommandOptions(OutputOptions):
     @contextmanager
     def client(self) -> Iterator[TransactionClient]:
         """Yield the client of the selected transaction service."""
-        from tms_core.settings.models import load  # noqa: PLC0415 a help text does without it
+        from tms_core.settings.models import load  # noqa: PLC0415 help texts do not need it
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
         transactions = load(self.config, os.environ, {}).settings.transactions
@@ -64,14 +64,14 @@ class CommandOptions(OutputOptions):
 
 
 def common(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the options of every command, handed to it as one."""
+    """Add the options of the group to a command, which receives them as one :class:`CommandOptions`."""
 
     @shared(
         "--tx-server",
         type=AddressType(),
         metavar="HOST:PORT",
         env="TMS_TRANSACTIONS__THRIFT",
-        help="Transaction service; by default that of the settings.",
+        help="Transaction service; default: the service in the settings.",
     )
     @config_option
     @format_option
@@ -89,7 +89,7 @@ def tx() -> None:
 
 
 @tx.command("list")
-@click.option("--invalid", is_flag=True, help="The invalid list instead: transactions whose writes are hidden.")
+@click.option("--invalid", is_flag=True, help="List the invalid transactions, whose writes are hidden.")
 @common
 def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
     """List transactions in progress, or the invalid list.
@@ -148,7 +148,7 @@ def show(options: CommandOptions, transaction_id: int) -> None:
     if entry is not None:
         found |= {"state": "in_progress", **_in_progress_fields(entry, state, clients)}
     else:
-        found |= {"state": _fate(state, transaction_id)}
+        found |= {"state": _state_of(state, transaction_id)}
 
     def lines() -> Iterator[str]:
         yield f"{found['id']}: {found['state'].replace('_', ' ')}"
@@ -189,9 +189,9 @@ def invalidate(options: CommandOptions, transaction_ids: tuple[int, ...]) -> Non
 def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
     """Abort a transaction whose writes were rolled back.
 
-    Writes of a short one that were not taken back become readable; if that is not known,
-    invalidate it. A long one becomes invalid in any case, and so does one of which
-    tms serve knows messages or claims that were not rolled back.
+    Writes of a short transaction that were not rolled back become readable. If you are not sure,
+    invalidate the transaction instead. A long transaction always becomes invalid, and so does a
+    transaction with messages or claims that tms serve knows and the client has not rolled back.
 
     \b
     Example:
@@ -204,7 +204,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
                 f"Transaction {transaction_id} is not in progress.", "List the transactions in progress: tms tx list"
             )
         if not yes:
-            click.confirm("Have all its writes been rolled back? Others become readable", abort=True, err=True)
+            click.confirm("Have all its writes been rolled back? The others become readable", abort=True, err=True)
         client.abort(_transaction(entry))
         outcome = "invalid now" if client.state().is_invalid(entry.write_pointer) else "aborted"
     options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {outcome}"]))
@@ -213,7 +213,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
 @tx.command("truncate")
 @click.argument("transaction_ids", metavar="[ID...]", type=TransactionId, nargs=-1)
 @click.option(
-    "--before", type=TimeType(), help="All transactions that started before: milliseconds, or 2026-11-01T00:00:00Z."
+    "--before", type=TimeType(), help="Remove transactions started before: 2026-11-01T00:00:00Z, or milliseconds."
 )
 @click.option(
     "--yes", is_flag=True, help="Do not ask for confirmation that no table has messages of these transactions."
@@ -239,8 +239,8 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
         if not yes:
             click.confirm(
                 "Remaining messages of these transactions become readable. tms serve voids their claims and "
-                "producers' transactions first; another transaction service does not, and consumer groups lose what "
-                "was claimed. Are no messages of these transactions left?",
+                "producers' transactions first; another transaction service does not, and consumer groups lose the "
+                "claimed messages. Are all messages of these transactions deleted?",
                 abort=True,
                 err=True,
             )
@@ -249,9 +249,9 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
             client.truncate_invalid(transaction_ids)
         else:
             client.truncate_invalid_before(before_ms)
-        rest = client.invalid_size()
+        left = client.invalid_size()
     options.print(
-        {"invalid_before": size, "invalid_after": rest}, lambda: iter([f"{size} were invalid, {rest} are left"])
+        {"invalid_before": size, "invalid_after": left}, lambda: iter([f"{size} were invalid, {left} are left"])
     )
 
 
@@ -273,13 +273,13 @@ def _print_invalid(options: CommandOptions, state: VisibilityState) -> None:
 
 
 def _transactions(state: VisibilityState) -> list[InProgress]:
-    """Return the transactions in progress, without the checkpoints that belong to one of them."""
+    """Return the transactions in progress, without their checkpoints."""
     children = {pointer for entry in state.in_progress for pointer in entry.checkpoints}
     return [entry for entry in state.in_progress if entry.write_pointer not in children]
 
 
 def _entry(state: VisibilityState, pointer: int) -> InProgress | None:
-    """Return the transaction that has the pointer, if it is in progress."""
+    """Return the transaction in progress with this id or checkpoint; None: no such transaction."""
     return next((one for one in _transactions(state) if pointer in (one.write_pointer, *one.checkpoints)), None)
 
 
@@ -290,7 +290,7 @@ def _transaction(entry: InProgress) -> Transaction:
     return Transaction(pointers[0], pointers[0], pointers[-1], type=kind, checkpoint_write_pointers=entry.checkpoints)
 
 
-def _fate(state: VisibilityState, pointer: int) -> str:
+def _state_of(state: VisibilityState, pointer: int) -> str:
     if state.is_invalid(pointer):
         return "invalid"
     return "not_issued_yet" if pointer > state.write_pointer else "committed_or_aborted"
@@ -306,7 +306,7 @@ def _summary(state: VisibilityState) -> dict[str, Any]:
 
 
 def _in_progress_fields(entry: InProgress, state: VisibilityState, clients: dict[int, str]) -> dict[str, Any]:
-    """Return one in progress; times are by the service's clock."""
+    """Return the fields of a transaction in progress; times use the service's clock."""
     return {
         "id": str(entry.write_pointer),
         "type": (entry.type or InProgressType.SHORT).name.lower(),
@@ -323,7 +323,7 @@ def _times(held: dict[str, Any]) -> tuple[str, str]:
 
 
 def _blocked_topics(held: dict[str, Any]) -> str:
-    """Return the topics whose readers in transactions wait for a transaction, the longest wait first."""
+    """Return the topics whose transactional readers wait for the transaction; the longest wait comes first."""
     topics = sorted(held["topics"], key=lambda name: (held["topics"][name], name))
     more = f" and {len(topics) - _NAMED_TOPICS:,} more" if len(topics) > _NAMED_TOPICS else ""
     return printable(", ".join(topics[:_NAMED_TOPICS])) + more

@@ -1,4 +1,4 @@
-"""Arguments as people type them on a command line: times and spans of time, topics, messages."""
+"""The types of command-line arguments: times, durations, topics, addresses, and ids of transactions and messages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tms_core.topic import TopicId
 _RELATIVE = re.compile(rf"now((?:[+-]{SPAN})*)")
 _TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
 _LAST_PORT = 65535
-#: The last millisecond that a calendar has: 9999-12-31T23:59:59.999Z.
+#: The last millisecond that ``datetime`` can represent: 9999-12-31T23:59:59.999Z.
 _LAST_MS = 253_402_300_799_999
-#: The greatest distance of a time from now, in milliseconds, for which a calendar date exists: almost 7,000 years.
-_REACH_MS = 220_000_000_000_000
+#: The maximum distance of a relative time from now, in milliseconds, within the range of ``datetime``: 7,000 years.
+_MAX_OFFSET_MS = 220_000_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Moment:
     """A point in time from the command line.
 
     Attributes:
-        ms: milliseconds since the epoch, or since now if ``relative``; within the range of a calendar.
+        ms: milliseconds since the epoch, or from now if ``relative``; within the range of ``datetime``.
     """
 
     ms: int
@@ -39,10 +39,10 @@ class Moment:
 
 
 class TimeType(click.ParamType[Moment]):
-    """``1700000000000`` (ms), ``2023-11-14T22:13:20Z``, or ``now-1d12h``."""
+    """A time: ``1700000000000`` (ms), ``2023-11-14T22:13:20Z``, or ``now-1d12h``."""
 
     name = "time"
-    #: The accepted forms, for the error.
+    #: The accepted forms, for the error message.
     forms = "2023-11-14T22:13:20Z, 1700000000000 or now-1d12h"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
@@ -53,18 +53,18 @@ class TimeType(click.ParamType[Moment]):
 
 
 class SinceType(TimeType):
-    """A time; a span alone, as ``10m``, is so long ago."""
+    """A time, or a duration before now: ``10m`` means ten minutes ago."""
 
     forms = f"10m (ago), {TimeType.forms}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         span_ms = None if isinstance(value, Moment) else parse_span(str(value))
-        since = None if span_ms is None else _in_calendar(Moment(-span_ms, relative=True))
+        since = None if span_ms is None else _limit_range(Moment(-span_ms, relative=True))
         return since or super().convert(value, param, ctx)
 
 
 class TtlType(click.ParamType[int]):
-    """Reads a time to live in whole seconds: ``604800``, ``7d``, ``1h30m``."""
+    """A time to live in whole seconds: ``604800``, ``7d``, ``1h30m``."""
 
     name = "ttl"
 
@@ -77,11 +77,11 @@ class TtlType(click.ParamType[int]):
 
 
 def parse_time(text: str) -> Moment | None:
-    """Parse a time in any of its three forms; None: the text is not a time, or outside the range of a calendar."""
+    """Parse a time in any of its three forms; None: the text is not a time, or is outside the range of ``datetime``."""
     if re.fullmatch(r"[0-9]{1,19}", text):
-        return _in_calendar(Moment(int(text), relative=False))
+        return _limit_range(Moment(int(text), relative=False))
     if match := _RELATIVE.fullmatch(text):
-        return _in_calendar(
+        return _limit_range(
             Moment(sum(_apply_sign(sign, span) for sign, span in _TERM.findall(match[1])), relative=True)
         )
     try:
@@ -89,11 +89,11 @@ def parse_time(text: str) -> Moment | None:
     except ValueError:
         return None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return _in_calendar(Moment(round(moment.timestamp() * 1000), relative=False))
+    return _limit_range(Moment(round(moment.timestamp() * 1000), relative=False))
 
 
-def _in_calendar(moment: Moment) -> Moment | None:
-    return moment if abs(moment.ms) <= (_REACH_MS if moment.relative else _LAST_MS) else None
+def _limit_range(moment: Moment) -> Moment | None:
+    return moment if abs(moment.ms) <= (_MAX_OFFSET_MS if moment.relative else _LAST_MS) else None
 
 
 def _apply_sign(sign: str, span: str) -> int:
@@ -102,7 +102,7 @@ def _apply_sign(sign: str, span: str) -> int:
 
 
 class TopicType(click.ParamType[TopicId]):
-    """``namespace:topic``, one and no pattern."""
+    """A topic, ``namespace:topic``, not a pattern."""
 
     name = "topic"
 
@@ -116,7 +116,7 @@ class TopicType(click.ParamType[TopicId]):
 
 
 class AddressType(click.ParamType[str]):
-    """``HOST:PORT``; empty text counts as missing."""
+    """An address, ``HOST:PORT``; an empty text means no address."""
 
     name = "address"
 
@@ -129,7 +129,7 @@ class AddressType(click.ParamType[str]):
 
 
 class TransactionIdType(click.ParamType[int]):
-    """The number of a transaction, or the write pointer of a checkpoint."""
+    """The id of a transaction, or the write pointer of a checkpoint."""
 
     name = "transaction_id"
 
@@ -143,7 +143,7 @@ class TransactionIdType(click.ParamType[int]):
 
 
 class MessageIdType(click.ParamType[MessageId]):
-    """40 hex digits, as a consumer sees them."""
+    """The id of a message, 40 hex digits."""
 
     name = "message_id"
 
