@@ -1,6 +1,6 @@
-"""Writes what is made from code: rules, the dashboard, and the chart's schema and page.
+"""Write the generated files: the rules of alerts, the dashboard, and the chart's schema and README.
 
-Run it from the root of a checkout: ``python -m charts.generate``. A test says so when a file is out of date.
+Run it from the root of a checkout: ``python -m charts.generate``. A test fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _HEAD = "# Made by `python -m charts.generate` from tools/monitoring; change tha
 
 
 def files() -> dict[Path, str]:
-    """Every file that is made, with its contents."""
+    """Return the contents of each generated file."""
     board = json.dumps(dashboard(), indent=2) + "\n"
     return {
         ROOT / "conf/prometheus/rules.yaml": _HEAD + _rules(),
-        CHART / "files/rules.yaml": _HEAD + _rules(open_ended=True),
+        CHART / "files/rules.yaml": _HEAD + _rules(as_template=True),
         ROOT / "conf/grafana/tms-janitor.json": board,
         CHART / "files/dashboard.json": board,
         CHART / "files/thresholds.yaml": _HEAD
         + yaml.safe_dump({"daemon": thresholds("daemon"), "cronjob": thresholds("cronjob")}, sort_keys=False),
         CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n",
         CHART / "README.md": page(),
-        GUIDE: _between(GUIDE.read_text(encoding="utf-8"), "alerts", _alerts()),
+        GUIDE: _replace_section(GUIDE.read_text(encoding="utf-8"), "alerts", _alerts()),
     }
 
 
-def _rules(*, open_ended: bool = False) -> str:
-    """The rules in YAML; ``open_ended`` ones have names in braces where the chart puts what its values say."""
-    if not open_ended:
+def _rules(*, as_template: bool = False) -> str:
+    """Return the rules in YAML; a template has placeholders, which the chart replaces with its values."""
+    if not as_template:
         document = rules()
     else:
-        holes = {threshold.name: f"${{{threshold.name}}}" for threshold in THRESHOLDS}
-        document = rules(holes, scope="${scope}", runbook="${runbook}", servers="${servers}")
+        placeholders = {threshold.name: f"${{{threshold.name}}}" for threshold in THRESHOLDS}
+        document = rules(placeholders, scope="${scope}", runbook="${runbook}", servers="${servers}")
     return yaml.safe_dump(document, sort_keys=False, width=10_000)
 
 
 def _alerts() -> str:
-    """The table of alerts, as ``docs/operate/alerts.md`` has it."""
+    """Return the table of alerts for ``docs/operate/alerts.md``."""
     lines = ["| alert | severity | for | expression |", "|---|---|---|---|"]
     by_name = {alert.name: alert for alert in ALERTS}
     for rule in rules()["groups"][0]["rules"]:
@@ -58,15 +58,15 @@ def _alerts() -> str:
     return "\n".join(lines)
 
 
-def _between(page: str, mark: str, made: str) -> str:
-    """A page with what stands between two marks made anew."""
+def _replace_section(page: str, mark: str, text: str) -> str:
+    """Return a page with new text between the start and end comments of ``mark``."""
     begin, end = f"<!-- {mark}: made by python -m charts.generate -->", f"<!-- /{mark} -->"
     before, _, rest = page.partition(begin)
-    return f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
 def main() -> None:
-    """Write them."""
+    """Write the files."""
     for path, text in files().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Lays out the chart as it is published: with where it comes from, the images it starts, and what has changed.
+"""Prepare the chart for publication: add its source, the images that it uses, and the changes of the version.
 
 ``python -m charts.package FOLDER VERSION SOURCE REGISTRY``
 """
@@ -16,15 +16,15 @@ import yaml
 from charts.values import CHART
 
 CHANGELOG = CHART.parents[1] / "CHANGELOG.md"
-#: What the changelog's headings are to Artifact Hub.
+#: The kinds of changes that Artifact Hub knows.
 KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 
 
 def changes(changelog: str, version: str) -> list[dict[str, str]]:
-    """What the changelog says of a version, as Artifact Hub reads it: each point's kind and description."""
+    """Return the changes of a version in the changelog for Artifact Hub, each with its kind and description."""
     found: list[dict[str, str]] = []
-    _, _, behind = f"\n{changelog}".partition(f"\n## [{version}]")
-    for section in re.split(r"^### ", re.split(r"^## ", behind, flags=re.MULTILINE)[0], flags=re.MULTILINE)[1:]:
+    _, _, following = f"\n{changelog}".partition(f"\n## [{version}]")
+    for section in re.split(r"^### ", re.split(r"^## ", following, flags=re.MULTILINE)[0], flags=re.MULTILINE)[1:]:
         kind = section.partition("\n")[0].strip().lower()
         kind = kind if kind in KINDS else "changed"
         points = re.findall(r"^- (.+(?:\n  .+)*)", section, flags=re.MULTILINE)
@@ -32,14 +32,14 @@ def changes(changelog: str, version: str) -> list[dict[str, str]]:
     return found
 
 
-def described(chart: dict[str, Any], version: str, source: str, images: dict[str, str], news: Any) -> dict[str, Any]:
-    """A Chart.yaml that says more.
+def add_metadata(chart: dict[str, Any], version: str, source: str, images: dict[str, str], news: Any) -> dict[str, Any]:
+    """Return the contents of a Chart.yaml with the data for publication.
 
     Args:
-        chart: as it stands in the tree.
-        source: the address of the repository.
-        images: each image that a release may start, by its name.
-        news: of :func:`changes`.
+        chart: the contents of the source tree's Chart.yaml.
+        source: the URL of the repository.
+        images: the images that a release may start, by name.
+        news: the result of :func:`changes`.
     """
     own = {
         "artifacthub.io/changes": yaml.safe_dump(news, sort_keys=False, allow_unicode=True, width=10_000),
@@ -58,7 +58,7 @@ def described(chart: dict[str, Any], version: str, source: str, images: dict[str
 
 
 def stage(folder: Path, version: str, source: str, registry: str) -> Path:
-    """Copy the chart into ``folder``, with what :func:`described` adds, and the registry as its images' one."""
+    """Copy the chart into ``folder``, add its metadata, and set the registry of its images; return the copy."""
     target = folder / CHART.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(CHART, target)
@@ -66,7 +66,7 @@ def stage(folder: Path, version: str, source: str, registry: str) -> Path:
     images = {"janitor": image, "janitor-with-an-archive": f"{image}-archive"}
     file, values = target / "Chart.yaml", target / "values.yaml"
     news = changes(CHANGELOG.read_text(encoding="utf-8"), version)
-    chart = described(yaml.safe_load(file.read_text(encoding="utf-8")), version, source, images, news)
+    chart = add_metadata(yaml.safe_load(file.read_text(encoding="utf-8")), version, source, images, news)
     file.write_text(yaml.safe_dump(chart, sort_keys=False, allow_unicode=True, width=10_000), encoding="utf-8")
     given = values.read_text(encoding="utf-8")
     values.write_text(given.replace('\n  registry: ""\n', f'\n  registry: "{registry}"\n', 1), encoding="utf-8")

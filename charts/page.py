@@ -1,4 +1,4 @@
-"""The chart's README: its values, what goes together, the program's settings, and the figures of the alerts."""
+"""The generator of the chart's README: values, required combinations, settings, and thresholds of the alerts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ This command installs a daemon that only plans:
 |---|---|---|
 """
 
-_COMBINED = """
+_COMBINATIONS = """
 ## Required combinations
 
 Helm rejects values that violate one of these rules, or that give one pod the same port twice.
@@ -46,7 +46,7 @@ above override the defaults below. `docs/reference/configuration.md` has the rea
 |---|---|---|
 """
 
-_FIGURES = """
+_THRESHOLDS = """
 ## Thresholds of the alerts
 
 The defaults of `prometheusRule.thresholds` depend on `mode`. The table shows the defaults for a daemon, and for a
@@ -60,16 +60,16 @@ the longest interval between two runs plus two hours. A daemon's thresholds grow
 
 
 def page() -> str:
-    """The chart's README."""
+    """Return the chart's README."""
     values = defaults()
     own = [_row(path, _at(values, path), meaning) for path, meaning in comments().items()]
-    told = [f"- {why}" for why, _, _ in COMBINATIONS]
+    combinations = [f"- {why}" for why, _, _ in COMBINATIONS]
     settings = [
         _row(path, "required" if field.is_required() else field.default, _with_unit(field))
         for path, field in fields(AllSettings)
     ]
-    figures = [f"| `{each.name}` | {each.daemon} | {each.cronjob} | {each.meaning} |" for each in THRESHOLDS]
-    parts = [_HEAD, *own, _COMBINED, *told, _SETTINGS, *settings, _FIGURES, *figures]
+    alert_thresholds = [f"| `{each.name}` | {each.daemon} | {each.cronjob} | {each.meaning} |" for each in THRESHOLDS]
+    parts = [_HEAD, *own, _COMBINATIONS, *combinations, _SETTINGS, *settings, _THRESHOLDS, *alert_thresholds]
     return "".join(part if part.startswith(("#", "\n#")) else f"{part}\n" for part in parts)
 
 

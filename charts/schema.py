@@ -1,8 +1,7 @@
-"""The chart's ``values.schema.json``, from the settings' models.
+"""The generator of the chart's ``values.schema.json``, from the models of the settings.
 
-What the chart writes into the settings file has to be what the program reads. So the sections ``storage``,
-``transactions``, ``server`` and ``janitor`` of the schema are the program's own models, and only what is Kubernetes'
-affair is described here.
+The chart copies the values under ``storage``, ``transactions``, ``server`` and ``janitor`` to the settings file.
+Therefore their schema comes from the program's own models, and this module describes only the values for Kubernetes.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from janitor.settings import AllSettings
 from tools.monitoring.rules import ALERTS, THRESHOLDS
 
 _SECTIONS = ("storage", "transactions", "server", "janitor")
-_NOTHING_ELSE = {"additionalProperties": False}
+_CLOSED = {"additionalProperties": False}
 _TEXT: Schema = {"type": "string"}
 _SWITCH: Schema = {"type": "boolean"}
 _OBJECT: Schema = {"type": "object"}
 _OBJECTS: Schema = {"type": "array", "items": _OBJECT}
 _TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
-#: Labels without the chart's own, by which some of its objects find each other.
+#: The labels that values must not set, because selectors of the chart's objects use them.
 _OWN_LABELS = r"^(app\.kubernetes\.io/(name|instance|component|version|managed-by)|helm\.sh/chart)$"
 _LABELS: Schema = {**_TEXTS, "patternProperties": {_OWN_LABELS: False}}
 _VARIABLE: Schema = {
@@ -31,7 +30,7 @@ _VARIABLE: Schema = {
     "required": ["name"],
     "additionalProperties": False,
 }
-#: As Kubernetes reads them: a thousand is ``k``, and 1024 is ``Ki``.
+#: A quantity in Kubernetes' format: 1000 is ``1k``, and 1024 is ``1Ki``.
 _QUANTITY = {
     "anyOf": [
         {"type": "string", "pattern": r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"},
@@ -50,7 +49,7 @@ def _one_of(*choices: str) -> Schema:
 
 
 def _object(**properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, **_NOTHING_ELSE}
+    return {"type": "object", "properties": properties, **_CLOSED}
 
 
 _RESOURCES = _object(
@@ -58,8 +57,8 @@ _RESOURCES = _object(
     limits={"type": "object", "additionalProperties": _QUANTITY},
     claims=_OBJECTS,
 )
-#: What all pods have, and each kind of pod may have otherwise.
-_OF_PODS: dict[str, Schema] = {
+#: The values of all pods that each kind of pod can override.
+_POD_VALUES: dict[str, Schema] = {
     "resources": _RESOURCES,
     "podAnnotations": _TEXTS,
     "nodeSelector": _TEXTS,
@@ -71,14 +70,14 @@ _OF_PODS: dict[str, Schema] = {
     "extraContainers": _OBJECTS,
 }
 _PROBES = _object(startupProbe=_OBJECT, livenessProbe=_OBJECT, readinessProbe=_OBJECT)
-#: The kinds of pods, as their containers are called.
+#: The kinds of pods, which are the names of their containers.
 _COMPONENTS = ("janitor", "server", "exporter", "spark", "executor", "adopt", "approve", "test")
 _CRON: Schema = {"type": "string", "pattern": r"^(@\w+|\S+ \S+ \S+ \S+ \S+)$"}
 
-#: What is Kubernetes' affair, by its name in the values.
-_OWN: dict[str, Schema] = {
+#: The schemas of the values for Kubernetes, by name.
+_KUBERNETES_VALUES: dict[str, Schema] = {
     "enabled": _SWITCH,
-    # Other charts find theirs there, too.
+    # Other charts have their global values in the same section, so unknown values are valid.
     "global": {"type": "object", "properties": {"imageRegistry": _TEXT, "imagePullSecrets": _OBJECTS}},
     "mode": _one_of("deployment", "cronjob"),
     "image": _object(
@@ -108,7 +107,7 @@ _OWN: dict[str, Schema] = {
                 "required": ["id"],
                 "anyOf": [{"required": ["topic"]}, {"required": ["all"]}, {"required": ["clock"]}],
                 "not": {"required": ["topic", "all"]},
-                **_NOTHING_ELSE,
+                **_CLOSED,
             },
         },
         store=_TEXT,
@@ -196,8 +195,8 @@ _OWN: dict[str, Schema] = {
         extraEgress=_OBJECTS,
     ),
     "podDisruptionBudget": _object(enabled=_SWITCH, maxUnavailable=_whole()),
-    **_OF_PODS,
-    "components": _object(**{name: _object(**_OF_PODS, probes=_PROBES) for name in _COMPONENTS}),
+    **_POD_VALUES,
+    "components": _object(**{name: _object(**_POD_VALUES, probes=_PROBES) for name in _COMPONENTS}),
     "extraObjects": _OBJECTS,
     "podSecurityContext": _OBJECT,
     "securityContext": _OBJECT,
@@ -217,45 +216,47 @@ _OWN: dict[str, Schema] = {
 }
 
 
-#: What may be taken away from the values, and what is in it.
-_FREE = {"annotations", "labels", "resources", "podSecurityContext", "securityContext", "hbase", "leveldb"}
+#: The values that may be null, and whose contents may be null.
+_NULLABLE = {"annotations", "labels", "resources", "podSecurityContext", "securityContext", "hbase", "leveldb"}
 
 
-def _kept(values: Schema) -> Schema:
-    """That what has a value by default is not taken away (``null``), which the templates could not do without."""
-    values = {name: value for name, value in values.items() if name not in _FREE and value not in (None, "", [], {})}
-    inner = {name: _kept(value) for name, value in values.items() if isinstance(value, dict)}
+def _reject_null(values: Schema) -> Schema:
+    """Return a schema that rejects null for values with a default, because the templates need these values."""
+    values = {
+        name: value for name, value in values.items() if name not in _NULLABLE and value not in (None, "", [], {})
+    }
+    inner = {name: _reject_null(value) for name, value in values.items() if isinstance(value, dict)}
     return {"required": list(values), "properties": inner}
 
 
-def _said(then: Schema, why: str) -> Schema:
-    """That ``then`` holds; Helm's complaint has the sentence, since no values are that text."""
+def _explain(then: Schema, why: str) -> Schema:
+    """Return a schema equal to ``then`` whose error has the sentence ``why``, because no values equal that text."""
     return {"anyOf": [then, {"const": why}]}
 
 
 def schema() -> Schema:
-    """The schema of the chart's values."""
-    made = AllSettings.model_json_schema()
-    kinds = {name: _plain(kind) for name, kind in made["$defs"].items()}
+    """Return the schema of the chart's values."""
+    model = AllSettings.model_json_schema()
+    kinds = {name: _plain(kind) for name, kind in model["$defs"].items()}
     kinds["ServerSettings"]["properties"]["enabled"] = {**_SWITCH, "description": "whether the chart runs it"}
-    own = _described(_OWN)
-    sections = {name: {"$ref": made["properties"][name]["$ref"]} for name in _SECTIONS}
+    own = _add_descriptions(_KUBERNETES_VALUES)
+    sections = {name: {"$ref": model["properties"][name]["$ref"]} for name in _SECTIONS}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of tms-janitor",
         "type": "object",
         "properties": {**sections, **own},
-        **_NOTHING_ELSE,
+        **_CLOSED,
         "allOf": [
-            _kept(defaults()),
-            *({"if": when, "then": _said(then, why)} for why, when, then in COMBINATIONS),
+            _reject_null(defaults()),
+            *({"if": when, "then": _explain(then, why)} for why, when, then in COMBINATIONS),
         ],
         "$defs": kinds,
     }
 
 
 def _plain(node: Any) -> Any:
-    """A model's schema without what only the settings' own page needs."""
+    """Return the schema of a model without the fields for the reference of settings."""
     if isinstance(node, list):
         return [_plain(item) for item in node]
     if not isinstance(node, dict):
@@ -267,11 +268,11 @@ def _plain(node: Any) -> Any:
     return found
 
 
-def _described(own: dict[str, Schema]) -> dict[str, Schema]:
-    """What the comments of the values say, in the schema too; so an editor shows it."""
-    said = comments()
+def _add_descriptions(own: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the schemas with the values' comments as descriptions, which editors show."""
+    descriptions = comments()
     found = json.loads(json.dumps(own))
-    for path, meaning in said.items():
+    for path, meaning in descriptions.items():
         node, *rest = path.split(".")
         place = found.get(node)
         for name in rest:

@@ -1,4 +1,4 @@
-"""Asks a janitor until it is alive and shows metrics, for two minutes at most: ``helm test``."""
+"""Wait until a janitor is healthy and serves metrics, for two minutes at most: the test of ``helm test``."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import urllib.request
 
 
 def ask(path: str) -> str:
-    """What the janitor answers."""
-    with urllib.request.urlopen(sys.argv[1] + path, timeout=30) as answer:  # noqa: S310 - the chart says where
+    """Return the body of the janitor's response."""
+    with urllib.request.urlopen(sys.argv[1] + path, timeout=30) as answer:  # noqa: S310 - the chart sets the URL
         return str(answer.read().decode())
 
 
 def trouble() -> str:
-    """What is wrong with it; nothing: an empty text."""
+    """Return what is wrong with the janitor; empty: nothing."""
     try:
         alive = ask("/healthz")
         shown = "process_start_time_seconds" in ask("/metrics")
     except OSError as error:
         return str(error)
-    return "" if alive == "ok" and shown else f"/healthz says {alive}, and there are {'' if shown else 'no '}metrics"
+    return "" if alive == "ok" and shown else f"/healthz returned {alive}, /metrics has {'' if shown else 'no '}metrics"
 
 
 until = time.monotonic() + 120
