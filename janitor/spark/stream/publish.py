@@ -93,7 +93,7 @@ def publish_batches(
         raise ConfigurationError(f"ttl_seconds is {ttl_seconds}.", "Set it to 1 or more.")
     with connect(url, transactions, token_file, ca_file) as client:
         _require_no_partitions(client, target)
-    server = _Server(url, transactions, token_file, ca_file, timeout_seconds)
+    server = _ServerOptions(url, transactions, token_file, ca_file, timeout_seconds)
     return BatchPublisher(server, target, checkpoint, column, first_batch, ttl_seconds)
 
 
@@ -122,7 +122,7 @@ def _storage_topic(client: Client, topic: TopicId) -> TopicId:
     return _storage_topic(client, layout.route(layout.routes[0])) if layout.routes else layout.place(0)
 
 
-class _Server(NamedTuple):
+class _ServerOptions(NamedTuple):
     """The server of the topic, and how to connect to it."""
 
     url: str
@@ -150,7 +150,7 @@ class BatchPublisher:
         ttl_seconds: the TTL of the messages; None: the topic's TTL.
     """
 
-    server: _Server
+    server: _ServerOptions
     topic: TopicId
     checkpoint: str
     column: str
@@ -224,7 +224,7 @@ class BatchPublisher:
 class _Storing:
     """A task's function, which stores the payloads of a partition and yields the partition's number and pointer."""
 
-    server: _Server
+    server: _ServerOptions
     topic: TopicId
     column: str
     transaction: Transaction
