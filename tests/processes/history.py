@@ -1,16 +1,16 @@
-"""Groups and producers on a server under everything that can happen to them: real processes and a faulty network.
+"""Groups and producers on a server under random faults: real processes and a faulty network.
 
 Producers publish orders to a topic whose number of partitions changes; the workers of two groups bill them. A seed
-draws what happens meanwhile, and when. At the end the network, the disk and the clock are repaired, and all must
-finish without help. Whatever happened, these hold, and the check that fails names them:
+draws the faults and their times. At the end the test repairs the network, the disk and the clock, and all programs must
+finish without help. These invariants hold in every history, and a failed check names its invariant:
 
 * **R1** each order is in exactly one committed bill of each group, or in a dead letter instead
-* **R2** every acknowledged order is billed, and every order that a producer takes for published
+* **R2** every acknowledged order is billed, and every order that the server reports as published to its producer
 * **R3** the orders of a producer are billed in their order by a group that keeps it
-* **R4** nothing of a fenced instance comes after the first order of a newer one
-* **R5** a reader that follows the bills sees the same, in the same order, as one that reads them at the end
+* **R4** no order of a fenced instance comes after the first order of a newer instance
+* **R5** a reader that follows the bills sees the same bills in the same order as a reader at the end
 * **R6** orders are deleted once both groups have processed them, and bills, which have no group, are not
-* **R7** a program ends only if it was killed or fenced, and everything is billed in the end
+* **R7** a program exits only if it was killed or fenced, and all orders are billed in the end
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tests.server.process import Serve, configure
 from tms_core.client import Client, MessageId, TmsError, TopicId
 
 PRODUCERS = ("ann", "ben")
-#: How many workers each group has.
+#: The number of workers of each group.
 GROUPS = {"strict": 2, "sharing": 2}
-#: How long all may take to finish once everything is repaired.
+#: The time limit for the programs to finish after the repair, in seconds.
 PATIENCE_SECONDS = 180
-#: How long an event waits for an order that is billed after the event before it.
+#: The maximum wait for a billed order between two events, in seconds.
 _PROGRESS_SECONDS = 3
 _POLL_SECONDS = 0.2
 
@@ -53,7 +53,7 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-#: How often each event is drawn, against the others.
+#: The relative frequency of each event.
 WEIGHTS: dict[str, float] = {
     "kill_server": 2,
     "kill_worker": 4,
@@ -71,7 +71,7 @@ WEIGHTS: dict[str, float] = {
 
 
 class Follower(threading.Thread):
-    """A reader that follows the bills of a group from the first one on."""
+    """A reader that follows the bills of a group from the first bill."""
 
     def __init__(self, client: Client, topic: str) -> None:
         super().__init__(name=f"follower of {topic}")
@@ -119,15 +119,15 @@ class Program:
 
 @dataclass
 class History:
-    """A server on a machine of its own, the programs that use it, and what has happened to them.
+    """A server on a simulated machine, the programs that use it, and their events.
 
     Args:
-        folder: for the store, the logs and the words of the programs.
-        seed: draws what happens.
-        outside: a planted bug: workers publish bills outside the transaction.
+        folder: the folder of the store, and of the logs and output of the programs.
+        seed: the seed of the random events.
+        outside: a deliberate bug: workers publish bills outside the transaction.
 
     Attributes:
-        events: how often each event has happened.
+        events: the count of each event.
     """
 
     folder: Path
@@ -144,7 +144,7 @@ class History:
         self._rest = self._stack.enter_context(Proxy(f"127.0.0.1:{self._server.port}"))
         self._transactions = self._stack.enter_context(Proxy(f"127.0.0.1:{self._server.transactions_port}"))
         self._threads = self._stack.enter_context(ThreadPoolExecutor(1))
-        #: The start of a server, if one is under way.
+        #: The pending start of a server; None: no start is pending.
         self._starting: list[Future[Serve]] = []
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._started = 0
@@ -152,12 +152,12 @@ class History:
         self._client.create_topic(ORDERS, properties={"partitions": "2", "retention": "consumed"})
         for group in GROUPS:
             self._client.create_topic(bills_of(group), properties={"retention": "consumed"})
-            # Before the first order: what all known groups have processed is deleted.
+            # Before the first order, because the janitor deletes orders that all known groups have processed.
             for partition in range(2):
                 self._client.set_position(f"{ORDERS}-{partition}", group, MessageId(0, 0))
         self._workers = [self._worker(group) for group, number in GROUPS.items() for _ in range(number)]
         self._producers = [self._producer(name) for name in PRODUCERS]
-        #: Instances that a newer one has replaced while they were paused.
+        #: The instances that a newer instance has replaced while they were paused.
         self._replaced: list[Program] = []
         self._followers = [Follower(self._client, bills_of(group)) for group in GROUPS]
         for follower in self._followers:
@@ -165,7 +165,7 @@ class History:
         self._until(lambda: all(follower.seen for follower in self._followers), "R7: nothing is billed")
 
     def close(self) -> None:
-        """End every process."""
+        """Stop every process."""
         for program in [*self._workers, *self._producers, *self._replaced]:
             program.kill()
         self._repair_network()
@@ -177,10 +177,10 @@ class History:
         self._server.__exit__()
         self._stack.close()
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def disturb(self, seconds: float) -> None:
-        """Let events happen for so long, or until a follower has seen a violation."""
+        """Cause random events for a duration, or until a follower has seen a violation."""
         ends = time.monotonic() + seconds
         names, weights = tuple(WEIGHTS), tuple(WEIGHTS.values())
         while time.monotonic() < ends:
@@ -190,7 +190,7 @@ class History:
             self._wait(self._random.uniform(0.05, 0.4))
 
     def _wait(self, seconds: float) -> None:
-        """Wait so long, and longer until another order is billed: on a busy machine, programs need time to start."""
+        """Wait for a duration, and then for another billed order: on a busy machine, programs start slowly."""
         before, started = self._seen(), time.monotonic()
         while True:
             time.sleep(seconds / 5)
@@ -218,7 +218,7 @@ class History:
         try:
             self._server = self._starting.pop().result()
         except AssertionError as error:
-            # A supervisor starts it again and again until there is room.
+            # Like a supervisor, start the server repeatedly until the disk has space.
             if not re.search("No space left|disk is full", str(error)):
                 raise
             self.events["start on a full disk"] += 1
@@ -249,11 +249,11 @@ class History:
     def _pause_worker(self) -> None:
         worker = self._random.choice(self._workers)
         worker.pause()
-        # Longer than a transaction, mostly: what it does then comes too late.
+        # Mostly longer than a transaction's timeout, so that the worker resumes too late.
         self._later(self._random.uniform(0.5, 5), worker.resume)
 
     def _replace_producer(self) -> None:
-        """A producer hangs; its successor starts; then it goes on."""
+        """Pause a producer, start its successor, and resume the paused producer."""
         place = self._random.randrange(len(self._producers))
         paused = self._producers[place]
         paused.pause()
@@ -265,7 +265,7 @@ class History:
         self._treat(lambda _: HONEST)
 
     def _lose_answers(self) -> None:
-        """Requests arrive, and their answers do not; sometimes the connection looks alive for a while."""
+        """Drop responses, but not requests; sometimes the connection stays open for a while."""
         kinds: list[Kind] = ["cut", "half-open", "blackhole"]
         kind = self._random.choice(kinds)
         bytes_ = [self._random.choice((0, 100, 1000)) for _ in range(5)]
@@ -282,12 +282,12 @@ class History:
         self._later(self._random.uniform(0.2, 3), lambda: self._machine.limit_disk(None))
 
     def _step_clock(self) -> None:
-        """Step far back, or a little ahead: messages dated ahead are deleted only when the real time has come there."""
+        """Step the clock far back, or a little ahead: messages with future times are deleted only after these times."""
         self._machine.set_clock(self._random.choice((-3600, -100, -10, -2, 0, 2, 10)) * 1000)
 
     def _change_partitions(self) -> None:
         with suppress(TmsError):
-            # All properties are replaced.
+            # The request replaces all properties.
             number = str(self._random.randint(1, 4))
             self._client.update_topic(ORDERS, properties={"partitions": number, "retention": "consumed"})
             self.events["partitions changed"] += 1
@@ -310,7 +310,7 @@ class History:
             action()
 
     def _restart_fenced(self) -> None:
-        """Start a producer again whose newest instance was fenced: an older one woke up, and registered again."""
+        """Restart a producer whose newest instance an older instance has fenced by resuming and registering again."""
         for place, program in enumerate(self._producers):
             if program.process.poll() is not None:
                 self._check_end(program)
@@ -321,7 +321,7 @@ class History:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Repair everything, have the producers stop, and check what has become of all orders."""
+        """Repair all faults, stop the producers, and check the invariants."""
         self._machine.limit_disk(None)
         self._machine.set_clock(0)
         while self._undo:
@@ -357,19 +357,19 @@ class History:
             self._check_end(program)
 
     def _check_end(self, program: Program) -> None:
-        # One that is told to end before it handles the signal ends by it, and has not published anything yet.
+        # A producer that receives SIGTERM before it has a handler dies of the signal; it has not published yet.
         if program.process.returncode not in (0, FENCED, -signal.SIGTERM):
             code = program.process.returncode
             raise Violation(f"R7: producer {program.name} ended with {code}: {program.errors}")
         self.events["was fenced"] += program.process.returncode == FENCED
 
     def _labeled_of(self, name: str) -> int:
-        """Return how many labeled orders of a producer are published, as its next instance learns."""
+        """Return the number of published labeled orders of a producer, as reported to its next instance."""
         with self._client.producer(ORDERS, name) as producer:
             return published_by(producer)
 
     def _acknowledged(self) -> set[Order]:
-        """Return the orders that producers took for published; the last line of one that was killed may be torn."""
+        """Return the acknowledged orders; the last line of a killed producer may be incomplete, and is skipped."""
         lines = [line for path in self.folder.glob("producer-*.out") for line in path.read_bytes().splitlines(True)]
         return {Order.of(line) for line in lines if line.endswith(b"\n")}
 
@@ -414,7 +414,7 @@ class History:
         path = configure(self.folder)
         settings = yaml.safe_load(path.read_text())
         settings["server"]["consumers"] = {"retry_seconds": self._random.choice((0, 1)), "longest_retry_seconds": 2}
-        # What is processed is deleted up to the last snapshot.
+        # The janitor deletes processed orders only up to the last snapshot.
         settings["transactions"]["snapshot_interval_seconds"] = 1
         path.write_text(yaml.safe_dump(settings))
         return path

@@ -1,7 +1,7 @@
-"""A machine whose wall clock steps and whose disk runs full, as far as the processes started on it can see.
+"""A simulated machine, on whose processes a test steps the wall clock and limits the disk.
 
-A small library that is loaded before all others (``LD_PRELOAD``) changes what the system calls answer, so that the
-programs, LevelDB and SQLite run as they are.
+A small library, which is loaded first (``LD_PRELOAD``), changes the results of system calls, so that the programs,
+LevelDB and SQLite run unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Machine:
     """A machine for the processes that are started with its :attr:`environment`.
 
     Args:
-        folder: where the library is built.
+        folder: the folder for the compiled library.
 
     Attributes:
-        environment: the variables of a process on this machine.
+        environment: the environment of a process on this machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,12 +39,12 @@ class Machine:
         self.environment = {**os.environ, "LD_PRELOAD": str(library), "TMS_MACHINE": str(control)}
 
     def set_clock(self, ahead_ms: int) -> None:
-        """Set the wall clock so far ahead of the real time; below 0: behind it."""
+        """Set the offset of the wall clock from the real time, in milliseconds; negative: the clock is late."""
         self._set(0, ahead_ms)
 
-    def limit_disk(self, room_bytes: int | None) -> None:
-        """Leave room for so many bytes; None: for all."""
-        self._set(1, _UNLIMITED if room_bytes is None else room_bytes)
+    def limit_disk(self, free_bytes: int | None) -> None:
+        """Limit the bytes that processes can still write; None: no limit."""
+        self._set(1, _UNLIMITED if free_bytes is None else free_bytes)
 
     def _set(self, field: int, value: int) -> None:
         first = field * _FIELD_BYTES

@@ -1,11 +1,11 @@
-"""Programs that publish orders and bill them, each a process of its own, written as the guides tell.
+"""Programs that publish orders and bill them, each in a separate process, written as in the guides.
 
     python -m tests.processes.programs producer URL HOST:PORT NAME
     python -m tests.processes.programs worker URL HOST:PORT GROUP [outside]
 
-An order is ``NAME SERIES NUMBER GENERATION``: who published it, in a transaction (``labeled``) or in a request alone
-(``single``), its number in that series, and the generation of the instance. Single orders are numbered per instance,
-since their producer does not know after a restart which of them were published.
+An order is ``NAME SERIES NUMBER GENERATION``: its producer, the series of orders in labeled transactions (``labeled``)
+or in single requests (``single``), its number in the series, and the generation of the instance. Each instance numbers
+its single orders from 0, because a producer does not know after a restart which of them were published.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAUSE_SECONDS = 0.03
 
 
 class Order(NamedTuple):
-    """An order, as its payload says."""
+    """An order, parsed from its payload."""
 
     name: str
     series: str
@@ -49,7 +49,7 @@ class Order(NamedTuple):
 
     @property
     def is_poisonous(self) -> bool:
-        """Whether the program of the group ``sharing`` fails with it each time."""
+        """Return whether the program of the group ``sharing`` always fails with this order."""
         return self.series == "labeled" and self.number % 40 == 17
 
 
@@ -58,33 +58,33 @@ class Poisonous(Exception):
 
 
 def bills_of(group: str) -> str:
-    """The topic with the bills of a group."""
+    """Return the topic with the bills of a group."""
     return f"default:bills-of-{group}"
 
 
 def publish_orders(url: str, transactions: str, name: str) -> int:
-    """Publish orders until SIGTERM; a number on standard output is that of a labeled order which was acknowledged."""
-    enough = Event()
-    signal.signal(signal.SIGTERM, lambda *_: enough.set())
-    while not enough.is_set():
+    """Publish orders until SIGTERM, and print each acknowledged order; return an exit code."""
+    stop = Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    while not stop.is_set():
         try:
             with (
                 Client(url, transactions=transactions, options=OPTIONS) as client,
                 client.producer(ORDERS, name) as producer,
             ):
-                _publish(producer, name, enough)
+                _publish(producer, name, stop)
         except ProducerFenced:
             return FENCED
         except (MessagingError, TransactionError):
-            # Whether the last one was published is not known: the next instance learns it.
+            # The outcome of the last transaction is unknown; the next instance receives it as `previous`.
             time.sleep(_PAUSE_SECONDS)
     return 0
 
 
-def _publish(producer: Producer, name: str, enough: Event) -> None:
+def _publish(producer: Producer, name: str, stop: Event) -> None:
     singles = count()
-    labeled = _labeled_after(producer)
-    while not enough.is_set():
+    labeled = _count_labeled(producer)
+    while not stop.is_set():
         single = Order(name, "single", next(singles), producer.generation)
         producer.publish([single.payload], key=name.encode())
         _acknowledge(single)
@@ -96,12 +96,12 @@ def _publish(producer: Producer, name: str, enough: Event) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _labeled_after(producer: Producer) -> Iterator[int]:
+def _count_labeled(producer: Producer) -> Iterator[int]:
     return count(published_by(producer))
 
 
 def published_by(producer: Producer) -> int:
-    """Return how many labeled orders the instances before this one have published."""
+    """Return the number of labeled orders that previous instances have published."""
     previous = producer.previous
     return int(previous.label) + 1 if previous and previous.outcome == "committed" else 0
 
@@ -115,7 +115,7 @@ def bill_orders(url: str, transactions: str, group: str, *, outside: bool) -> No
     """Bill orders until killed.
 
     Args:
-        outside: a planted bug: the bills are published outside the transaction.
+        outside: a deliberate bug: publish the bills outside the transaction.
     """
     is_sharing = group == "sharing"
     while True:

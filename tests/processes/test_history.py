@@ -1,4 +1,4 @@
-"""Histories of real processes: no history breaks an invariant, and a planted bug is found."""
+"""Histories of real processes: no history violates an invariant, and the check detects a deliberate bug."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.support import size
 
 pytestmark = pytest.mark.timeout(1200)
 
-#: For how long something happens to the processes, in seconds; 120 is the full size.
+#: The duration of the disturbances, in seconds; 120 is the full size.
 SECONDS = size("TMS_TEST_PROCESS_SECONDS", 8)
 SEED = size("TMS_TEST_FIRST_SEED", 0)
-#: Within what time a planted bug is found.
+#: The time limit for the detection of a deliberate bug, in seconds.
 PLANTED_SECONDS = 60
 
 
 def play(folder: Path, seed: int, seconds: float, *, outside: bool = False) -> History:
-    """Play the history of a seed; says the seed, what has happened, and where the logs are."""
+    """Run the history of a seed; print the seed and its events, or add them and the folder of logs to the error."""
     history = History(folder, seed, outside)
     try:
         history.disturb(seconds)
