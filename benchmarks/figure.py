@@ -1,7 +1,7 @@
-"""One measured figure, and the line it is reported in.
+"""A measured figure, and its line in the report.
 
-A figure is a ratio or a count of one run wherever it can be, because machines differ: the bar is part of the figure,
-so that a line can be read without this repository at hand.
+If possible, a figure is a ratio or a count within one run, because machines differ. The line contains the bar, so that
+a reader does not need this repository.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one benchmark found out.
+    """The result of a benchmark.
 
     Args:
         id: the figure's id, such as ``P1``.
-        name: what was measured, in a few words, with its unit.
-        value: what came out.
-        at_least: the smallest value that is good enough, if there is one.
-        at_most: the largest value that is good enough, if there is one.
-        details: what the value was made of (rows, seconds, megabytes), so that it can be checked.
+        name: the measured quantity with its unit, in a few words.
+        value: the measured value.
+        at_least: the lower limit; None: no lower limit.
+        at_most: the upper limit; None: no upper limit.
+        details: the measurements behind the value (rows, seconds, megabytes), so that a reader can verify it.
     """
 
     id: str
@@ -50,5 +50,5 @@ class Figure:
 
 
 def report(figure: Figure) -> None:
-    """Print a figure's line at once, so that a later crash does not take it along."""
+    """Print a figure's line immediately, so that a later crash does not lose it."""
     print(figure.line(), flush=True)

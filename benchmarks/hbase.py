@@ -1,4 +1,4 @@
-"""The HBase that benchmarks measure on: the tests' own, started for one script and stopped behind it."""
+"""An HBase for one benchmark script: the HBase of the tests, started and stopped by the script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server() -> Iterator[HBaseServer]:
     """Run an HBase with one region server.
 
     Raises:
-        SystemExit: HBase cannot run here; no figure is reported.
+        SystemExit: HBase cannot run on this machine; the script reports no figure.
     """
     if reason := maven.missing():
         sys.stderr.write(f"skipped: {reason}\n")
@@ -51,7 +51,7 @@ def filled(tables: Tables, rows: int, *, topics: int, pointer: int | None = None
             keys = [MessageKey(topic, 1, newest_ms - number, 0).pack() for number in range(rows // topics)]
             for first in range(0, len(keys), _PUT_ROWS):
                 store.message.put([(key, value) for key in keys[first : first + _PUT_ROWS]])
-    # Files, as in a store of some age, and no memory that is being flushed while we measure.
+    # Flush the rows to files, as in an old store, so that HBase does not flush memory during the measurement.
     tables.server.command("compact", f"{namespace}:tms.message")
     yield namespace
     _drop(tables, namespace)
@@ -91,7 +91,7 @@ def _drop(tables: Tables, namespace: str) -> None:
 
 
 def by_salt(address: str, namespace: str, connections: int, work: Callable[[happybase.Table, bytes], None]) -> None:
-    """Do something under each salt, over so many happybase connections at once."""
+    """Run a function for each salt, over several happybase connections concurrently."""
     host, _, port = address.rpartition(":")
 
     def take(salts: Sequence[int]) -> None:

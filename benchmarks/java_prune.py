@@ -1,9 +1,9 @@
-"""How fast CDAP itself cleans a LevelDB store: the yardstick for a sweep of ours on a copy of the same store.
+"""Measure how fast CDAP cleans a LevelDB store, for comparison with a sweep of the janitor on the same store.
 
 ``python -m benchmarks.java_prune [STORE]`` prints one JSON line. Without ``STORE`` (a folder of the ``system.tms.*``
-databases) CDAP's classes first write one of a million messages, half of them past their ttl. A given store is judged
-at ``--now`` and never touched: CDAP cleans a copy. The seconds are those of the deleting alone, inside a warm JVM with
-the store open and read once, so that Java's start is not measured.
+databases) CDAP's classes first write a store of a million messages, half of them expired. CDAP cleans a copy of a given
+store as of ``--now``. The time includes only the deletion, in a warm JVM that has read the open store once, and not the
+start of Java.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS = 1_000_000
 
 
 def fill(store: Path, now_ms: int, rows: int = ROWS) -> None:
-    """Let CDAP write a store of plain messages in ten topics, half of them past their ttl at ``now_ms``.
+    """Write a store of plain messages in ten topics with CDAP's classes, half of them expired at ``now_ms``.
 
     Raises:
         JavaFailed: see :meth:`Interop.build` and :meth:`Interop.run`.
@@ -34,7 +34,7 @@ def fill(store: Path, now_ms: int, rows: int = ROWS) -> None:
 
 
 def prune_copy(store: Path, now_ms: int) -> dict[str, Any]:
-    """Let CDAP clean a copy of ``store`` as its own cleanup thread would at ``now_ms``.
+    """Clean a copy of ``store`` with CDAP's classes, as CDAP's cleanup thread does at ``now_ms``.
 
     Returns:
         ``message_rows`` and ``payload_rows`` before, ``messages_deleted``, ``payloads_deleted`` and ``deleted``, the

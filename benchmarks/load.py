@@ -1,9 +1,9 @@
-"""Publishers that keep to a schedule, whatever the server does.
+"""Publishers that send requests by a schedule, regardless of the server's speed.
 
-A client that waits for an answer before it asks again asks less of a slow server, and so never sees how slow it was
-for everybody else. Here requests are due by a schedule, and latency counts from when one was due: a server that stands
-still for a second is late for all that was due in it. The load is made by one thread of the benchmark's process, on raw
-sockets that stay open; the server is a process of its own.
+A client that waits for a response before its next request sends fewer requests to a slow server, and therefore hides
+its latency (coordinated omission). Here requests are due by a schedule, and latency counts from the due time: if a
+server stalls for a second, all requests of that second are late. One thread of the benchmark's process sends the
+requests on persistent raw sockets; the server is a separate process.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tests.server.client import AVRO
 from tests.server.test_avro import block
 from tests.support import PATIENCE_SECONDS
 
-#: Connections, so as many requests as may be under way at once.
+#: The number of connections, which is the maximum number of concurrent requests.
 CONNECTIONS = 16
-#: The topic that is published to.
+#: The topic of all messages.
 TOPIC = "load"
 
 _HEAD = "POST /v1/namespaces/default/topics/{}/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\n"
 
 
 class Sample(NamedTuple):
-    """When a request was due and when it was answered, both in seconds of ``time.monotonic``."""
+    """The times when a request was due and when its response arrived, in seconds of ``time.monotonic``."""
 
     due: float
     answered: float
@@ -41,40 +41,40 @@ class Sample(NamedTuple):
 
 
 def publishing(payload: bytes, messages: int = 1) -> bytes:
-    """Return a request that publishes a payload so many times."""
+    """Return a request that publishes a payload several times."""
     body = b"\x02" + block([payload] * messages) + b"\0"
     return f"{_HEAD.format(TOPIC, AVRO)}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def top_rate(port: int, request: bytes, requests: int) -> float:
-    """Return the requests per second with one request under way on each connection."""
+    """Return the requests per second with one concurrent request on each connection."""
     started = time.monotonic()
     offer(port, lambda _: request, math.inf, requests)
     return requests / (time.monotonic() - started)
 
 
 def offer(port: int, request: Callable[[float], bytes], per_second: float, requests: int) -> list[Sample]:
-    """Send requests when they are due, and return when all are answered.
+    """Send requests when they are due, and return after all responses.
 
     Args:
-        port: the server's.
-        request: makes the one that is due at a moment.
-        per_second: how many are due; ``math.inf``: all of them now.
-        requests: how many in all.
+        port: the server's port.
+        request: returns the request for a due time.
+        per_second: the scheduled rate; ``math.inf``: all requests are due now.
+        requests: the number of requests.
 
     Raises:
-        RuntimeError: the server refused one.
-        TimeoutError: it does not answer any more.
+        RuntimeError: the server rejected a request.
+        TimeoutError: the server has stopped responding.
     """
     with Publishers(port) as publishers:
         return publishers.run(request, 1 / per_second, requests)
 
 
 class Publishers:
-    """Connections to a server, each idle or waiting for an answer.
+    """Connections to a server, each idle or waiting for a response.
 
     Args:
-        port: the server's.
+        port: the server's port.
     """
 
     def __init__(self, port: int) -> None:
@@ -97,7 +97,7 @@ class Publishers:
         self._open.close()
 
     def run(self, request: Callable[[float], bytes], step_seconds: float, requests: int) -> list[Sample]:
-        """Send requests as :func:`offer`."""
+        """Send requests as :func:`offer` does."""
         samples: list[Sample] = []
         started = time.monotonic()
         sent = 0
@@ -110,7 +110,7 @@ class Publishers:
             elif due > now:
                 samples += self._wait(due - now)
             else:
-                # Each in its turn: a server closes a connection that was idle for long.
+                # Use the connections in rotation, because a server closes idle connections.
                 connection = self._idle.pop(0)
                 self._due[connection] = due
                 connection.sendall(request(due))
@@ -119,13 +119,13 @@ class Publishers:
         return samples
 
     def _wait(self, seconds: float) -> list[Sample]:
-        """Return the available responses, or wait for the first ones; empty after the time."""
+        """Return the available responses, or wait for the first; empty after the timeout."""
         ready = self._answers.select(seconds)
         now = time.monotonic()
         return [Sample(self._take(key.data), now) for key, _ in ready]
 
     def _take(self, connection: socket.socket) -> float:
-        """Read an answer; returns when its request was due."""
+        """Read a response; return the due time of its request."""
         answer = connection.recv(65536)
         if not (answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n")):
             raise RuntimeError(f"the server said {answer!r}")

@@ -1,8 +1,8 @@
-"""P10: rows an inversion negates per second on HBase, beside a bare loop of ``checkAndPut`` on the same rows.
+"""P10: rows per second that a sweep inverts on HBase, compared with a bare loop of ``checkAndPut`` on the same rows.
 
-Both go through as many connections. The loop is told which rows to change; the inversion's time is the whole step of a
-sweep that finds them, reading every row of the table: one topic, all of whose rows an invalid transaction wrote. Rows
-are in files for both, and each turn has new tables.
+Both use the same number of connections. The loop knows the rows; the sweep's step reads every row of the table to find
+them. The table has one topic, and an invalid transaction wrote all its rows. The rows are in files in both cases, and
+each turn has new tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INVALID = (NOW_MS - 1000) * TX_PER_MS
 
 
 class OneInvalid:
-    """A snapshot of now with one invalid transaction."""
+    """Return a current snapshot with one invalid transaction."""
 
     def latest(self) -> Loaded:
         newest = NOW_MS * TX_PER_MS
@@ -77,7 +77,7 @@ def main() -> None:
     ours: list[float] = []
     plain: list[float] = []
     with server() as running, Tables(running) as tables:
-        # Both once beforehand, so that HBase's own code is warm.
+        # A warm-up of both, because HBase's JVM compiles its code.
         for turn in range(TURNS + 1):
             for run, seconds in ((invert, ours), (bare, plain)):
                 with filled(tables, ROWS, topics=1, pointer=INVALID) as namespace:

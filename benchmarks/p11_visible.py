@@ -1,8 +1,8 @@
-"""P11: how soon a message is seen by a consumer who polls, and how far a sweep lags behind while publishing goes on.
+"""P11: the latency from publish to a polling consumer, and the lag of a sweep during continuous publishing.
 
-A server with the embedded janitor, as ``tms serve`` starts it; publishers who keep to a schedule; and a consumer in a
-process of its own, who asks for what is new a few milliseconds after each answer. Each message carries the moment it
-was due to be sent, which is what counts: waiting for a connection is part of the way.
+The server has the embedded janitor, as ``tms serve`` starts it. Publishers send by a schedule, and a consumer in a
+separate process polls a few milliseconds after each response. Each message contains its due time, from which the
+latency counts, so that the wait for a connection is included.
 
 The topic's ttl is so short that messages come due all the time. A sweep that begins at one moment leaves nothing that
 was due then; so when the next one has ended, the oldest row it found had been overdue since the one before began. A
@@ -42,11 +42,11 @@ from tms_core.topic import TopicId
 
 #: ``TMS_BENCH_VISIBLE_SECONDS=300`` is the full size.
 SECONDS = size("TMS_BENCH_VISIBLE_SECONDS", 40)
-#: Requests per second, and messages in each.
+#: The requests per second, and the messages per request.
 REQUESTS_PER_SECOND, MESSAGES = 200, 25
 TTL_SECONDS = 4
 EVERY_SECONDS = 1
-#: How long the consumer waits after an answer, in seconds.
+#: The consumer's pause after a response, in seconds.
 PAUSE_SECONDS = 0.005
 _MOMENT = struct.Struct(">d")
 #: Makes a message 100 bytes long.
@@ -54,14 +54,14 @@ _PADDING = bytes(92)
 
 
 class Visit(NamedTuple):
-    """A sweep that deleted something: moments of wall time in seconds."""
+    """A sweep that deleted rows: its start and finish, in seconds of wall time."""
 
     began: float
     ended: float
 
 
 def consume(port: int, messages: int) -> list[Sample]:
-    """Poll until so many messages were seen; when each was due to be sent, and when it was seen."""
+    """Poll until a number of messages has arrived; return the due time and the arrival time of each message."""
     samples: list[Sample] = []
     start = b"\x04"
     with Client(port) as client:

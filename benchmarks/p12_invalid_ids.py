@@ -1,9 +1,9 @@
-"""Figure P12: a pass with nothing to do while a million invalid ids are known, all of them closed.
+"""P12: the cost of a pass without due rows while the state has a million closed invalid ids.
 
-A daemon passes every minute, so what is known of ids that nothing is left to do for must cost next to nothing. The
-store is small; what remains is reading the snapshot, which has a million ids too, and comparing them with the memory.
-The bar is a ratio to reading that snapshot alone (P8), in one process, in turn. Memory is the highest resident size of
-a fresh process that makes two passes, less that of one with no ids at all.
+A daemon runs a pass every minute, so closed ids must cost almost nothing. The store is small; the pass reads the
+snapshot, which has a million ids too, and compares them with the state. The bar is the ratio to the read of that
+snapshot alone (P8), in one process, in turns. Memory is the peak resident size of a fresh process that makes two
+passes, minus the peak without ids.
 
 ``python -m benchmarks.p12_invalid_ids`` prints two JSON lines.
 """
@@ -38,7 +38,7 @@ IDS = size("TMS_BENCH_INVALID_IDS", 1_000_000)
 TURNS = 7
 MAX_RATIO = 1.5
 MAX_MEMORY_MB = 60
-#: The ids are of the year before, some 3 ms apart, so that the first full pass closes them all.
+#: The ids are from the previous year, about 3 ms apart, so that the first full pass closes all of them.
 OLDEST_MS = NOW_MS - 365 * 86_400_000
 GAP = 3 * TX_PER_MS + 7
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def make(folder: Path, ids: int) -> None:
-    """Create a store, and a snapshot with so many invalid ids."""
+    """Create a store, and a snapshot with a number of invalid ids."""
     build(folder / "store", topic_names(10), 10, NOW_MS, 1)
     invalid = array("q", range(OLDEST_MS * TX_PER_MS, OLDEST_MS * TX_PER_MS + ids * GAP, GAP))
     newest = NOW_MS * TX_PER_MS
@@ -90,7 +90,7 @@ def in_child(folder: Path, turns: int) -> dict[str, Any]:
 
 
 def passes(folder: Path, turns: int) -> dict[str, Any]:
-    """Run a first pass over a new folder, and then so many more, each next to a read of the snapshot."""
+    """Run a first pass over a new folder, and then measured passes, each next to a read of the snapshot."""
     source = DirectorySource(folder / f"snapshot.{NOW_MS}")
     with LevelDBStore(folder / "store") as store, SqliteState(folder / "state") as state:
         engine = Engine(Deps(store, state, source, BenchClock(), TERMS, token_hex=secrets.token_hex))
@@ -113,7 +113,7 @@ def seconds_of(step: Callable[[], object]) -> float:
 
 
 def peak_mb() -> float:
-    """Return the highest resident size of this process so far, in megabytes."""
+    """Return the peak resident size of this process, in megabytes."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024

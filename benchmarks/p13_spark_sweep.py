@@ -1,13 +1,12 @@
-"""P13: a sweep on Spark beside one of a single process, on the same rows: in LevelDB, and in HBase.
+"""P13: a sweep on Spark compared with a sweep of a single process on the same rows, in LevelDB and in HBase.
 
-In LevelDB only the driver can delete, and tasks look. So there are two stores: one in which everything is due, where
-tasks have nothing to look for and the two should take as long; and one of live rows of transactions, one of which is
-invalid, with live payloads beside them, where looking is nearly all there is to do. The JVM has been warmed up by a
-turn before; its start is not in the figure, and neither is giving the space back. Each byte of what is looked at is
-read once, by one task; the driver reads again what it deletes.
+In LevelDB only the driver can delete, and tasks only search. Therefore there are two stores. In the first one all rows
+are due, so tasks find nothing to search, and both sweeps should take the same time. The second one has live rows of
+transactions, one of which is invalid, and live payloads, so that nearly all work is the search. A warm-up turn excludes
+the JVM's start; compaction is excluded, too. A task reads each byte once; the driver reads deleted rows again.
 
-In HBase tasks delete, each under one salt, and the single process does with as many workers. One machine is all there
-is, so that HBase, Spark and the sweep compete for its processors: what these figures say is what Spark costs there.
+In HBase each task deletes the rows under one salt, and the single process has the same number of workers. HBase, Spark
+and the sweep compete for the processors of one machine: the figures show the overhead of Spark there.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ COMMITTED = INVALID + 1
 
 
 class Source:
-    """A snapshot with one invalid transaction."""
+    """Return a snapshot with one invalid transaction."""
 
     def latest(self) -> Loaded:
         newest = NOW_MS * TX_PER_MS
@@ -74,7 +73,7 @@ class Source:
 
 
 def build_live(path: Path) -> None:
-    """Live rows of transactions, every ten-thousandth of them invalid, and half as many live payloads."""
+    """Write live rows of transactions, one in ten thousand of them invalid, and half as many live payloads."""
     [name] = topic_names(1)
     build(path, [name], 0, NOW_MS, 1)
     with LevelDBStore(path) as store:
@@ -90,7 +89,7 @@ def build_live(path: Path) -> None:
 
 @contextmanager
 def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
-    """Yield a janitor on a LevelDB store whose tasks only look."""
+    """Yield a janitor on a LevelDB store whose tasks only search."""
     access = Access(load(None, {}, {"leveldb": str(path)}).settings)
 
     @contextmanager
@@ -143,7 +142,7 @@ def in_hbase(spark: SparkSession) -> tuple[float, float]:
     """Return the same for tables in which everything is due."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with server() as running, Tables(running) as tables:
-        # The JVM of HBase, and that of Spark, compile while a small store is swept.
+        # A sweep of a small store warms up the JVMs of HBase and Spark.
         with copies(tables, WARM_ROWS, topics=1) as copy:
             for tasks in (True, False) * 2:
                 swept_in_hbase(spark if tasks else None, running.thrift, copy, WARM_ROWS)

@@ -1,8 +1,8 @@
-"""P18: sixteen consumers of one group on sixteen partitions, through a real server, beside one consumer for each core.
+"""P18: sixteen consumers of a group on sixteen partitions of a real server, compared with one consumer per core.
 
-Both find the same backlog in order, and nobody assigns partitions to them. Two figures: which share of what the sixteen
-ask a partition for finds nothing, or that another one holds it, from their start until all is consumed; and their rate,
-divided by that of as many consumers as there are cores.
+Both consume the same backlog in order, without assigned partitions. The first figure is the share of the sixteen
+consumers' polls that find no message or a partition of another consumer, from their start until the backlog is empty.
+The second one is their rate, divided by the rate of one consumer per core.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ BATCH, BYTES = 50, 1000
 #: Batches in each partition, and turns.
 BATCHES, TURNS = size("TMS_BENCH_PARTITION_BATCHES", 120), size("TMS_BENCH_TURNS", 3)
 CORES = os.cpu_count() or 1
-#: After so long without a message a consumer ends, in seconds.
+#: The time without a message after which a consumer stops, in seconds.
 _IDLE_SECONDS = 4
 
-#: When a consumer asked a partition, and how many messages it got.
+#: The time of a poll of a partition, and the number of returned messages.
 Asked = tuple[float, int]
 _spawn = multiprocessing.get_context("spawn")
 

@@ -1,9 +1,9 @@
 """P1: rows a LevelDB sweep deletes per second, beside a bare loop that iterates and deletes the same range.
 
 Both run on copies of one store of a million expired rows, in turns, with the same batch size, unsynced batches and one
-sync at the end. The sweep's time is all of ``run_once``: reading metadata, guards, adoption, S2's reading before every
-batch, the state's commit. Giving the space back is timed apart, for both alike. CDAP's own prune on the same rows is
-measured where Java can run.
+sync at the end. The sweep's time covers ``run_once``: metadata, guards, adoption, the read before each batch (S2), and
+the commit of the state. Compaction is measured separately, in both cases. If Java is available, CDAP's prune is
+measured on the same rows.
 """
 
 from __future__ import annotations

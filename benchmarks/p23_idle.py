@@ -1,8 +1,8 @@
-"""P23: what an idle consumer of committed messages costs behind many rows it may not see, and how soon it has the next.
+"""P23: the cost of an idle consumer of committed messages after many invisible rows, and its latency.
 
-A real server and the client's own ``consume(read="committed")``, behind 500,000 rows of an invalid transaction. First
-nothing happens, and the processor time of the server is taken; then a message is published now and then, outside
-transactions, and the time until the consumer has it counts, from before the publish to the consumer's loop.
+The client's ``consume(read="committed")`` reads from a real server a topic with 500,000 rows of an invalid transaction.
+First, the benchmark measures the server's processor time without new messages. Then it publishes single messages
+outside transactions, and measures the latency from before the publish to the consumer's loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tms_core.client import Client
 ROWS = size("TMS_BENCH_INVISIBLE_ROWS", 500_000)
 IDLE_SECONDS = size("TMS_BENCH_IDLE_SECONDS", 30)
 MESSAGES = size("TMS_BENCH_IDLE_MESSAGES", 100)
-#: Between two messages: long enough for the consumer to be idle again.
+#: The pause between two messages, in seconds, after which the consumer is idle again.
 _PAUSE_SECONDS = 0.3
 _TOPIC = f"default:{INVISIBLE}"
 

@@ -1,6 +1,6 @@
-"""P24: the processor time of a version, a help text and a completion, which people and shells wait for.
+"""P24: the processor time of a version, a help text and a completion, for which users and shells wait.
 
-Each command runs in a process of its own, several times; the median counts, and of all commands the dearest.
+Each command runs several times in separate processes; the figure is the highest median of all commands.
 """
 
 from __future__ import annotations

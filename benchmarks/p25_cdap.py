@@ -1,8 +1,8 @@
-"""P25: this server beside CDAP's own, with the same requests and one load generator, in turns.
+"""P25: this server compared with CDAP's server, with the same requests and one load generator, in turns.
 
-Both sync each batch to the same disk. A figure is the median of the turns' ratios, since a machine is not always as
-fast; the details have the median rates of both, and the processor time that this server took for a request. CDAP's
-server needs Java; without it nothing is measured.
+Both sync each batch to the same disk. A figure is the median of the turns' ratios, because a machine's speed varies;
+the details have the median rates of both, and this server's processor time per request. CDAP's server needs Java;
+without Java, the benchmark measures nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.server.test_messages import EVERYTHING
 from tests.support import size
 
 TURNS = size("TMS_BENCH_TURNS", 20)
-#: Turns that do not count: CDAP's server compiles itself in them.
+#: The warm-up turns, in which the JVM of CDAP's server compiles.
 _WARMING = 4
 #: Name, producers, messages in a request, bytes of each, requests in a turn, and the bar.
 PUBLISHES = (
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def reading(work: Work, port: int, cdap_port: int) -> None:
-    """Reading the same messages from both."""
+    """Measure reads of the same messages from both servers."""
     for one in (port, cdap_port):
         publish(one, publishing(500, 1000), _MESSAGES // 500, 1)
     work.compare(
@@ -120,7 +120,7 @@ def reading(work: Work, port: int, cdap_port: int) -> None:
 
 
 def fetch_all(port: int) -> float:
-    """Messages per second of a client that reads all of them with one request, and throws them away."""
+    """Return the messages per second of a client that reads all messages with one request, and discards them."""
     buffer, end = bytearray(1 << 20), b""
     with connect(port) as connection:
         started = time.perf_counter()

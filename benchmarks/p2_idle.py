@@ -1,7 +1,7 @@
-"""P2: what a pass costs when nothing is due, in a process that has never seen the store.
+"""P2: the cost of a pass without due rows, in a new process.
 
-A thousand topics of live rows: how many store operations a topic costs (counted), and whether the time depends on how
-many live rows there are (2 million against 20 thousand).
+The store has a thousand topics of live rows. The figures are the counted store operations per topic, and the ratio of
+the times with 2 million and 20 thousand live rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """P7: anonymous resident memory of a process that sweeps ten million rows.
 
-The store is built first, in a process of its own; then a fresh process sweeps it while its anonymous pages (mapped
-table files are not among them) are read from the kernel after every page of rows.
+A separate process builds the store. Then a fresh process sweeps it, and reads its anonymous memory (without mapped
+table files) from the kernel after every page of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = size("TMS_BENCH_ROWS_MEMORY", 10_000_000)
 
 
 def anonymous_mb() -> float:
-    """Anonymous resident memory of this process, in megabytes."""
+    """Return the anonymous resident memory of this process, in megabytes."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024

@@ -1,10 +1,10 @@
-"""Figure P8: reading a snapshot with a million invalid ids, against a plain decoding loop, and what memory it takes.
+"""P8: the time to read a snapshot with a million invalid ids, relative to a plain decoding loop, and the memory.
 
-Both read the same bytes in one process, in turn, and the medians are compared. The plain loop gets the bytes ready in
-memory and collects the ids in a list; the product reads a file, checks the order of the ids and keeps them in an array.
-Memory is the highest resident size of a fresh process that reads the file, less its size just before.
+Both read the same bytes in one process, in turns; the figure compares the medians. The plain loop decodes bytes in
+memory into a list of ids; the product reads a file, checks the order of the ids and stores them in an array. Memory is
+the peak resident size of a fresh process that reads the file, minus its size before.
 
-``python -m benchmarks.p8_snapshot`` prints one JSON line, which is met when both bars are.
+``python -m benchmarks.p8_snapshot`` prints one JSON line, whose bar is met if both bars are met.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def write(path: Path) -> None:
-    """A snapshot with a million ids, the same in every run."""
+    """Write a snapshot with a million ids, the same in every run."""
     chance = random.Random(8)
     invalid, pointer = array("q"), FIRST_ID
     for _ in range(IDS):
@@ -77,7 +77,7 @@ def measure(path: Path) -> Figure:
 
 
 def plain_loop(data: bytes) -> list[int]:
-    """The invalid ids of a snapshot, byte by byte, as one writes it first."""
+    """Return the invalid ids of a snapshot, decoded byte by byte."""
     at = 0
 
     def varint() -> int:
@@ -116,7 +116,7 @@ def load(path: Path) -> VisibilityState:
 
 
 def in_turn(*candidates: Callable[[], object]) -> list[float]:
-    """Median seconds of each, the candidates taking turns."""
+    """Return the median seconds of each candidate; the candidates take turns."""
     seconds: list[list[float]] = [[] for _ in candidates]
     for _ in range(RUNS):
         for candidate, taken in zip(candidates, seconds, strict=True):
@@ -127,7 +127,7 @@ def in_turn(*candidates: Callable[[], object]) -> list[float]:
 
 
 def peak_bytes(path: Path) -> int:
-    """By how much reading the file raises this process above its present size."""
+    """Return the growth of this process's peak memory while it reads the file."""
     before = _status_kb("VmRSS")
     state = load(path)
     assert len(state.invalid) == IDS

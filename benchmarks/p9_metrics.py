@@ -1,9 +1,9 @@
-"""Figure P9: a scrape in a store of 10,000 topics, against prometheus-client's own way to write as many samples.
+"""P9: the time of a scrape with 10,000 topics, compared with plain gauges of prometheus-client.
 
-With ``per_topic: top`` the bar is a time, because a scrape that takes longer than a tenth of a second is in the way of
-others in this process. With ``all`` it is a ratio: the same samples, as plain gauges with labels in a registry. Both
-are written in one process, in turn, and the medians are compared. The product's part is measured as if a new status
-came before every scrape: preparing the samples of it counts, while the plain gauges have their values already.
+With ``per_topic: top`` the bar is a time, because a scrape of more than a tenth of a second delays other work of this
+process. With ``all`` it is the ratio to the same samples as plain gauges with labels in a registry. Both are written in
+one process, in turns, and the figure compares the medians. The product gets a new status before every scrape, so its
+time includes the preparation of the samples; the plain gauges have their values already.
 
 ``python -m benchmarks.p9_metrics`` prints two JSON lines.
 """
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def topics() -> list[TopicFigures]:
-    """Topics of very different sizes, the same in every run."""
+    """Return topics of very different sizes, the same in every run."""
     chance = random.Random(9)
     found = []
     for number in range(TOPICS):
@@ -69,7 +69,7 @@ def top(status: Status) -> Figure:
 
 def every(status: Status) -> Figure:
     metrics, plain_scrape = Metrics("top", TOPICS), partial(generate_latest, plain(status))
-    # A few samples more are of the janitor itself; they are the product's burden in the comparison.
+    # The product writes a few more samples, about the janitor itself; the comparison does not subtract them.
     assert samples(scrape(metrics, status)) >= samples(plain_scrape()) == 5 * TOPICS
     plain_seconds, seconds = in_turn(plain_scrape, lambda: scrape(metrics, status))
     more = {"plain_seconds": round(plain_seconds, 4), "scrape_seconds": round(seconds, 4)}
@@ -84,7 +84,7 @@ def scrape(metrics: Metrics, status: Status) -> bytes:
 
 
 def plain(status: Status) -> CollectorRegistry:
-    """The same samples as one has them without a collector of one's own."""
+    """Return the same samples as plain gauges, without a custom collector."""
     registry = CollectorRegistry()
     values: dict[str, Callable[[TopicFigures], float | None]] = {
         "messages": lambda topic: topic.messages,
@@ -110,7 +110,7 @@ def samples(text: bytes) -> int:
 
 
 def in_turn(*candidates: Callable[[], object]) -> list[float]:
-    """Median seconds of each, the candidates taking turns."""
+    """Return the median seconds of each candidate; the candidates take turns."""
     seconds: list[list[float]] = [[] for _ in candidates]
     for _ in range(RUNS):
         for candidate, taken in zip(candidates, seconds, strict=True):

@@ -1,6 +1,6 @@
-"""``make bench``: every figure in a process of its own, so that memory and caches of one do not flatter the next.
+"""``make bench``: run each benchmark in a separate process, so that memory and caches do not affect the next one.
 
-Standard output carries the JSON lines alone, as they come; the table and what goes wrong go to standard error.
+Standard output has only the JSON lines, in the order of the measurements; standard error has the table and errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def scripts(ids: Iterable[str]) -> list[Path]:
-    """The benchmarks named (``p1``, ``P8``), or all of them, in the order of their numbers.
+    """Return the scripts of the named benchmarks (``p1``, ``P8``), or of all of them, ordered by number.
 
     Raises:
         SystemExit: one of them does not exist.
@@ -32,7 +32,7 @@ def scripts(ids: Iterable[str]) -> list[Path]:
 
 
 def measure(script: Path) -> Iterator[dict[str, Any]]:
-    """Run one benchmark and yield its figures, each printed as it comes.
+    """Run a benchmark; print and yield each figure immediately.
 
     Raises:
         CalledProcessError: it failed.
@@ -48,7 +48,7 @@ def measure(script: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(ids: list[str]) -> int:
-    """Measure, then show the table; 0 when every script ran and every bar was met."""
+    """Run the benchmarks, and print the table; return 0 if all scripts succeeded and all bars were met."""
     table = Table("id", "figure", "value", "bar", "met")
     failed = False
     for script in scripts(ids):

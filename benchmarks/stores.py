@@ -21,7 +21,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.source.source import SnapshotSource
 
-#: The moment all benchmark stores are judged at.
+#: The current time in all benchmark stores.
 NOW_MS = 1_700_000_000_000
 TTL_SECONDS = 3600
 BODY = b"x" * 100
@@ -65,7 +65,7 @@ def engine(
     workers: int = 1,
     source: SnapshotSource | None = None,
 ) -> Engine:
-    """A janitor that has never seen the store."""
+    """Return an engine with an empty state."""
     deps = Deps(
         store,
         SqliteState.in_memory(),
