@@ -146,7 +146,7 @@ class Driver(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Changes]:
-        """Yield changes, which are written durably and atomically at the end of the block; an error discards them.
+        """Yield changes, which are written durably and atomically when the block exits; an error discards them.
 
         Raises:
             LostRace: another process has changed data that was read or changed; nothing is written.
