@@ -1,15 +1,14 @@
-"""Figure P21: one whole pass of the janitor, beside CDAP's own prune of the same store.
+"""P21: a complete pass of the janitor, compared with CDAP's prune of the same store.
 
-The store has a million messages, of which 467 in a thousand are expired and 18 belong to invalid transactions. Ours is
-all of ``run_once``: adoption, a full search of every transactional row, inversions, the state's commit, and giving
-the space back. CDAP's prune deletes what is expired in generation 1, and nothing else. Both run on copies of one store
-in one process after the other, in turn; the figure is rows deleted or inverted a second, ours by CDAP's.
+The store has a million messages; 467 per thousand are expired and 18 belong to invalid transactions. The janitor's time
+covers ``run_once``: adoption, a full search of all transactional rows, inversions, the commit of the state, and
+compaction. CDAP's prune only deletes expired rows of generation 1. Both run on copies of one store, in turns; the
+figure is the ratio of the rows deleted or inverted per second, the janitor's by CDAP's.
 
-Beside it, in its details, what no program can surpass that goes through plyvel in one thread and judges nothing: it
-lists the expired keys and deletes them, lists the live rows, negates what has an invalid pointer, and gives no space
-back (``bare_plyvel``, by CDAP's rate as well).
+The details have the limit of plyvel in one thread without decisions (``bare_plyvel``, also relative to CDAP): a loop
+that lists and deletes the expired keys, lists the live rows, and inverts invalid write pointers, without compaction.
 
-``python -m benchmarks.p21_pass`` prints one JSON line. Java and Maven have to be there.
+``python -m benchmarks.p21_pass`` prints one JSON line. It needs Java and Maven.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ ROWS = size("TMS_BENCH_ROWS", 1_000_000)
 TURNS = size("TMS_BENCH_TURNS", 3)
 TOPICS = 10
 EXPIRED_SHARE, INVALID_SHARE = 0.467, 0.018
-#: Messages that one transaction has written.
+#: The messages of a transaction.
 BATCH = 100
 AT_LEAST = 1.3
 #: What it was while each page of found rows was read with all its cells and inverted as a batch of its own.
@@ -89,7 +88,7 @@ def main() -> None:
 
 
 def fill(folder: Path) -> list[int]:
-    """Write the store; returns the invalid write pointers."""
+    """Write the store; return the invalid write pointers."""
     invalid: list[int] = []
     with LevelDBStore(folder, create=True) as store:
         for topic in topic_names(TOPICS):

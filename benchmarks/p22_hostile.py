@@ -1,15 +1,14 @@
-"""P22: memory and ``/ping`` of a server that is attacked: does it stay within its bound, and answer its probes?
+"""P22: the memory and the ``/ping`` latency of a server under attack.
 
 A real server with its default memory; one attack after the other, each on a fresh server
 (``tests/hostile/attacks.py``): 60 bodies of 10 MB that lack their last byte, 16 gzip bombs of 15 KB at a time, JSON of
-small objects, 100 readers who do not read messages of 9 MB, 500 sockets that drip, and 16 abandoned polls over 2
-million rows that the reader may not see. All the time probes ask ``/ping`` on connections of their own, and an honest
-client publishes and polls. Memory is what the process takes beyond the moment before the attack.
+small objects, 100 clients that do not read their responses of 9 MB, 500 slow sockets, and 16 abandoned polls over 2
+million invisible rows. During an attack, probes request ``/ping`` on separate connections, and an honest client
+publishes and polls. Memory is the growth of the process since the start of the attack.
 
-Where there are two processors, the server has one of them to itself. Attackers are a process of their own on the other
-one, with less priority than the probes and the honest client, who share it with them: so what is measured is how long
-the server takes, and not how long a probe waits for attackers to let it speak. ``TMS_BENCH_HOSTILE_PINNED=0`` leaves
-all of them where the system puts them.
+With two processors, the server has one of them exclusively. The attackers are a separate process on the other one, with
+a lower priority than the probes and the honest client on the same processor, so that the latency is the server's and
+not a wait for the attackers. ``TMS_BENCH_HOSTILE_PINNED=0`` leaves the placement to the system.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from tests.hostile.attacks import Watch, milliseconds
 from tests.server.process import TMS, Serve, configure
 from tests.support import size
 
-#: Percent of the full sizes.
+#: The size of the attacks, as a percentage of the full sizes.
 PERCENT = size("TMS_BENCH_HOSTILE", 100)
-#: For how long each attack goes on.
+#: The duration of each attack, in seconds.
 SECONDS = size("TMS_BENCH_HOSTILE_SECONDS", 20)
 MEMORY_MB, BESIDE_MB, PING_MS = 256, 100, 100
 _PROCESSORS = sorted(os.sched_getaffinity(0))
-#: Whether server and attackers have a processor each.
+#: Whether the server and the attackers are pinned to separate processors.
 PINNED = size("TMS_BENCH_HOSTILE_PINNED", 1) == 1 and len(_PROCESSORS) > 1 and shutil.which("taskset") is not None
-#: By how much less priority attackers have (nice).
+#: The nice value of the attackers.
 _NICE = 10
 _MB = 1 << 20
 

@@ -1,14 +1,13 @@
-"""P4: what HTTP costs: publishing and fetching through ``tms serve``, beside bare LevelDB on the same disk.
+"""P4: the cost of HTTP: publishes and reads through ``tms serve``, compared with bare LevelDB on the same disk.
 
-The server is a process of its own, as users run it, without the janitor. Clients are raw sockets that build their
-requests once, so that what is measured is the server. Bare loops and the server take turns, since a disk is not always
-as fast, and each figure is the median of the turns. Bare writes are one synced batch for each batch that is published,
-of rows as long as the server's; bare reads are one iterator over such rows.
+The server is a separate process without the janitor. Clients are raw sockets that build their requests once, so that
+the benchmark measures the server. Bare loops and the server take turns, because the speed of a disk varies, and each
+figure is the median of the turns. A bare write is one synced batch per published batch, with rows as long as the
+server's; a bare read is one iterator over such rows.
 
-A figure's ``before`` is what it was on a busy machine of two processors before the work that its bar asks for.
+A figure's ``before`` is its value on a busy machine of two processors before the optimization that its bar requires.
 
-CDAP's server syncs each batch as well, by ``msync`` of a mapped file; it is warmed up by the turns before those that
-count.
+CDAP's server also syncs each batch, by ``msync`` of a mapped file; warm-up turns precede the measured turns.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from tms_core.transaction.model import TX_PER_MS, Transaction
 
 TURNS = size("TMS_BENCH_TURNS", 5)
 TOPIC = TopicId("default", "bench")
-#: Batches of 500 messages of 1 kB in a turn, and messages one by one.
+#: The batches of 500 messages of 1 kB in a turn, and the single messages.
 LARGE, SINGLE = 100, 3000
 #: How many publish such batches at once, the bar, and what it was before.
 BATCH_CASES = ((1, 0.8, 0.63), (4, 1.0, 0.61))
@@ -54,7 +53,7 @@ PRODUCERS = 16
 #: What CDAP's server is asked too, in so many short turns for each turn: producers, messages in a request, requests.
 AGAINST_CDAP = ((1, 1, 3000), (1, 100, 1500), (PRODUCERS, 1, 6000))
 SHORT_TURNS = 10
-#: Messages in a page of a reader who pages.
+#: The messages per page of a paging reader.
 _PAGE = 500
 _AVRO_HEADERS = {"Content-Type": AVRO}
 _PATH = f"/v1/namespaces/{TOPIC.namespace}/topics/{TOPIC.topic}"
@@ -70,7 +69,7 @@ def publishing(messages: int, length: int) -> bytes:
 
 
 def publish(port: int, data: bytes, requests: int, producers: int) -> float:
-    """Return the requests per second of so many producers, each with one request under way."""
+    """Return the requests per second of several producers, each with one concurrent request."""
     with selectors.DefaultSelector() as waiting:
         connections = [connect(port) for _ in range(producers)]
         for number, connection in enumerate(connections):
@@ -133,14 +132,14 @@ def connect(port: int) -> socket.socket:
 
 
 class Bare:
-    """LevelDB by itself, with rows as long as the server's."""
+    """A bare LevelDB with rows as long as the server's."""
 
     def __init__(self, folder: Path) -> None:
         self._database = plyvel.DB(str(folder), create_if_missing=True)
         self._at = 1_700_000_000_000 << 16
 
     def write(self, messages: int, length: int, batches: int) -> float:
-        """Synced batches per second."""
+        """Return the synced batches per second."""
         value = bytes(1 + length)
         started = time.perf_counter()
         for _ in range(batches):
@@ -173,7 +172,7 @@ def server(folder: Path) -> Iterator[int]:
 
 
 def syncs_per_batch(folder: Path, batches: int = 200) -> float:
-    """Synced writes the store is asked for, per batch that is acknowledged before the next is sent."""
+    """Return the synced writes per batch, for batches that are sent one after the other."""
     with (
         LevelDBStore(folder, create=True) as store,
         MessagingService(store, SystemClock(), side=MemorySide()) as service,
@@ -188,14 +187,14 @@ def syncs_per_batch(folder: Path, batches: int = 200) -> float:
 
 
 def turns(measure: Callable[[], float], beside: Callable[[], float], count: int = TURNS) -> tuple[float, float, float]:
-    """Return medians: the ratio of each turn, ours, the other's. The first turn warms up."""
+    """Return the medians of the turns' ratios and of both rates. The first turn is a warm-up."""
     pairs = [(measure(), beside()) for _ in range(count + 1)][1:]
     ours, others = zip(*pairs, strict=True)
     return statistics.median(o / b for o, b in pairs), statistics.median(ours), statistics.median(others)
 
 
 def batches(scratch: Path) -> None:
-    """Large batches, then fetching what they left."""
+    """Measure publishes of large batches, and then reads of their messages."""
     bare, data = Bare(scratch / "bare-large"), publishing(500, 1000)
     with server(scratch / "large") as port:
         for producers, bar, before in BATCH_CASES:
@@ -214,7 +213,7 @@ def batches(scratch: Path) -> None:
 
 
 def reading(name: str, bar: float, before: float, found: tuple[float, float, float]) -> None:
-    """Report how fast messages are read."""
+    """Report the rates of readers."""
     ratio, ours, other = found
     details = {"before": before, "messages_per_second": round(ours), "beside_per_second": round(other)}
     report(Figure("P4", name, round(ratio, 3), at_least=bar, details=details))
@@ -242,7 +241,7 @@ def transactional(folder: Path) -> None:
 
 
 def singles(scratch: Path) -> None:
-    """Publish one by one, next to bare LevelDB and, with Java, to CDAP's own server with the same requests."""
+    """Measure single publishes, compared with bare LevelDB and, if Java is available, with CDAP's server."""
     bare, one = Bare(scratch / "bare-single"), publishing(1, 100)
     with server(scratch / "single") as port, cdap_server(scratch / "cdap") as cdap_port:
         ratio, ours, other = turns(
@@ -261,7 +260,7 @@ def singles(scratch: Path) -> None:
 
 
 def against_cdap(port: int, cdap_port: int, producers: int, messages: int, requests: int) -> None:
-    """Both servers in short turns, so that both meet the same work of the machine and of its disk."""
+    """Measure both servers in short turns, so that both run under the same load of the machine and its disk."""
     data, share = publishing(messages, 100), requests // SHORT_TURNS
     ratio, ours, theirs = turns(
         lambda: publish(port, data, share, producers),

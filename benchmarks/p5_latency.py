@@ -1,11 +1,11 @@
-"""P5: what publishers feel of a sweep: p99 latency while the janitor deletes, beside p99 when it has nothing to do.
+"""P5: the effect of a sweep on publishers: p99 latency while the janitor deletes, compared with an idle janitor.
 
-Once with the janitor embedded in ``tms serve`` on LevelDB, once as a process of its own on HBase. Publishers send
-single messages by a schedule, at half of the top rate that the same server showed just before (``benchmarks/load.py``).
-Each turn is a quiet stretch, then one in which a topic's ttl is shortened, so that a sweep finds many rows due; of that
-stretch those requests count that were due while the sweep ran, compaction included, as the janitor's own record of runs
-has it. A machine is not always as fast, so the figure is the median of the turns' ratios. All processes, HBase's too,
-share one machine's processors with the publishers.
+The janitor is embedded in ``tms serve`` on LevelDB, and a separate process on HBase. Publishers send single messages by
+a schedule (``benchmarks/load.py``), at half of the top rate that the benchmark has just measured on the same server.
+Each turn is a quiet stretch, and a stretch in which the benchmark shortens a topic's TTL, so that a sweep finds many
+due rows. In the second stretch, only requests count that were due during the sweep and its compaction, according to the
+janitor's record of runs. The figure is the median of the turns' ratios, because a machine's speed varies. All
+processes, including HBase, share one machine's processors with the publishers.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
 
-#: Rows a sweep finds due.
+#: The due rows of a sweep.
 ROWS = size("TMS_BENCH_SWEEP_ROWS", 200_000)
 HBASE_ROWS = size("TMS_BENCH_HBASE_ROWS", 60_000)
-#: How fast the janitor beside HBase may delete; the one inside a server keeps to a rate of its own.
+#: The rate limit of the janitor on HBase; the embedded janitor limits its rate itself.
 RATE = 10_000
 TURNS = size("TMS_BENCH_TURNS", 5)
-#: How long a stretch is, in seconds.
+#: The duration of a stretch, in seconds.
 STRETCH_SECONDS = size("TMS_BENCH_SECONDS", 6)
-#: Requests that show the top rate.
+#: The requests for the measurement of the top rate.
 TOP_REQUESTS = 10_000
-#: Shares of the top rate, in hundredths; the figure is about the middle one.
+#: The load as a percentage of the top rate; the figure is for the middle value.
 LOADS = (10, 50, 90)
 JUDGED = 50
 #: Rows are older than the short ttl and younger than the long one, in seconds.
@@ -62,12 +62,12 @@ _PUT_ROWS = 5_000
 
 @dataclass(frozen=True)
 class Scene:
-    """A server, a janitor, and topics whose ttl can be shortened.
+    """A server, a janitor, and topics with a TTL that the benchmark shortens.
 
     Attributes:
-        port: the server's.
-        page: the janitor's status page.
-        topics: each with ``rows`` rows.
+        port: the server's port.
+        page: the URL of the janitor's status page.
+        topics: the topics with ``rows`` rows each.
     """
 
     port: int
@@ -103,7 +103,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Turn:
-    """The requests of a quiet stretch, those of a sweep, and how long the sweep took."""
+    """The requests of a quiet stretch, the requests during a sweep, and the duration of the sweep."""
 
     quiet: list[Sample]
     swept: list[Sample]
@@ -121,7 +121,7 @@ def turn(scene: Scene, topic: TopicId, per_second: float) -> Turn:
     samples = scene.publish(per_second, STRETCH_SECONDS)
     began_ms, ended_ms = scene.swept(since_ms - 1)
     during = [sample for sample in samples if began_ms <= (sample.due + wall) * 1000 <= ended_ms]
-    # What LevelDB still has to put in order is not the next quiet stretch's.
+    # Compactions of LevelDB must not continue in the next quiet stretch.
     time.sleep(1)
     return Turn(quiet, during, (ended_ms - began_ms) / 1000)
 
@@ -161,7 +161,7 @@ def fill(store: Store, rows: int) -> list[TopicId]:
 
 
 def adopt(config: Path) -> None:
-    """Have the janitor accept a store in which nothing is due."""
+    """Adopt the store while no rows are due."""
     command = [str(_JANITOR), "run", "--once", "--adopt", "--config", str(config)]
     with config.with_suffix(".log").open("a") as log:
         subprocess.run(command, check=True, stdout=log, stderr=log)
@@ -189,7 +189,7 @@ def serving(config: Path, *, janitor: bool) -> Iterator[Serve]:
 
 @contextmanager
 def embedded() -> Iterator[Scene]:
-    """LevelDB, and the janitor inside the server."""
+    """Run a server on LevelDB with the embedded janitor."""
     with tempfile.TemporaryDirectory(prefix="p5-") as folder:
         config = configure(Path(folder))
         with LevelDBStore(Path(folder) / "messaging", create=True) as store:
@@ -201,7 +201,7 @@ def embedded() -> Iterator[Scene]:
 
 @contextmanager
 def with_own_counter() -> Iterator[Scene]:
-    """HBase, a server, and the janitor in a process of its own."""
+    """Run HBase, a server, and the janitor in a separate process."""
     with ExitStack() as stack:
         running = stack.enter_context(hbase.server())
         tables = stack.enter_context(Tables(running))
@@ -215,7 +215,7 @@ def with_own_counter() -> Iterator[Scene]:
         config.write_text(yaml.safe_dump(settings))
         with HBaseStore(HBaseSettings(thrift=(running.thrift,), namespace=namespace, buckets=hbase.BUCKETS)) as store:
             topics = fill(store, HBASE_ROWS)
-        # Files, as in a store of some age, and no memory that is being flushed while we measure.
+        # Flush the rows to files, as in an old store, so that HBase does not flush memory during the measurement.
         running.command("compact", f"{namespace}:tms.message")
         adopt(config)
         server = stack.enter_context(serving(config, janitor=False))

@@ -1,12 +1,11 @@
-"""P6: the decision stage on Spark, two cores beside one: every row read, decoded and judged, verdicts counted.
+"""P6: the decision stage on Spark with two cores, compared with one core: read, decode and evaluate every row.
 
-Both on the same store of five million messages, with the same eight tasks, after turns that warm the JVM up. One core
-is one processor: with one task at a time the JVM and the task's Python would otherwise work side by side on two; what
-comes of that is said as unpinned. Beside the figure stand how many rows a second the single process plans of the same
-store, and how many bytes of files there are for each row. A second figure is the speed of decoding and judging in one
-process, as a share of a bare plyvel loop over the same rows that verifies checksums, too (processor time of each, in
-turns): plain messages, those of transactions, references, and payload rows. It says the same of a loop over keys
-alone, which reads less than is decoded.
+Both run eight tasks on the same store of five million messages, after warm-up turns of the JVM. With one core, all
+processes are pinned to one processor, because otherwise the JVM and the task's Python would run in parallel on two; the
+details have the unpinned value, the planned rows per second of a single process, and the bytes of files per row. The
+second figure is the speed of decoding and evaluation in one process, as a share of a bare plyvel loop over the same
+rows with verified checksums, in processor time and in turns: plain messages, transactional messages, references, and
+payload rows. Its details have the share of a loop over keys alone, which reads less.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from tms_core.transaction.model import TX_PER_MS
 
 ROWS = size("TMS_BENCH_ROWS", 5_000_000)
 TASKS, TURNS = 8, 5
-#: How often decoding and the bare loop are measured.
+#: The number of measurements of decoding and of the bare loop.
 LOOPS = 5
-#: Rows written at once.
+#: The rows of a write.
 BATCH = 10_000
 EVERYTHING = Piece(None, (ALL_KEYS,))
 
@@ -63,10 +62,10 @@ def pin(processors: set[int]) -> None:
 
 
 def decide(store: Path, cores: int, *, pinned: bool = False) -> list[float]:
-    """Seconds of each turn on so many cores.
+    """Return the seconds of each turn with a number of cores.
 
     Args:
-        pinned: keep all of it to one processor.
+        pinned: pin all processes to one processor.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -92,7 +91,7 @@ def decide(store: Path, cores: int, *, pinned: bool = False) -> list[float]:
 
 
 def decoding(store: Path, table: DataTable, rows: int) -> float:
-    """Seconds of processor time in which one process decodes and judges everything."""
+    """Return the processor seconds of one process that decodes and evaluates all rows."""
     reader = RowReader(SourceOptions.parse({"leveldb": str(store), "table": table, "now": str(NOW_MS)}, {}))
     with clone(store, store.with_name("scratch")) as cloned:
         started = time.process_time()
@@ -104,7 +103,7 @@ def decoding(store: Path, table: DataTable, rows: int) -> float:
 
 
 def bare(store: Path, table: DataTable, *, values: bool) -> float:
-    """Seconds of processor time in which a plain loop goes over the same rows, or over their keys alone."""
+    """Return the processor seconds of a plain loop over the same rows, or over their keys alone."""
     database = plyvel.DB(str(store / f"system.tms.{table}"))
     started = time.process_time()
     options: dict[str, Any] = {"include_value": values, "fill_cache": False, "verify_checksums": True}
