@@ -399,7 +399,7 @@ def test_producer_beyond_the_most_names_is_refused(kit: GroupKit, monkeypatch: p
 
 def test_names_of_many_topics_stay_bounded(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MAX_NAMES", 2)
-    monkeypatch.setattr(kit.service.producers._names._numbers, "_most", 3)
+    monkeypatch.setattr(kit.service.producers._names._numbers, "_max_keys", 3)
     for life in range(8):
         for name in ("a", "b"):
             kit.service.producers.register(BILLS, f"{name}{life}", uuid4())

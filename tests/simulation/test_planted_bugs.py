@@ -214,7 +214,7 @@ def announced_as_far_as_the_first_batch(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """An entry is written over by the next batch."""
-    patch.setattr(outcome, "_join", lambda _, entry: entry)
+    patch.setattr(outcome, "_merge_entries", lambda _, entry: entry)
 
 
 def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:
