@@ -101,6 +101,22 @@ def test_manager_whose_directory_was_replaced_writes_nothing_to_it(tmp_path: Pat
             assert sorted(directory.iterdir()) == before
 
 
+def test_manager_whose_directory_was_away_continues_with_its_state(tmp_path: Path) -> None:
+    directory, elsewhere = tmp_path / "tx", tmp_path / "elsewhere"
+    with opened(directory) as manager:
+        invalid = manager.start_short().transaction_id
+        manager.invalidate(invalid)
+        # The directory is an empty mount point for a while.
+        directory.rename(elsewhere)
+        directory.mkdir()
+        for _ in range(2):
+            with pytest.raises((LogFailed, DirectoryFailed)):
+                manager.start_short()
+        directory.rmdir()
+        elsewhere.rename(directory)
+        assert list(manager.start_short().invalids) == [invalid]
+
+
 def test_unfinished_snapshot_is_deleted_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".in-progress.7").write_bytes(b"half")
     with opened(tmp_path):

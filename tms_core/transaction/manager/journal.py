@@ -138,7 +138,7 @@ class LogFile(GroupLog):
 
     Args:
         path: the path of the file, which must not exist.
-        check: called before the file is created; raises OSError if it must not be created.
+        check: called before the file is created; raises StoreError if it must not be created.
     """
 
     def __init__(self, path: Path, check: Callable[[], object] = lambda: None) -> None:
@@ -169,13 +169,12 @@ class LogFile(GroupLog):
         os.fdatasync(self._file)
 
     def _failed(self, failure: OSError | StoreError) -> LogFailed:
-        reason = failure.strerror if isinstance(failure, OSError) else None
-        kind = LogFull if isinstance(failure, OSError) and is_full(failure) else LogFailed
-        return kind(
-            f"transaction log {self._path} could not be written: {reason or failure}.",
-            "Repair the disk or free space on it; the manager then continues without a restart.",
-            self._path,
-        )
+        hint = "Repair the disk or free space on it; the manager then continues without a restart."
+        if isinstance(failure, OSError):
+            kind, reason = LogFull if is_full(failure) else LogFailed, failure.strerror or str(failure)
+        else:
+            kind, reason, hint = LogFailed, failure.message.removesuffix("."), failure.hint or hint
+        return kind(f"transaction log {self._path} could not be written: {reason}.", hint, self._path)
 
 
 def write_all(file: int, data: bytes) -> None:

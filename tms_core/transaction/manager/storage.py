@@ -11,7 +11,6 @@ continuing would lose commits. The directory is locked, because two managers on 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -162,6 +161,9 @@ class DirectoryStorage:
             since_ms, snapshot = self._newest(snapshots)
         except OSError as error:
             raise _failed(self._path, error) from error
+        # After the read: a restart must not replace the state by that of another directory, such as an empty mount
+        # point, and save it when the directory is back.
+        self._require_lock()
         edits = (edit for number in logs if number >= since_ms for edit in read_log(self._path / f"txlog.{number}"))
         return RecoveredLog(snapshot, edits, max([*snapshots, *logs], default=0))
 
@@ -195,10 +197,10 @@ class DirectoryStorage:
         Raises:
             DirectoryFailed: the snapshot could not be written.
         """
+        self._require_lock()
         timestamp_ms = snapshot.visibility.timestamp_ms
         unfinished = self._path / f"{_UNFINISHED}{timestamp_ms}"
         try:
-            self._require_lock()
             with open(unfinished, "wb", opener=partial(os.open, mode=0o600)) as stream:
                 write_snapshot(stream, snapshot)
                 stream.flush()
@@ -223,15 +225,23 @@ class DirectoryStorage:
             self._lock = -1
 
     def _require_lock(self) -> None:
-        """Check that the directory has the locked file still; another manager may use a directory in its place.
+        """Check that the directory still has the locked file; another manager may use a directory in its place.
 
         Raises:
-            OSError: the directory was deleted or replaced.
+            DirectoryFailed: the directory was deleted or replaced, or cannot be read.
         """
-        with suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat((self._path / _LOCK).stat(), os.fstat(self._lock)):
-                return
-        raise OSError(errno.ENOENT, "it was deleted or replaced while it was open", str(self._path))
+        try:
+            is_same = os.path.samestat((self._path / _LOCK).stat(), os.fstat(self._lock))
+        except (FileNotFoundError, NotADirectoryError):
+            is_same = False
+        except OSError as error:
+            raise _failed(self._path, error) from error
+        if not is_same:
+            raise DirectoryFailed(
+                f"the transaction manager cannot use {self._path}: it was deleted or replaced while it was open.",
+                "Mount it again. If it is lost, stop this server and restore the directory from a backup.",
+                self._path,
+            )
 
     def _newest(self, timestamps_ms: list[int]) -> tuple[int, Snapshot | None]:
         for timestamp_ms in reversed(timestamps_ms):
