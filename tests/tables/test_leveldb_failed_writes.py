@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -222,6 +223,34 @@ def test_write_after_a_failed_one_opens_the_folder_again(tmp_path: Path, disk: D
         after = rows(store)
     with LevelDBStore(tmp_path) as store:
         assert rows(store) == after
+
+
+def test_write_to_a_folder_on_another_volume_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def on_another_volume(path: Any, **options: Any) -> os.stat_result:
+        mode, inode, device, *rest = stat(path, **options)
+        return os.stat_result((mode, inode, device + 1, *rest))
+
+    with closing(WritableDatabase(tmp_path, create=True)) as database:
+        database.put([(b"a", b"1")])
+        monkeypatch.setattr(os, "stat", on_another_volume)
+        with pytest.raises(WriteRefused, match="deleted or replaced"):
+            database.put([(b"b", b"2")])
+
+
+def test_repair_in_a_replaced_folder_leaves_the_other_database(tmp_path: Path, disk: Disk) -> None:
+    folder = tmp_path / "database"
+    with closing(WritableDatabase(tmp_path / "other", create=True)) as other:
+        other.put([(b"a", b"other")])
+    with closing(broken(folder, disk)) as database:
+        folder.rename(tmp_path / "elsewhere")
+        (tmp_path / "other").rename(folder)
+        with pytest.raises(WriteRefused, match="deleted or replaced"):
+            database.put([(b"b", b"2")])
+        assert database.rows(b"", None, 9).items == [(b"a", b"1")]
+    with closing(WritableDatabase(folder)) as other:
+        assert other.rows(b"", None, 9).items == [(b"a", b"other")]
 
 
 def test_change_of_metadata_that_failed_is_undone(tmp_path: Path, disk: Disk) -> None:

@@ -54,7 +54,7 @@ class Handle:
         self._folder = folder
         self._db = _open(folder, create)
         self._lock_file = str(folder / "LOCK")
-        self._lock_inode = self._find_lock_inode()
+        self._lock_id = self._find_lock_id()
         #: Whether the folder was closed for a reopening that has not succeeded yet.
         self._lost = False
         self._undo: dict[bytes, bytes | None] = {}
@@ -86,10 +86,12 @@ class Handle:
             failed: the keys that the failed write wrote or deleted.
 
         Raises:
-            plyvel.Error, OSError: the folder cannot be reopened now. If the disk is full, it stays open for reading.
+            plyvel.Error, OSError: the folder cannot be reopened now. If the disk is full, or the folder was deleted or
+                replaced, it stays open for reading.
         """
         with self._changed:
             if not self._lost:
+                self.require_lock_file()
                 self._close_to_reopen(failed)
             if self._lost:
                 self._reopen()
@@ -104,7 +106,7 @@ class Handle:
         Raises:
             OSError: the folder or its lock file was deleted or replaced.
         """
-        if self._find_lock_inode() != self._lock_inode:
+        if self._find_lock_id() != self._lock_id:
             raise OSError(errno.ENOENT, "its files were deleted or replaced while it was open", str(self._folder))
 
     def close(self) -> None:
@@ -114,13 +116,15 @@ class Handle:
             self._db.close()
             self._lost = False
 
-    def _find_lock_inode(self) -> int | None:
-        """Return the number of the lock file; None: it does not exist."""
+    def _find_lock_id(self) -> tuple[int, int] | None:
+        """Return the device and the inode of the lock file; None: it does not exist."""
         try:
             # Not with pathlib, which is slower: each write calls this.
-            return os.stat(self._lock_file).st_ino  # noqa: PTH116
+            found = os.stat(self._lock_file)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             return None
+        # On another volume, the file at this path may have the same inode.
+        return found.st_dev, found.st_ino
 
     def _close_to_reopen(self, failed: Sequence[bytes]) -> None:
         # The failed write may be in the log, but is not in LevelDB's memory, so this still reads the old values.
@@ -145,8 +149,9 @@ class Handle:
             self._changed.notify_all()
 
     def _reopen(self) -> None:
+        # The rows to roll back belong to this folder only.
+        self.require_lock_file()
         database = _open(self._folder, create=False)
-        self._lock_inode = self._find_lock_inode()
         if not self._undo:
             self._db, self._lost = database, False
             return
