@@ -98,6 +98,21 @@ def test_buffer_without_room_drops_one_end_and_counts_it() -> None:
     assert (newest.figures.dropped, oldest.figures.dropped) == (2, 2)
 
 
+class Outcomes(list[tuple[bytes, Exception | None]]):
+    """A callback that is false while it has no outcomes."""
+
+    def __call__(self, payload: bytes, error: Exception | None) -> None:
+        self.append((payload, error))
+
+
+def test_drop_of_a_message_calls_a_callback_that_is_false() -> None:
+    buffer, outcomes = MessageBuffer(Buffer(messages=1, when_full=WhenFull.DROP_NEWEST), request_bytes=100), Outcomes()
+    for payload in (b"1", b"2"):
+        buffer.offer(A, payload, on_delivery=outcomes)
+    [(on_delivery, payload, error)] = buffer.callbacks()
+    assert (on_delivery is outcomes, payload, type(error)) == (True, b"2", BufferFull)
+
+
 def test_message_larger_than_the_buffer_is_taken_alone() -> None:
     waiting = filled(Buffer(size_bytes=10), (A, bytes(50)))
     assert not waiting.offer(A, b"1")

@@ -223,7 +223,9 @@ class MessageBuffer:
     def _drop(self, messages: list[_Message]) -> None:
         self._dropped += len(messages)
         error = BufferFull("The buffer was full.", "Publish the message again later.")
-        self._due_callbacks += [(found.on_delivery, found.payload, error) for found in messages if found.on_delivery]
+        self._due_callbacks += [
+            (found.on_delivery, found.payload, error) for found in messages if found.on_delivery is not None
+        ]
 
     def _remove_messages(self, topic: TopicId, limit: int) -> list[_Message]:
         """Remove and return the oldest messages of a topic that have the same TTL and fit into a request."""
