@@ -156,7 +156,10 @@ class KerberosLogin:
             37: ("the clocks of this machine and of the realm differ too much", "Correct both clocks: timedatectl."),
             134: (f"{who} is not the name of a principal", f"Correct {self._setting}.principal."),
             140: (f"the ticket cache cannot be used ({text})", f"Create it again ({ticket})."),
-            156: ("no server of the realm can be reached", "Check kdc in /etc/krb5.conf, and the network."),
+            156: (
+                "no server of the realm can be reached",
+                "Check kdc in /etc/krb5.conf (KRB5_CONFIG), and the network.",
+            ),
             195: ("the ticket cache has no ticket", f"Fetch a ticket ({ticket}), or set {self._setting}.keytab."),
         }
         if number == 195 and keytab is not None:

@@ -111,7 +111,7 @@ class ConsumerRegistry:
             if only_new and previous is not None:
                 raise ConsumerConflict(
                     f"Consumer {name} of topic {topic} already exists.",
-                    f"Use it, or change its position: tms consumer set {topic} {name}",
+                    f"Use it, or change its position: tms consumer set {topic} {name} --since TIME",
                 )
             if previous is None:
                 hint = f"Delete unused consumers: tms consumer delete {topic} NAME"

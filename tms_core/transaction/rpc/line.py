@@ -286,7 +286,8 @@ def _application_error(name: str, fields: Fields) -> TransactionError:
     """Return the error for Thrift's application exception."""
     kind = fields.get(2)
     if kind == Failure.UNKNOWN_METHOD:
-        return MethodUnknown(f"The transaction service does not know {name}.", "Use a service of the client's version.")
+        hint = "Use tms serve of the client's version: Tephra's own service, or an older one, lacks some calls."
+        return MethodUnknown(f"The transaction service does not know {name}.", hint)
     if as_text(fields, 1) == TLS_ONLY:
         return TlsDemanded(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
