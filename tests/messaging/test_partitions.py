@@ -186,6 +186,22 @@ def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
     assert set(seen(service)) == {"orders-0"}
 
 
+@pytest.mark.parametrize("properties", [{"ttl": "7"}, {"partitions": "3"}])
+def test_update_after_an_interrupted_deletion_keeps_a_new_topic_with_a_parts_name(
+    store: Cut, service: MessagingService, properties: dict[str, str]
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "2"})
+    store.left = 1
+    with pytest.raises(StoreError):
+        service.delete_topic(ORDERS)
+    store.left = -1
+    service.create_topic(named("orders-0"), {"ttl": "60"})
+    before = service.topic(named("orders-0"))
+    with pytest.raises(TopicExists):
+        service.update_topic(ORDERS, properties)
+    assert service.topic(named("orders-0")) == before
+
+
 @pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": ROUTES}], ids=str)
 def test_part_is_changed_and_deleted_with_its_whole_only(service: MessagingService, properties: dict[str, str]) -> None:
     service.create_topic(ORDERS, properties)

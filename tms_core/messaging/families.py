@@ -262,6 +262,7 @@ class Families:
             for member in set(layout.members(family)) - {layout.topic}:
                 properties = {**others, PART_OF: layout.topic.topic, **sealed}
                 try:
+                    self._find_part(member, layout.topic)
                     self._change(member, properties)
                 except TopicNotFound:
                     # A client has deleted the partition on its own, so create it again.
@@ -316,9 +317,9 @@ class Families:
 
     def _seal(self, members: Iterable[TopicId], topic: TopicId, now_ms: int) -> None:
         for member in members:
-            with suppress(TopicNotFound):
+            with suppress(TopicNotFound, TopicExists):
                 if member != topic:
-                    self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
+                    self._change(member, {**self._find_part(member, topic).properties, SEALED: str(now_ms)})
 
     def _check_names_unused(self, made: Sequence[NewTopic], permit: Permit) -> None:
         """Check that topics can be created.
@@ -408,11 +409,21 @@ class Families:
         self._newborn.pop(row.topic, None)
 
     def _delete_part(self, topic: TopicId, whole: TopicId) -> None:
-        with suppress(TopicNotFound):
-            part = self._topics.get(topic)
-            # After an interrupted deletion, another client may have created a topic with the name of the part.
-            if part.properties.get(PART_OF) == whole.topic:
-                self._delete(part)
+        with suppress(TopicNotFound, TopicExists):
+            self._delete(self._find_part(topic, whole))
+
+    def _find_part(self, topic: TopicId, whole: TopicId) -> TopicMetadata:
+        """Return a partition or route of a topic.
+
+        Raises:
+            TopicNotFound: the part does not exist.
+            TopicExists: after an interrupted deletion, another client has created a topic with the name of the part.
+        """
+        found = self._topics.get(topic)
+        if found.properties.get(PART_OF) != whole.topic:
+            hint = f"It is not part of {whole}, whose deletion was interrupted. Complete it: tms topic delete {whole}"
+            raise TopicExists(f"Topic {topic} already exists.", hint)
+        return found
 
     def _has_rows(self, topic: TopicId) -> bool:
         stop = stop_key(topic.prefix)
