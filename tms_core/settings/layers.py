@@ -79,7 +79,8 @@ def load_as(
         path: _SourcedValue(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)
     }
     if file is not None:
-        is_of_environment = environ.get(CONFIG_ENV) == str(file)
+        named = environ.get(CONFIG_ENV)
+        is_of_environment = named is not None and Path(named) == file
         sources |= _from_file(model, file, folder, CONFIG_ENV if is_of_environment else "--config FILE")
     sources |= _from_environment(model, known, environ, folder)
     sources |= _from_flags(flags, known_flags)

@@ -99,7 +99,7 @@ def test_settings_file_of_the_environment_is_used_and_named_in_hints(
     planned = kit.run("plan")
     assert planned.code == 0
     assert "janitor run --once --adopt --config janitor.yaml" in planned.out
-    monkeypatch.setenv("TMS_CONFIG", "missing.yaml")
+    monkeypatch.setenv("TMS_CONFIG", "./missing.yaml")
     said = kit.run("plan").err
     assert "missing.yaml cannot be read" in said
     assert ("TMS_CONFIG" in said, "--config" in said) == (True, False)
