@@ -368,7 +368,7 @@ def test_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch, capfd: 
         signal.raise_signal(signal.SIGTERM)
     assert ended == [128 + signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is before
-    assert "finishing accepted requests" in capfd.readouterr().err
+    assert "finishing accepted work" in capfd.readouterr().err
 
 
 def test_signal_in_another_thread_asks_to_end() -> None:

@@ -42,7 +42,7 @@ def _exit_at_once(number: int, _: FrameType | None) -> None:
 def ending(
     ask: Callable[[], None],
     *,
-    text: bytes = b"finishing accepted requests; a second Ctrl-C or SIGTERM stops at once\n",
+    text: bytes = b"finishing accepted work; a second Ctrl-C or SIGTERM stops at once\n",
     hangup: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Handle signals while the block runs; do nothing outside the main thread, where handlers cannot be set.
