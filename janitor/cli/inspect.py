@@ -73,7 +73,7 @@ def meta(patterns: tuple[str, ...]) -> None:
 @row_limit
 @common_options
 def snapshot(limit: int) -> None:
-    """Show the transaction snapshot that a run would read, even if it is too old.
+    """Show the transaction snapshot that a run would read, of any age.
 
     \b
     Example:

@@ -197,7 +197,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
         arguments: tuple[Any, ...] = (store, state, Snapshots(clock, [DEAD]), clock, USUAL)
         given: dict[str, Any] = {"token_hex": same, "batch_rows": 20, **options}
         if by_tasks:
-            given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "looking": looking}
+            given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "open_reading": looking}
         yield (on_spark if by_tasks else FileEngine)(*arguments, **given), store, state, clock
 
 

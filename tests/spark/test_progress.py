@@ -52,7 +52,7 @@ def test_run_on_spark_tells_step_and_tasks_done_and_names_the_job(caplog: pytest
 
         run_on_spark(cast(Any, spark), lambda: looked.wait(60), look, name=name)
     assert told(caplog)[0] == f"{name}: 3 of 6 tasks done"
-    assert told(caplog)[-1] == f"{name}: over"
+    assert told(caplog)[-1] == f"{name}: finished"
     assert spark.described == [name]
 
 
@@ -71,7 +71,7 @@ def test_run_on_spark_on_connect_tells_what_the_server_reports(caplog: pytest.Lo
 
     with caplog.at_level(logging.INFO):
         run_on_spark(remote, lambda: looked.wait(60), look, name="count")
-    assert told(caplog) == ["count: 1 of 4 tasks done", "count: over"]
+    assert told(caplog) == ["count: 1 of 4 tasks done", "count: finished"]
     assert handlers == []
 
 

@@ -200,7 +200,7 @@ RAW = [
 @given(st.sampled_from(RAW) | st.lists(st.binary(max_size=12) | st.binary(min_size=9, max_size=9), max_size=8))
 def test_scan_of_damaged_values_says_what_each_says_alone(values: list[bytes]) -> None:
     keys = [MessageKey(TopicId("a", "t"), 1, ms, 0).pack() for ms in range(len(values))]
-    database: Any = Mock(measured=Mock(return_value=Page(StoredColumns(keys, values), None)))
+    database: Any = Mock(fast_columns=Mock(return_value=Page(StoredColumns(keys, values), None)))
     table: Any = LevelDBMessageReads(database, Counter())
     found = []
     for rows in pages.scan(table, ALL, RowSelection("message"), RowFields(sizes=True, payloads=True)):

@@ -394,7 +394,7 @@ def test_task_may_write_under_the_lease_of_its_run_alone() -> None:
     with pytest.raises(LeaseLost, match="lease of this task's run"):
         FollowedLease(state, replace(run, lease=replace(held, fence=held.fence + 1)), clock).check()
     state.finish_run(RunRecord("run", "apply", 1, NOW_MS, "done"))
-    with pytest.raises(LeaseLost, match="has ended"):
+    with pytest.raises(LeaseLost, match="has finished"):
         followed.check()
 
 

@@ -125,5 +125,5 @@ def test_boundary_with_other_participants_names_them(kit: CommandKit) -> None:
     both = f"{JANITOR}, boundary: {{feedback: on, participants: [messaging, datasets]}}"
     kit.set(settings("manager", "127.0.0.1:15165", both))
     explained = kit.janitor("boundary --explain")
-    assert "no feedback: janitor.boundary.participants names datasets, whose boundary" in explained.out
+    assert "because janitor.boundary.participants names datasets, whose boundary" in explained.out
     assert "datasets" in kit.janitor("boundary --format json").json["feedback"]["withheld"]

@@ -38,14 +38,14 @@ def test_once_for_an_old_decision_does_not_accept_a_new_jump(kit: CommandKit) ->
 def test_given_the_same_text_for_other_topics_then_it_is_another_decision(kit: CommandKit) -> None:
     assert kit.janitor("adopt --once-for x").code == 0
     for topics in ("default:a*", "default:b*", "--all", "--clock", "--all --clock"):
-        assert "before" not in kit.janitor(f"approve {topics} --once-for x").err
-        assert "before" in kit.janitor(f"approve {topics} --once-for x").err
+        assert "already done" not in kit.janitor(f"approve {topics} --once-for x").err
+        assert "already done" in kit.janitor(f"approve {topics} --once-for x").err
 
 
 def test_given_a_decision_that_failed_then_it_is_carried_out_when_it_can_be(kit: CommandKit) -> None:
     assert kit.janitor("approve --all --once-for x").code == 3
     assert kit.janitor("adopt --once-for x").code == 0
-    assert "before" not in kit.janitor("approve --all --once-for x").err
+    assert "already done" not in kit.janitor("approve --all --once-for x").err
 
 
 def test_not_more_is_remembered_than_files_hold(kit: CommandKit) -> None:
