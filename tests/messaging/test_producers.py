@@ -1396,7 +1396,7 @@ def test_given_a_topic_that_is_made_again_then_its_producers_begin_anew(kit: Gro
     assert everything(kit) == [b"b"]
 
 
-def test_register_in_a_topic_made_again_in_the_same_millisecond_fences_older_instances(kit: GroupKit) -> None:
+def test_register_in_a_topic_made_again_in_one_millisecond_fences_older_instances(kit: GroupKit) -> None:
     instances = [Instance(kit)]
     instances[0].publish(b"0", topic=ORDERS)
     for number in (1, 2):

@@ -86,7 +86,7 @@ def test_attended_before_any_task_says_so(caplog: pytest.LogCaptureFixture, monk
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
-def test_run_on_spark_that_is_interrupted_together_with_the_jvm_raises_the_interruption(error: BaseException) -> None:
+def test_run_on_spark_interrupted_together_with_the_jvm_raises_the_interruption(error: BaseException) -> None:
     called = Event()
 
     class ExpiredMessages(Classic):

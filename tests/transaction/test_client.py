@@ -90,6 +90,7 @@ def test_client_of_a_restarted_service_goes_on(
     again.start()
     client.commit(one.transaction_id)
     again.stop()
+    assert not manager.is_in_progress(one.transaction_id)
 
 
 def test_given_what_is_refused_then_the_errors_are_the_managers(
