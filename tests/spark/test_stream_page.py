@@ -83,5 +83,5 @@ def test_every_option_and_column_is_on_the_page() -> None:
     table = {name for cell in re.findall(r"^\| (`.+?) \|", SECTION, flags=re.MULTILINE) for name in cell.split(", ")}
     with pytest.raises(ConfigurationError) as caught:
         Feed.parse({"wrong": ""})
-    options = caught.value.hint.removeprefix("There are ").rstrip(".").split(", ")
+    options = caught.value.hint.removeprefix("Use one of ").rstrip(".").split(", ")
     assert {name.strip("`") for name in table} == {*options, *STREAM_SCHEMA.names}

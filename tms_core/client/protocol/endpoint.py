@@ -224,7 +224,7 @@ class Endpoint:
             ClientClosed: the client is closed.
         """
         if stopped.is_set():
-            raise ClientClosed("The client is closed.", "Make another one.")
+            raise ClientClosed("The client is closed.", "Create another client.")
         try:
             yield
         except _NOT_SENT as error:
@@ -244,7 +244,7 @@ class Endpoint:
         except RuntimeError as error:
             if not stopped.is_set():
                 raise
-            raise ClientClosed("The client was closed.", "Make another one.") from error
+            raise ClientClosed("The client was closed.", "Create another client.") from error
 
 
 class _Urls:

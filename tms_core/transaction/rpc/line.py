@@ -286,7 +286,7 @@ def _application_error(name: str, fields: Fields) -> TransactionError:
     """Return the error for Thrift's application exception."""
     kind = fields.get(2)
     if kind == Failure.UNKNOWN_METHOD:
-        hint = "Use tms serve of the client's version: Tephra's own service, or an older one, lacks some calls."
+        hint = "Use a transaction service of the client's version: Tephra's own service and older ones lack some calls."
         return MethodUnknown(f"The transaction service does not know {name}.", hint)
     if as_text(fields, 1) == TLS_ONLY:
         return TlsDemanded(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
