@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from threading import Event, Thread, Timer
 from typing import Any
 from uuid import UUID
@@ -20,12 +21,14 @@ from tms_core.errors import (
     StoreError,
     TmsError,
     TopicExists,
+    Unavailable,
 )
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch
 from tms_core.messaging.service import MessagingService
+from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.messaging.topics.partitions import MAX_FAMILIES, Family, Layout, hash_key, layout_of
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import KEYS
@@ -196,10 +199,41 @@ def test_update_after_an_interrupted_deletion_keeps_a_new_topic_with_a_parts_nam
         service.delete_topic(ORDERS)
     store.left = -1
     service.create_topic(named("orders-0"), {"ttl": "60"})
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
     before = service.topic(named("orders-0"))
     with pytest.raises(TopicExists):
         service.update_topic(ORDERS, properties)
     assert service.topic(named("orders-0")) == before
+    for new in set(service.topics("default")) - {"orders", "orders-0", "orders-1"}:
+        with pytest.raises(ConsumerNotFound):
+            service.consumers.get(named(new), GROUP)
+
+
+@pytest.mark.parametrize("change", ["update", "delete", "partitions"])
+def test_change_of_a_topic_keeps_one_that_replaces_a_part_before_its_write(
+    store: Cut, service: MessagingService, change: str
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "2"})
+    service.publish(named("orders-0"), [b"a"])
+    changes: dict[str, Callable[[], None]] = {
+        "update": lambda: service.update_topic(ORDERS, {"ttl": "7"}),
+        "delete": lambda: service.delete_topic(ORDERS),
+        "partitions": lambda: service.update_topic(ORDERS, {"partitions": "3"}),
+    }
+    write, clients = store.metadata.compare_and_set, iter([TopicRegistry(store.metadata, 60)])
+
+    def interrupted(key: bytes, expected: bytes | None, value: bytes) -> bool:
+        if key == named("orders-0").prefix and (client := next(clients, None)):
+            client.delete(named("orders-0"))
+            client.create(named("orders-0"), {"owner": "ada"})
+        return write(key, expected, value)
+
+    store.metadata.compare_and_set = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        changes[change]()
+    with suppress(TopicExists):
+        changes[change]()
+    assert service.topic(named("orders-0")) == {"ttl": "60", "generation": "2", "owner": "ada"}
 
 
 @pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": ROUTES}], ids=str)

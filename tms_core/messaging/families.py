@@ -237,8 +237,7 @@ class Families:
         # In this order: groups are registered in a new partition before anyone can publish to it, so that it holds
         # its first message for them. The topic names the new partitions only after all of them exist.
         for member, values in made:
-            self._recreate(member, values)
-            self._register(member, layout.members(last))
+            self._register(self._recreate(member, values), topic, layout.members(last))
         self._change_members(after, others)
         self._change(topic, properties)
         self._finish(topic)
@@ -246,15 +245,15 @@ class Families:
             for member in set(layout.members(family)) - {topic}:
                 self._delete_part(member, topic)
 
-    def _register(self, member: TopicId, previous: Iterable[TopicId]) -> None:
+    def _register(self, member: TopicMetadata, topic: TopicId, previous: Iterable[TopicId]) -> None:
         """Register all groups of the previous partitions at the start of a new partition, which then holds messages."""
         names = set()
         for one in previous:
             with suppress(TopicNotFound):
-                names |= {position.name for position in self._positions.of(self._topics.get(one))}
+                part = self._topics.get(one) if one == topic else self._find_part(one, topic)
+                names |= {position.name for position in self._positions.of(part)}
         for name in sorted(names):
-            position = Position(name, MessageId(0, 0), self._clock.now_ms(), 0)
-            self._positions.move(self._topics.get(member), None, position)
+            self._positions.move(member, None, Position(name, MessageId(0, 0), self._clock.now_ms(), 0))
 
     def _change_members(self, layout: Layout, others: Mapping[str, str]) -> None:
         for family in layout.families:
@@ -262,8 +261,7 @@ class Families:
             for member in set(layout.members(family)) - {layout.topic}:
                 properties = {**others, PART_OF: layout.topic.topic, **sealed}
                 try:
-                    self._find_part(member, layout.topic)
-                    self._change(member, properties)
+                    self._change(member, properties, self._find_part(member, layout.topic))
                 except TopicNotFound:
                     # A client has deleted the partition on its own, so create it again.
                     self._make(member, properties)
@@ -319,7 +317,8 @@ class Families:
         for member in members:
             with suppress(TopicNotFound, TopicExists):
                 if member != topic:
-                    self._change(member, {**self._find_part(member, topic).properties, SEALED: str(now_ms)})
+                    part = self._find_part(member, topic)
+                    self._change(member, {**part.properties, SEALED: str(now_ms)}, part)
 
     def _check_names_unused(self, made: Sequence[NewTopic], permit: Permit) -> None:
         """Check that topics can be created.
@@ -379,24 +378,25 @@ class Families:
 
     # -- one topic ----------------------------------------------------------------------------------------------------
 
-    def _make(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def _make(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
         with self._making:
             made = self._topics.create(topic, properties)
             # A server that does not lead the topic can create it, but not read its rows.
             with suppress(Unavailable):
                 if made.generation == 1 and not self._has_rows(topic):
                     self._newborn[topic] = made
+            return made
 
-    def _recreate(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def _recreate(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
         """Delete a topic that an interrupted request may have left, and create it."""
         # Check again, because other clients create topics without the lock.
         interrupted = self._interrupted_part(topic, properties)
         if interrupted is not None:
             self._delete(interrupted)
-        self._make(topic, properties)
+        return self._make(topic, properties)
 
-    def _change(self, topic: TopicId, properties: Mapping[str, str]) -> None:
-        self._topics.update(topic, properties)
+    def _change(self, topic: TopicId, properties: Mapping[str, str], expected: TopicMetadata | None = None) -> None:
+        self._topics.update(topic, properties, expected=expected)
         # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
         self._open_topics.forget_cached(topic)
 
@@ -404,7 +404,7 @@ class Families:
         layout = layout_of(row.topic, row.properties)
         for part in [] if layout is None else layout.parts:
             self._delete_part(part, row.topic)
-        self._topics.delete(row.topic)
+        self._topics.delete(row.topic, expected=row)
         self._open_topics.drop(row.topic)
         self._newborn.pop(row.topic, None)
 

@@ -162,21 +162,22 @@ class TopicRegistry:
         """
         values = self._with_defaults(properties)
         for _ in range(_MAX_ATTEMPTS):
-            row, known = self._existing(topic)
-            if expected is not None and dict(known.properties) != dict(expected.properties):
-                raise _contention_error(topic)
+            row, known = self._existing(topic, expected)
             if self._write(topic, row, values, known.generation):
                 return
         raise _contention_error(topic)
 
-    def delete(self, topic: TopicId) -> None:
+    def delete(self, topic: TopicId, *, expected: TopicMetadata | None = None) -> None:
         """Delete a topic by negating its generation; the row and all other properties stay.
+
+        Args:
+            expected: as of :meth:`update`.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
         """
         for _ in range(_MAX_ATTEMPTS):
-            row, known = self._existing(topic)
+            row, known = self._existing(topic, expected)
             if self._write(topic, row, known.properties, -known.generation):
                 return
         raise _contention_error(topic)
@@ -204,10 +205,12 @@ class TopicRegistry:
                 found.append(topic)
         return found
 
-    def _existing(self, topic: TopicId) -> tuple[_MetadataRow, TopicMetadata]:
+    def _existing(self, topic: TopicId, expected: TopicMetadata | None) -> tuple[_MetadataRow, TopicMetadata]:
         row = self._row(topic)
         if row.topic is None or row.topic.deleted:
             raise no_topic(topic)
+        if expected is not None and dict(row.topic.properties) != dict(expected.properties):
+            raise _contention_error(topic)
         return row, row.topic
 
     def _row(self, topic: TopicId) -> _MetadataRow:
