@@ -19,11 +19,11 @@ class Shares:
         self.memory = Memory(-(-limit_bytes * 4 // 3), patience_seconds)
         self.cut: list[str] = []
 
-    def __call__(self, name: str = "") -> Share:
-        return self.memory.share(lambda: self.cut.append(name))
+    def __call__(self, name: str = "", principal: str | None = None) -> Share:
+        return self.memory.share(lambda: self.cut.append(name), principal)
 
-    async def held(self, name: str, size: int) -> Share:
-        share = self(name)
+    async def held(self, name: str, size: int, principal: str | None = None) -> Share:
+        share = self(name, principal)
         await share.take(size)
         share.begin_waiting()
         return share
@@ -93,6 +93,53 @@ async def test_holders_that_keep_others_waiting_longest_are_cut_off() -> None:
     first.begin_waiting()  # its client has just done something
     await shares().take(4)
     assert shares.cut == ["second", "third"]
+
+
+@in_event_loop
+async def test_principal_that_uses_least_memory_is_served_first() -> None:
+    shares = Shares(10)
+    busy = await shares.held("busy", 10, "ada")
+    tasks = [asyncio.ensure_future(shares(principal=one).take(5)) for one in ("ada", "ada", "ben")]
+    await settle()
+    busy.shrink(5)
+    await settle()
+    assert [task.done() for task in tasks] == [False, False, True]
+    busy.close()
+    await settle()
+    assert [task.done() for task in tasks] == [True, False, True]
+    tasks[1].cancel()
+
+
+@in_event_loop
+async def test_new_request_of_another_principal_does_not_wait_for_memory_that_is_free() -> None:
+    shares = Shares(10)
+    await shares.held("busy", 6, "ada")
+    waiting = asyncio.ensure_future(shares(principal="ada").take(8))
+    await settle()
+    await shares(principal="ben").take(4)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+@in_event_loop
+async def test_principal_that_uses_most_memory_is_disconnected_first() -> None:
+    shares = Shares(10, 0.01)
+    await shares.held("of ben", 2, "ben")
+    for name in ("first of ada", "second of ada"):
+        await shares.held(name, 4, "ada")
+    await shares(principal="cid").take(5)
+    assert shares.cut == ["first of ada", "second of ada"]
+
+
+@in_event_loop
+async def test_given_principals_that_wait_for_each_other_the_largest_is_refused() -> None:
+    shares = Shares(10)
+    held = [await shares.held(*values) for values in (("", 2, "ben"), ("", 4, "ada"), ("", 4, "ada"))]
+    tasks = [asyncio.ensure_future(share.take(3)) for share in held]
+    await settle()
+    assert [type(task.exception()) for task in tasks if task.done()] == [type(None), Unavailable]
+    assert [task.done() for task in tasks] == [True, True, False]
+    tasks[2].cancel()
 
 
 @in_event_loop

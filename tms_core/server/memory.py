@@ -1,12 +1,14 @@
 """One memory limit for all requests and responses (``server.memory``).
 
 Request bodies, their uncompressed and decoded form, and unread responses each reserve a share before they use memory.
-Without enough memory, requests wait in order of arrival. A release wakes only the first waiting request.
+Without enough memory, requests wait: first the requests of the principal that uses least memory, then in order of
+arrival. A release wakes only the first waiting request.
 
 Some shares wait for a client: for a body that does not arrive, or a response that is not read. When the first request
 has waited for a few seconds, the server disconnects the clients that have been idle for longest, until the request
 fits. If requests that wait for more memory hold all memory, waiting does not help, so the server rejects some of them
-immediately until the first one fits. While memory is free, no client is disconnected, however slow it is.
+immediately until the first one fits. In both cases the principal that uses most memory loses first. While memory is
+free, no client is disconnected, however slow it is.
 
 Long-lasting shares may use three quarters of the memory. The rest is for small and short requests, so that slow or
 hostile clients cannot block them. Bodies of up to :data:`FREE_BYTES` reserve nothing, because the connection has
@@ -18,7 +20,7 @@ A :class:`Memory` belongs to one event loop. Other threads use :class:`LentMemor
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -63,7 +65,7 @@ class Memory:
         self.limit_bytes = limit_bytes
         self.wait_seconds = wait_seconds
         self.used_bytes = 0
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: list[_Waiter] = []
         #: The shares, by their last use.
         self._shares: dict[Share, float] = {}
 
@@ -72,13 +74,14 @@ class Memory:
         """Return the number of waiting requests."""
         return len(self._waiting)
 
-    def share(self, abort: Callable[[], None]) -> Share:
+    def share(self, abort: Callable[[], None], principal: str | None = None) -> Share:
         """Return an empty share for one request.
 
         Args:
             abort: closes the connection of the request at once.
+            principal: the principal of the request; None: unknown.
         """
-        return Share(self, abort)
+        return Share(self, abort, principal)
 
     async def take(self, share: Share, size: int, *, brief: bool = False) -> None:
         """Enlarge a share; wait until enough memory is free.
@@ -91,13 +94,14 @@ class Memory:
             Unavailable: no memory became free in time.
         """
         size = min(size, int(self.limit_bytes * _LASTING) - share.size)
-        # Long-lasting use waits in order of arrival. Brief use may take the rest, so that slow clients cannot block it.
+        # Brief use may take the rest, so that slow clients cannot block it.
         if self.used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
             self._grant(share, size)
             return
         loop = asyncio.get_running_loop()
         waiter = _Waiter(share, size, loop.create_future(), loop.time())
         self._waiting.append(waiter)
+        self._serve()
         self._resolve_deadlock()
         try:
             await self._wait(waiter)
@@ -118,8 +122,7 @@ class Memory:
 
     def _make_room(self, before: float) -> None:
         """Disconnect idle clients to make room for requests that have waited since ``before``, in their order."""
-        while self._waiting and self._waiting[0].since <= before:
-            first = self._waiting[0]
+        while self._waiting and (first := self._first()).since <= before:
             self._disconnect_for(first, before)
             if not first.granted.done():
                 return
@@ -127,15 +130,19 @@ class Memory:
     def _resolve_deadlock(self) -> None:
         """Make room for the first request if waiting requests hold all memory."""
         if self._waiting and sum(waiter.share.size for waiter in self._waiting) == self.used_bytes:
-            self._disconnect_for(self._waiting[0], asyncio.get_running_loop().time())
+            self._disconnect_for(self._first(), asyncio.get_running_loop().time())
 
     def _disconnect_for(self, waiter: _Waiter, before: float) -> None:
-        """Release shares that were not used since a time, least recently used first, until a request fits."""
+        """Release shares that were not used since a time until a request fits.
+
+        The shares of the principal that uses most memory are first, the least recently used first.
+        """
         waiting = {one.share: one for one in self._waiting}
-        for share, since in list(self._shares.items()):
-            if waiter.granted.done() or since > before:
+        used = self._used_by_principal()
+        for share, since in sorted(self._shares.items(), key=lambda item: -used[item[0].principal]):
+            if waiter.granted.done():
                 return
-            if share is waiter.share:
+            if share is waiter.share or since > before:
                 continue
             if share in waiting:
                 waiting[share].granted.set_exception(_no_room())
@@ -166,11 +173,22 @@ class Memory:
 
     def _serve(self) -> None:
         """Grant memory to waiting requests in their order, as far as they fit."""
-        while self._waiting and self._fits(self._waiting[0].size):
-            waiter = self._waiting.popleft()
+        while self._waiting and self._fits((waiter := self._first()).size):
+            self._waiting.remove(waiter)
             if not waiter.granted.done():
                 self._grant(waiter.share, waiter.size)
                 waiter.granted.set_result(None)
+
+    def _first(self) -> _Waiter:
+        """Return the next request to serve, so that one principal cannot keep the memory from others."""
+        used = self._used_by_principal()
+        return min(self._waiting, key=lambda waiter: used[waiter.share.principal])
+
+    def _used_by_principal(self) -> Counter[str | None]:
+        used: Counter[str | None] = Counter()
+        for share in self._shares:
+            used[share.principal] += share.size
+        return used
 
     def _fits(self, size: int) -> bool:
         return self.used_bytes + size <= int(self.limit_bytes * _LASTING)
@@ -186,17 +204,19 @@ class Share:
 
     Args:
         abort: closes the connection immediately.
+        principal: the principal of the request; None: unknown.
 
     Attributes:
         size: the current size in bytes.
         waits_for_client: whether the request waits for its client to send or to read.
     """
 
-    __slots__ = ("_memory", "abort", "size", "waits_for_client")
+    __slots__ = ("_memory", "abort", "principal", "size", "waits_for_client")
 
-    def __init__(self, memory: Memory, abort: Callable[[], None]) -> None:
+    def __init__(self, memory: Memory, abort: Callable[[], None], principal: str | None) -> None:
         self._memory = memory
         self.abort = abort
+        self.principal = principal
         self.size = 0
         self.waits_for_client = False
 

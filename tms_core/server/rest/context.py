@@ -226,6 +226,10 @@ class ServerContext:
             raise BadRequest("The request has no supported Content-Type.", f"Send {choices}.")
         return known
 
+    def share(self, scope: Scope) -> Share:
+        """Return an empty share of the memory for a request."""
+        return self.memory.share(abort_of(scope), scope.get("principal"))
+
     async def read(
         self,
         scope: Scope,
@@ -269,7 +273,7 @@ class ServerContext:
 
     async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
         """Read and decode a small body."""
-        with self.memory.share(abort_of(request.scope)) as share:
+        with self.share(request.scope) as share:
             return await self.read(
                 request.scope, headers_of(request.scope), request.receive, decode, share, limit=limit
             )

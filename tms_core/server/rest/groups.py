@@ -16,7 +16,6 @@ from tms_core.server.rest.body import BodyLimit, Headers
 from tms_core.server.rest.context import ContextRoute, answer, headers_of, topic_of
 from tms_core.server.rest.poll import POSITION, SEALED
 from tms_core.topic import INT_MAX
-from tms_core.web.protocol import abort_of
 
 #: The header with the order of the group: ``partition`` or ``none``.
 ORDER = b"x-tms-order"
@@ -46,7 +45,7 @@ class PollGroup(ContextRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, headers, name = self._context, headers_of(scope), scope["path_params"]["name"]
         topic, codec = topic_of(scope), context.codec(headers)
-        with context.memory.share(abort_of(scope)) as share:
+        with context.share(scope) as share:
             fetch_request = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
             request = self._request(headers, fetch_request, scope.get("principal"))
             known = context.sizes.of(topic)
@@ -95,7 +94,7 @@ class RollBackGroup(ContextRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, headers, name = self._context, headers_of(scope), scope["path_params"]["name"]
         topic, codec = topic_of(scope), context.codec(headers)
-        with context.memory.share(abort_of(scope)) as share:
+        with context.share(scope) as share:
             pointer, after = await context.read(
                 scope, headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK
             )

@@ -32,7 +32,7 @@ from tms_core.server.memory import FREE_BYTES, Share
 from tms_core.server.rest.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.rest.context import ContextRoute, ServerContext, headers_of, make_wake, spend, topic_of
 from tms_core.topic import TopicId
-from tms_core.web.protocol import abort_of, probe_of
+from tms_core.web.protocol import probe_of
 
 #: The maximum size of an encoded step in bytes; the cost of a thread switch is negligible for this size.
 _STEP_BYTES = 1 << 19
@@ -63,7 +63,7 @@ class Poll(ContextRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, headers = self._context, headers_of(scope)
         topic, codec = topic_of(scope), context.codec(headers)
-        with context.memory.share(abort_of(scope)) as share:
+        with context.share(scope) as share:
             query = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
             share.close()
             request = self._limit_request(_waits(headers, query))

@@ -19,7 +19,7 @@ from tms_core.server.rest.body import BodyLimit, Headers, is_packed
 from tms_core.server.rest.context import ContextRoute, ServerContext, answer, headers_of, json_name, outcome, topic_of
 from tms_core.server.rest.known_publish import KnownPublish
 from tms_core.server.rest.producers import sent_by
-from tms_core.web.protocol import abort_of, failure_of, know
+from tms_core.web.protocol import failure_of, know
 
 #: The header with the TTL of the messages in seconds, if it is shorter than the topic's TTL.
 TTL = b"x-tms-ttl-seconds"
@@ -36,7 +36,7 @@ class Publish(ContextRoute):
             raise failure
         context, headers = self._context, headers_of(scope)
         topic, codec = topic_of(scope), context.codec(headers)
-        with context.memory.share(abort_of(scope)) as share:
+        with context.share(scope) as share:
             pointer, messages, ttl_seconds = await context.read(
                 scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
@@ -71,7 +71,7 @@ class StorePayloads(ContextRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, headers = self._context, headers_of(scope)
         topic, codec = topic_of(scope), context.codec(headers)
-        with context.memory.share(abort_of(scope)) as share:
+        with context.share(scope) as share:
             pointer, messages, ttl_seconds = await context.read(
                 scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
@@ -106,7 +106,7 @@ class Rollback(ContextRoute):
         context, headers = self._context, headers_of(scope)
         topic = topic_of(scope)
         codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
-        with context.memory.share(abort_of(scope)) as share:
+        with context.share(scope) as share:
             written = await context.read(scope, headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
         principal = scope.get("principal")
         sent = sent_by(context, principal, headers, numbered=False)
