@@ -74,7 +74,7 @@ def serving(
     )
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        turns = Turns(2)
+        turns = Turns(4)
         context = ServerContext(
             service, threads, metrics, MAX_REQUEST_BYTES, gate, turns=turns, poll_turns=turns, **options
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
 from starlette.types import Message
 
+from tests.support import in_event_loop
 from tms_core.messaging.service import MessagingService
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.rest.context import ServerContext
+from tms_core.server.rest.context import ServerContext, Turns
 
 ZIPPED = {b"content-encoding": b"gzip"}
 
@@ -37,3 +39,67 @@ def test_loop_does_not_parse_a_large_body(headers: dict[bytes, bytes], body: byt
         share = context.memory.share(lambda: None)
         thread = asyncio.run(context.read({}, headers, receive, lambda _: threading.current_thread(), share))
     assert (thread is not threading.current_thread()) == elsewhere
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Calls:
+    """Calls of principals with turns, which last until the test ends them."""
+
+    def __init__(self, threads: int) -> None:
+        self._turns = Turns(threads)
+        self.running: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def _call(self, principal: str) -> None:
+        async with self._turns.of(principal):
+            self.running.append(principal)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.running.remove(principal)
+
+    async def start(self, *principals: str) -> None:
+        self.tasks += [asyncio.ensure_future(self._call(principal)) for principal in principals]
+        await _settle()
+
+    async def end(self, *tasks: asyncio.Task[None]) -> None:
+        for task in tasks:
+            task.cancel()
+        await _settle()
+
+
+@in_event_loop
+async def test_turns_of_hostile_principals_leave_a_thread_for_another() -> None:
+    calls = Calls(8)
+    await calls.start(*["ada"] * 20, *["eve"] * 20, *["kim"] * 20)
+    assert Counter(calls.running) == {"ada": 4, "eve": 2, "kim": 1}
+    await calls.start("ben")
+    assert "ben" in calls.running
+    await calls.end(*calls.tasks)
+
+
+@in_event_loop
+async def test_turn_that_ends_goes_to_the_next_call_that_may_start() -> None:
+    calls = Calls(4)
+    await calls.start("ada", "ada", "ada", "eve", "eve", "kim")
+    assert calls.running == ["ada", "ada", "eve", "kim"]
+    await calls.end(calls.tasks[0])
+    assert calls.running == ["ada", "eve", "kim"]
+    await calls.end(calls.tasks[1])
+    assert calls.running == ["eve", "kim", "ada"]
+    await calls.end(*calls.tasks)
+
+
+@in_event_loop
+async def test_turn_of_a_cancelled_call_is_free_again() -> None:
+    calls = Calls(2)
+    await calls.start("ada", "ada", "ada")
+    # The first call ends while the second one, which gets its turn, and the third one are cancelled.
+    await calls.end(*calls.tasks)
+    await calls.start("ada")
+    assert calls.running == ["ada"]
+    await calls.end(*calls.tasks)

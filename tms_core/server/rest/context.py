@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -143,15 +142,18 @@ class Waiting:
 class Turns:
     """A limit of the threads in a pool that each principal may use, for one event loop.
 
-    Further calls of a principal wait outside the pool in order of arrival, so that its slow calls do not block others.
+    A principal starts a call only while it uses fewer threads than are free: alone at most half of the threads, then
+    another principal at most half of the rest, and so on. Further calls wait outside the pool in order of arrival, so
+    that slow calls of a few principals do not block others.
 
     Args:
-        max_each: the maximum number of threads of a principal; None: unlimited.
+        threads: the number of threads in the pool; None: no limit.
     """
 
-    def __init__(self, max_each: int | None = None) -> None:
-        self._max_each = max_each
-        self._each: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+        self._running: list[str] = []
+        self._waiting: dict[asyncio.Future[None], str] = {}
 
     def of(self, principal: str | None) -> AbstractAsyncContextManager[None]:
         """Return a context that occupies one of a principal's threads while the block runs.
@@ -159,9 +161,28 @@ class Turns:
         Args:
             principal: the principal of the request; None: clients are not authenticated, and there is no limit.
         """
-        if principal is None or self._max_each is None:
-            return nullcontext()
-        return self._each.setdefault(principal, asyncio.Semaphore(self._max_each))
+        return nullcontext() if principal is None or self._threads is None else self._turn(principal, self._threads)
+
+    @asynccontextmanager
+    async def _turn(self, principal: str, threads: int) -> AsyncIterator[None]:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = principal
+        self._start(threads)
+        try:
+            await turn
+            yield
+        finally:
+            # A cancelled request may still wait, or may have got its turn before the cancellation.
+            if self._waiting.pop(turn, None) is None:
+                self._running.remove(principal)
+                self._start(threads)
+
+    def _start(self, threads: int) -> None:
+        for turn, principal in list(self._waiting.items()):
+            if self._running.count(principal) < threads - len(self._running) and not turn.done():
+                del self._waiting[turn]
+                self._running.append(principal)
+                turn.set_result(None)
 
 
 def make_wake(arrival: asyncio.Future[None]) -> Callable[[], None]:
@@ -260,7 +281,7 @@ class ServerContext:
             held = share.size
             await share.take(unpacked_bytes(len(body), limit))
             async with self._decoding:
-                packed, body = len(body), await _called(self.threads, partial(unpacked, body, limit))
+                packed, body = len(body), await run_in(self.threads, partial(unpacked, body, limit))
             spend(scope, len(body) - packed)
             share.shrink(held + len(body))
         if len(body) > FREE_BYTES:
@@ -269,7 +290,7 @@ class ServerContext:
             return decode(body)
         # Without a turn of the principal: all principals wait for the one large body that is decoded.
         async with self._decoding:
-            return await _called(self.threads, partial(decode, body))
+            return await run_in(self.threads, partial(decode, body))
 
     async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
         """Read and decode a small body."""
@@ -289,12 +310,12 @@ class ServerContext:
     async def in_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function in a thread."""
         async with self.turns.of(scope.get("principal")):
-            return await _called(self.threads, partial(function, *args, **kwargs))
+            return await run_in(self.threads, partial(function, *args, **kwargs))
 
     async def in_poll_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that reads messages in a thread for polls."""
         async with self.poll_turns.of(scope.get("principal")):
-            return await _called(self.poll_threads or self.threads, partial(function, *args, **kwargs))
+            return await run_in(self.poll_threads or self.threads, partial(function, *args, **kwargs))
 
 
 class ContextRoute:
@@ -349,7 +370,8 @@ async def outcome(answer: Answer[T]) -> T:
     return answer.result()
 
 
-def _called(threads: Executor, call: Callable[[], T]) -> asyncio.Future[T]:
+def run_in(threads: Executor, call: Callable[[], T]) -> asyncio.Future[T]:
+    """Call a blocking function in a thread, without a turn of a principal."""
     return asyncio.get_running_loop().run_in_executor(threads, call)
 
 
