@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 from collections.abc import Iterator
@@ -17,15 +18,17 @@ from tests.builders import NOW_MS
 from tests.server.client import JSON, Answer, Client
 from tests.server.conftest import Serving, serving
 from tests.server.identities import gate_of
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.client.protocol import calls
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import QuotaExceeded
+from tms_core.messaging.groups.claims import GroupBatch
 from tms_core.server.auth.quotas import MAX_PRINCIPALS, Quotas
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.settings.models import AuthQuota
 from tms_core.topic import TopicId
-from tms_core.transaction.model import TX_PER_MS
+from tms_core.transaction.codec.thrift import encode_transaction
+from tms_core.transaction.model import TX_PER_MS, Transaction
 from tms_core.web.failed_attempts import FREE_ATTEMPTS
 
 TOPICS = "/v1/namespaces/default/topics"
@@ -219,6 +222,31 @@ def test_slow_calls_of_one_principal_do_not_delay_another(
         assert tenants.client.ask("GET", "/ping").status == 200
         sent.set()
         assert tenants.ask("ben", "GET", path.format("u")).status == 200
+        released.set()
+        assert [client.answer().status for client in waiting] == [200] * SLOW_CALLS
+
+
+def test_group_polls_that_wait_for_their_turn_hold_no_memory(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, memory = Event(), tenants.server.context.memory
+
+    def slow(*_: object) -> GroupBatch:
+        assert released.wait(PATIENCE_SECONDS)
+        return GroupBatch([])
+
+    monkeypatch.setattr(tenants.server.service.groups, "poll", slow)
+    body = json.dumps({"transaction": base64.b64encode(encode_transaction(Transaction(1, 1, 1))).decode()}).encode()
+    known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
+    with ExitStack() as stack:
+        stack.callback(released.set)
+        waiting = [stack.enter_context(Client(tenants.server.port)) for _ in range(SLOW_CALLS)]
+        used = 0
+        for client in waiting:
+            client.send("POST", f"{TOPICS}/t/consumers/ada-c/poll", body, **known)
+            wait_until(lambda: memory.used_bytes > 0)
+            used = used or memory.used_bytes
+        # The server has read the requests before it answers this one.
+        assert tenants.client.ask("GET", "/ping").status == 200
+        assert (memory.used_bytes, memory.waiting) == (2 * used, 0)
         released.set()
         assert [client.answer().status for client in waiting] == [200] * SLOW_CALLS
 

@@ -6,6 +6,8 @@ limits its size, independent of the request.
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
@@ -13,7 +15,7 @@ from tms_core.logs.loggers import harmless
 from tms_core.messaging.groups.claims import GroupBatch, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.rest.body import BodyLimit, Headers
-from tms_core.server.rest.context import ContextRoute, answer, headers_of, topic_of
+from tms_core.server.rest.context import ContextRoute, answer, headers_of, run_in, topic_of
 from tms_core.server.rest.poll import POSITION, SEALED
 from tms_core.topic import INT_MAX
 
@@ -47,11 +49,15 @@ class PollGroup(ContextRoute):
         topic, codec = topic_of(scope), context.codec(headers)
         with context.share(scope) as share:
             fetch_request = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
+            share.close()
             request = self._request(headers, fetch_request, scope.get("principal"))
             known = context.sizes.of(topic)
             largest = context.max_request_bytes if known is None else known
-            await share.take(_COPIES * (request.limit_bytes + largest))
-            batch = await context.in_poll_thread(scope, context.service.groups.poll, topic, name, request)
+            async with context.poll_turns.of(request.principal):
+                # Only now, so that waiting polls of one principal do not hold memory that other principals need.
+                await share.take(_COPIES * (request.limit_bytes + largest))
+                poll = partial(context.service.groups.poll, topic, name, request)
+                batch = await run_in(context.poll_threads or context.threads, poll)
             body = b"".join(codec.write_messages([batch.messages] if batch.messages else []))
             harmless(context.metrics.fetched, topic, len(batch.messages))
             if batch.deliveries > 1:
