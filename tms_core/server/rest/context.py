@@ -142,8 +142,8 @@ class Waiting:
 class Turns:
     """A limit of the threads in a pool that each principal may use, for one event loop.
 
-    A principal starts a call only while it uses fewer threads than are free: alone at most half of the threads, then
-    another principal at most half of the rest, and so on. Further calls wait outside the pool in order of arrival, so
+    A principal starts a call only while it uses fewer threads than are free. Therefore one principal uses at most half
+    of the threads, and a second principal half of the rest. Further calls wait outside the pool in order of arrival, so
     that slow calls of a few principals do not block others.
 
     Args:
