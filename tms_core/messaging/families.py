@@ -239,7 +239,7 @@ class Families:
         for member, values in made:
             self._register(self._recreate(member, values), topic, layout.members(last))
         self._change_members(after, others)
-        self._change(topic, properties)
+        self._change(topic, properties, row)
         self._finish(topic)
         for family in set(layout.families) - set(remaining):
             for member in set(layout.members(family)) - {topic}:
@@ -294,7 +294,7 @@ class Families:
             self._recreate(*one)
         for name in old_routes:
             self._update_partitions(layout.route(name), routes[name], request.others, permit)
-        self._change(topic, properties)
+        self._change(topic, properties, row)
 
     def _finish(self, topic: TopicId) -> TopicMetadata:
         """Seal all families except the last one, record the seals in the topic, and return the topic's metadata."""
