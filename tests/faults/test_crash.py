@@ -10,7 +10,6 @@ import json
 import random
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from janitor.rules.policy import Delete, Frontier, Invert, Row, decide
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic, unknown_topic, visibility
 from tests.faults.crashes import TERMS, Fates, digest
-from tests.support import size
+from tests.support import size, unpack_archive
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
 from tms_core.tables.base import MESSAGES, PAYLOADS, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore, encode
@@ -130,8 +129,7 @@ def test_death_at_every_moment_in_a_small_store_loses_nothing(small: Path, share
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = tmp_path_factory.mktemp("large")
-    with tarfile.open(SAMPLE) as archive:
-        archive.extractall(case, filter="data")
+    unpack_archive(SAMPLE, case)
     (case / "tx.snapshot").rename(case / "tx")
     _, *rows = map(json.loads, (case / "manifest.jsonl").read_text().splitlines())
     after = {"keep": "value_sha256", "invert": "value_after_sha256"}

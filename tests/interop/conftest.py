@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.interop.java import Interop, Resident
-from tests.support import require_or_skip
+from tests.support import require_or_skip, unpack_archive
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "cdap-leveldb"
 
@@ -54,8 +53,7 @@ def sample(tmp_path: Path) -> Vector:
 
 def unpack(name: str, into: Path) -> Vector:
     """Unpack ``name.tar.xz`` and read its manifest."""
-    with tarfile.open(VECTORS / f"{name}.tar.xz") as archive:
-        archive.extractall(into, filter="data")
+    unpack_archive(VECTORS / f"{name}.tar.xz", into)
     # The manifests use an earlier name of this reason.
     manifest = (into / "manifest.jsonl").read_text().replace('"foreign"', '"unrecognized"')
     head, *rows = [json.loads(line) for line in manifest.splitlines()]

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.interop.conftest import java
+from tests.support import unpack_archive
 
 __all__ = ["java"]
 
@@ -42,8 +42,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vector]:
     found = {}
     for name in ("sample", "edge"):
         folder = tmp_path_factory.mktemp(name)
-        with tarfile.open(TESTS / "vectors" / "cdap-leveldb" / f"{name}.tar.xz") as archive:
-            archive.extractall(folder, filter="data")
+        unpack_archive(TESTS / "vectors" / "cdap-leveldb" / f"{name}.tar.xz", folder)
         _, *rows = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
         found[name] = Vector(name, folder, rows)
     return found
