@@ -34,7 +34,8 @@ from tests.builders import (
     watch_state,
 )
 from tests.support import raising
-from tms_core.errors import GuardTripped, StateError, StopRequested, StoreError
+from tms_core.errors import GuardTripped, LeaseLost, StateError, StopRequested, StoreError
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 3600
@@ -117,6 +118,25 @@ def test_counters_after_a_kill_count_what_went_once(store: MemoryStore) -> None:
     assert (counter(kit, "sweeps_total", result="lost"), counter(kit, "rows_deleted_total")) == (1, 6)
     kit.engine.run_once()
     assert counter(kit, "rows_deleted_total") == 10
+
+
+def test_regained_lease_closes_the_run_of_a_dead_janitor(store: MemoryStore) -> None:
+    topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
+    kit = janitor(store, batch_rows=2)
+    kit.engine.adopt()
+    lease, other = (Lease(kit.state, name, 60, kit.clock) for name in ("this one", "other"))
+    lease.acquire()
+    waiting, dying = kit.restart(lease=lease), kit.restart(lease=other)
+    other.acquire(sole=True)
+    with pytest.raises(LeaseLost):
+        lease.check()
+    slow(dying, [], killed_at=2)
+    with pytest.raises(Killed):
+        dying.engine.run_once()
+    assert (waiting.engine.regain_lease(), len(kit.state.unfinished_runs())) == (False, 1)
+    kit.clock.advance(HOUR)
+    assert (waiting.engine.regain_lease(), kit.state.unfinished_runs()) == (True, [])
+    assert (kit.state.runs(1)[0].result, counter(kit, "sweeps_total", result="lost")) == ("lost", 1)
 
 
 def test_counters_that_cannot_be_saved_wait(
