@@ -193,7 +193,7 @@ class Leadership:
             seen = self._lease.seen
             logger.warning("leadership lost; the leader is now %s", seen.holder if seen else "unknown")
         except StoreError as error:
-            self._log_failure(error)
+            self._failure = log_failure(error, self._failure)
         if self._term is None and self._may_start():
             self._start(prepare)
 
@@ -280,10 +280,12 @@ class Leadership:
     def _end(self) -> None:
         self._term, self._ending = None, False
 
-    def _log_failure(self, error: StoreError) -> None:
-        if self._failure != error.message:
-            logger.warning("the leader cannot be determined: %s", error)
-        self._failure = error.message
+
+def log_failure(error: StoreError, previous: str) -> str:
+    """Log an error unless it is the same as the previous one; return its message."""
+    if error.message != previous:
+        logger.warning("the leader cannot be determined: %s", error)
+    return error.message
 
 
 class LeaseWatcher:

@@ -29,7 +29,7 @@ from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
 from tms_core.logs.loggers import get_logger
 from tms_core.rowkey import stop_key, topic_prefix
-from tms_core.server.ha.leadership import REACH_MS, Leadership
+from tms_core.server.ha.leadership import REACH_MS, Leadership, log_failure
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.side import SideTable
@@ -144,7 +144,7 @@ class SlotAssignment:
                 self._look(prepare)
             self._failure = ""
         except StoreError as error:
-            self._log_failure(error)
+            self._failure = log_failure(error, self._failure)
 
     def resign(self) -> None:
         """Release the slots of this server.
@@ -194,7 +194,7 @@ class SlotAssignment:
         try:
             agreed = self._agreement.holds()
         except StoreError as error:
-            self._log_failure(error)
+            self._failure = log_failure(error, self._failure)
             return False
         return agreed and prepare(slot)
 
@@ -211,11 +211,6 @@ class SlotAssignment:
             self._looks += 1
             value = b"%d %d" % (self._clock.now_ms(), self._looks)
             self._side.put([(_row(self._settings.slots, self._ordinal, lacking=True), value)])
-
-    def _log_failure(self, error: StoreError) -> None:
-        if self._failure != error.message:
-            logger.warning("the leader cannot be determined: %s", error)
-        self._failure = error.message
 
 
 class Agreement:
