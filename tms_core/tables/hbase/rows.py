@@ -6,8 +6,9 @@ scanner between pages, and any page may be read again after a failure.
 **Deletes.** HBase hides cells that are not newer than a delete marker, and sets the timestamps of both by the clock of
 the region's current server. After a move to a server whose clock is late, a plain marker can be older than the cells
 that it should hide, and the row stays. Every page has the timestamps of its cells. If they are old, the server sets the
-marker's timestamp. If they are about as new as the local clock, the marker has the highest timestamp of the cells or
-the local time. If they are ahead of the local clock, or unknown, the rows are read again before they count as deleted.
+marker's timestamp. If they are about as new as the local clock, the marker has the local time. If they are ahead of the
+local clock, the marker has their highest timestamp; then, or if they are unknown, the rows are read again before they
+count as deleted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ logger = get_logger(__name__)
 
 #: The rows of a call that changes them: more rows are hardly faster, and each call has a time limit.
 BATCH_ROWS = 2000
-#: The number of pipelined changes over one connection, which share the latency.
+#: The number of changes that are sent over one connection before the first response, so they share one round trip.
 CHANGES_AT_ONCE = 32
 #: The largest clock difference between HBase's servers and this machine, in milliseconds.
 CLOCKS_MS = 300_000
