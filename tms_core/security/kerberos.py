@@ -138,14 +138,15 @@ class KerberosLogin:
     def failure(self, error: gssapi.exceptions.GSSError, service: str = "") -> LoginFailed:
         """Return the error with its reason and a hint; krb5_err.et defines the numbers."""
         keytab, who = self._settings.keytab, self._settings.principal or "its principal"
-        ticket = f"kinit {self._settings.principal or 'PRINCIPAL'}"
+        name = self._settings.principal or "PRINCIPAL"
+        ticket = f"kinit {name}"
         number = (error.min_code & 0xFFFFFFFF) - _BASE
         if isinstance(error, gssapi.exceptions.ExpiredCredentialsError):
             # With a keytab, the library reports its expired ticket only after it could not reach the realm.
             number = 32 if keytab is None else 156
         text = error.gen_message().rpartition("): ")[2]
         reasons = {
-            1: (f"{who} has expired", "Extend the principal in the realm: kadmin modprinc -expire."),
+            1: (f"{who} has expired", f"Extend the principal in the realm: kadmin modprinc -expire DATE {name}."),
             6: (
                 f"the realm does not know the principal {who}",
                 f"Correct {self._setting}.principal, or add the principal to the realm.",
