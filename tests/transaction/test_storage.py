@@ -72,18 +72,24 @@ def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) 
     assert recovered(tmp_path) == left
 
 
-@pytest.mark.parametrize("loss", ["deleted", "replaced"])
-def test_commit_to_a_log_that_was_deleted_fails(tmp_path: Path, loss: str) -> None:
+@pytest.mark.parametrize(
+    ("loss", "hint"), [("deleted", "Mount it"), ("replaced", "Mount it"), ("only the file", "newest snapshot")]
+)
+def test_commit_to_a_log_that_was_deleted_fails(tmp_path: Path, loss: str, hint: str) -> None:
     directory = tmp_path / "tx"
     with opened(directory) as manager:
         transaction = manager.start_short()
         [log] = directory.glob("txlog.*")
-        directory.rename(tmp_path / "elsewhere")
+        if loss == "only the file":
+            log.unlink()
+        else:
+            directory.rename(tmp_path / "elsewhere")
         if loss == "replaced":
             directory.mkdir()
             log.touch()
-        with pytest.raises(LogFailed, match="No such file"):
+        with pytest.raises(LogFailed, match="deleted or replaced") as caught:
             manager.commit(transaction.transaction_id)
+        assert hint in caught.value.hint
 
 
 def test_manager_whose_directory_was_replaced_writes_nothing_to_it(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ with another log (:mod:`tms_core.transaction.manager.durable`).
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import sys
@@ -138,7 +137,7 @@ class LogFile(GroupLog):
 
     Args:
         path: the path of the file, which must not exist.
-        check: called before the file is created; raises StoreError if it must not be created.
+        check: raises StoreError if the directory is not the directory of this log; called before the file is created.
     """
 
     def __init__(self, path: Path, check: Callable[[], object] = lambda: None) -> None:
@@ -162,9 +161,13 @@ class LogFile(GroupLog):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             # Without this sync, a power failure may lose the name of the file, and with it all synced edits.
             sync_folder(self._path.parent)
-        elif not os.path.samestat(self._path.stat(), os.fstat(self._file)):
+        elif not self._path.exists() or not os.path.samestat(self._path.stat(), os.fstat(self._file)):
             # The system writes to deleted files and reports success.
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
+            self._check()
+            raise StoreError(
+                "it was deleted or replaced while it was open",
+                "Decisions since the newest snapshot are lost. Find the program that deletes files of this directory.",
+            )
         write_all(self._file, b"".join(_NUMBER.pack(first + at) + data for at, data in enumerate(edits)))
         os.fdatasync(self._file)
 
