@@ -182,7 +182,17 @@ def test_given_invalid_ids_when_truncated_then_they_are_off_the_list(typed: Type
     for pointer in ids:
         manager.invalidate(pointer)
     assert typed("truncate", *ids[:2], "--yes")[:2] == (0, "3 were invalid, 1 are left\n")
-    assert as_json(typed, "truncate", ids[0], "--yes") == {"invalid_before": 1, "invalid_after": 1}
+
+
+def test_truncate_of_an_id_that_is_not_invalid_fails_after_the_others(
+    typed: Type, manager: TransactionManager
+) -> None:
+    invalid, open_ = (manager.start_short().transaction_id for _ in range(2))
+    manager.invalidate(invalid)
+    code, out, err = typed("truncate", open_, invalid, "--yes")
+    assert (code, out) == (1, "1 were invalid, 0 are left\n")
+    assert "1 of 2 were not on the invalid list." in err
+    assert f"tms tx show {open_}" in err
 
 
 @pytest.mark.parametrize("before", [NOW_MS + 1_000, "2026-11-18T11:06:41Z", "2026-11-18T11:06:41"])

@@ -240,8 +240,10 @@ def find_in_topics(client: Client, pattern: str, find: Callable[[TopicId], Itera
     found: list[tuple[TopicId, T]] = []
     skipped_count = 0
     for topic in client.topics(namespace):
+        if not fnmatchcase(topic.topic, name):
+            continue
         try:
-            found += [(topic, one) for one in find(topic)] if fnmatchcase(topic.topic, name) else []
+            found += [(topic, one) for one in find(topic)]
         except (Forbidden, TopicNotFound):
             skipped_count += 1
     if skipped_count:

@@ -21,7 +21,7 @@ from tms_core.cli.outcome import completing
 from tms_core.cli.remote import OutputOptions, config_option, format_option
 from tms_core.cli.typed import AddressType, Moment, TimeType, TransactionIdType
 from tms_core.clock import SystemClock
-from tms_core.errors import NotInProgress
+from tms_core.errors import NotInProgress, TransactionError
 from tms_core.logs.printable import columns, duration, moment, printable
 from tms_core.transaction.model import (
     InProgress,
@@ -244,7 +244,8 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
                 abort=True,
                 err=True,
             )
-        size = client.invalid_size()
+        state = client.state()
+        size, missing = len(state.invalid), [one for one in transaction_ids if not state.is_invalid(one)]
         if before_ms is None:
             client.truncate_invalid(transaction_ids)
         else:
@@ -253,6 +254,9 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
     options.print(
         {"invalid_before": size, "invalid_after": left}, lambda: iter([f"{size} were invalid, {left} are left"])
     )
+    if missing:
+        hint = f"See the state of the first one: tms tx show {missing[0]}"
+        raise TransactionError(f"{len(missing)} of {len(transaction_ids)} were not on the invalid list.", hint)
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
