@@ -178,6 +178,13 @@ def test_command_with_something_wrong_says_what_to_write(typed: Type, words: lis
     assert says in err
 
 
+def test_invalid_url_of_a_server_is_named_with_its_source(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMS_URL", "here")
+    for words, source in ((["topic", "list"], "TMS_URL"), (["topic", "list", "--server", "there"], "--server")):
+        code, _, err = typed(*words)
+        assert (code, err.startswith(f"error: {source}: ")) == (2, True)
+
+
 # --- publish ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tms_core.cli.help import CONFIG_FILE, shared
 from tms_core.cli.outcome import completing
@@ -73,16 +74,17 @@ class Remote(OutputOptions):
         """Return a client for the selected server and the configured transaction service.
 
         Raises:
-            ConfigurationError: a setting is invalid, or the certificate cannot be read.
+            ConfigurationError: a URL or a setting is invalid, or the certificate cannot be read.
         """
         from tms_core.client import Client, Options  # noqa: PLC0415
 
-        return Client(
-            self.urls(),
-            token_file=self.token_file,
-            options=Options(tls=self.tls()),
-            transactions=self.transactions(),
-        )
+        urls, options, transactions = self.urls(), Options(tls=self.tls()), self.transactions()
+        try:
+            return Client(urls, token_file=self.token_file, options=options, transactions=transactions)
+        except ConfigurationError as error:
+            is_typed = click.get_current_context().get_parameter_source("server") is ParameterSource.COMMANDLINE
+            source = "--server" if is_typed else "TMS_URL" if self.server else "server.host"
+            raise ConfigurationError(f"{source}: {error.message}", error.hint) from error
 
     def urls(self) -> list[str]:
         """Return the URLs of ``--server``, by default the URL in the settings.
