@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+import click
+
 from janitor.cli import render
 from janitor.cli.options import PARTLY, REFUSED
 from janitor.cli.state import open_state
@@ -18,6 +20,7 @@ from tms_core.tables.lease import LeaseRecord
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
+    from janitor.control.api import AnyEngine
 
 
 def typed(current: Session, words: str) -> str:
@@ -76,6 +79,8 @@ def _is_held(current: Session) -> bool:
         return lease is not None and lease.is_renewed(current.clock.now_ms())
 
 
+#: The characters of a pattern that names no single topic.
+_WILDCARDS = frozenset("*?[")
 #: Findings that leave part of the work to the next run.
 _PARTIAL = frozenset({"interrupted", "quarantine"})
 
@@ -90,6 +95,15 @@ def show(current: Session, report: Report, next_step: str = "", *, summary: bool
         render.print_json(report)
     else:
         render.print_report(report, next_step, lambda text: complete(text, current.arguments()), summary=summary)
+
+
+def require_topics(current: Session, engine: AnyEngine, report: Report, patterns: tuple[str, ...]) -> None:
+    """Raise an error if a report without rows has a pattern that is the name of an unknown topic."""
+    if report.topics or report.tripped or report.errors:
+        return
+    for pattern in patterns:
+        if _WILDCARDS.isdisjoint(pattern) and not engine.inspect("metadata", (pattern,), 0).rows:
+            raise click.UsageError(f"unknown topic {pattern}: list the topics: {typed(current, 'inspect meta')}")
 
 
 def finish(current: Session, report: Report) -> int:

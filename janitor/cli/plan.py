@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.cli.outcome import adoption, for_held, next_pass, show, typed
+from janitor.cli.outcome import adoption, for_held, next_pass, require_topics, show, typed
 from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.run import plan_file as plan
@@ -49,6 +49,7 @@ def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, pa
     WhatIf.parse(what_if)
     with current.reading() as engine:
         report, document = engine.plan(at_ms=at_ms, patterns=patterns, digest=current.digest, what_if=what_if)
+        require_topics(current, engine, report, patterns)
     if out is not None:
         plan.save(out, document)
     step = _next_step(current, report, out, at is not None or what_if != "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.cli.outcome import finish, show
+from janitor.cli.outcome import finish, require_topics, show
 from janitor.run.log import RunLog
 from janitor.state.records import Mode, Note
 from tms_core.cli.help import Command
@@ -66,7 +66,8 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
             return 0
         report = engine.run_once(adopt=adopt, patterns=patterns)
         after_run(engine)
-    RunLog(current.arguments()).write(report)
+        RunLog(current.arguments()).write(report)
+        require_topics(current, engine, report, patterns)
     return finish(current, report)
 
 
@@ -86,5 +87,6 @@ def _only_plan(current: Session, patterns: tuple[str, ...]) -> int:
     click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
     with current.reading() as engine:
         report = engine.plan(patterns=patterns).report
+        require_topics(current, engine, report, patterns)
     show(current, report)
     return 0

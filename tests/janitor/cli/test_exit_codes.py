@@ -90,6 +90,15 @@ def test_given_wrong_usage_then_2_and_nothing_on_standard_output(kit: CommandKit
     assert said in failed.err
 
 
+@pytest.mark.parametrize("verb", ["plan", "run --once --adopt"])
+def test_pass_over_a_topic_that_does_not_exist_exits_2(kit: CommandKit, verb: str) -> None:
+    failed = kit.janitor(f"{verb} --topic default:nothing")
+    assert (failed.code, failed.out) == (2, "")
+    assert "unknown topic default:nothing" in failed.err
+    assert kit.janitor(f"{verb} --topic 'nothing:*'").code == 0
+    assert kit.janitor(f"{verb} --topic default:orders").code == 0
+
+
 def test_plan_with_a_misspelt_setting_exits_2_and_names_it(kit: CommandKit) -> None:
     kit.set(SETTINGS + "server: {prot: 1}\n")
     failed = kit.janitor("plan")
