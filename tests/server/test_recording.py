@@ -168,12 +168,20 @@ def test_store_without_transactions_starts_a_log_unwarned(tmp_path: Path, caplog
     assert "has no transaction log" not in caplog.text
 
 
-def test_server_on_a_new_store_beside_an_old_log_starts(folder: Path) -> None:
-    for name in ("store", "store.side"):
+@pytest.mark.parametrize("lost", [["store"], ["store", "store.side"]], ids=str)
+def test_server_on_a_new_store_beside_an_old_log_starts_with_a_warning(
+    folder: Path, lost: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in lost:
         shutil.rmtree(folder / name)
-    with served(folder):
-        pass
-    assert recorded(folder).pointer > 0
+    caplog.clear()
+    warning = f"{folder}/store has a new store, and the transaction log in {folder}/store.tx was used with a store"
+    for expected in (1, 0):
+        with served(folder):
+            pass
+        assert recorded(folder).pointer > 0
+        assert sum(warning in record.getMessage() for record in caplog.records) == expected
+        caplog.clear()
 
 
 def test_server_without_its_side_table_is_refused_and_makes_none(folder: Path) -> None:
