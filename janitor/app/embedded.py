@@ -79,33 +79,35 @@ class Embedded:
         self._resources.close()
 
 
-def start(context: CompanionContext) -> Embedded:
-    """Start the janitor with the settings of the server (``tms_core.server.companions.Start``).
+class Start:
+    """The entry point of the janitor (``tms_core.server.companions.Start``)."""
 
-    Raises:
-        TmsError: a setting is wrong, or the state, lease or port is not available.
-    """
-    with ExitStack() as stack:
-        session = EmbeddedSession(context, stack)
-        with session.attempting("apply" if session.settings.janitor.apply else "plan"):
-            daemon, url = stack.enter_context(opened(session))
-        if context.created:
-            daemon.adopt()
-        settings = session.settings.janitor
-        return Embedded(daemon, stack.pop_all(), url, settings.hold_seconds if settings.apply else None)
+    def __call__(self, context: CompanionContext) -> Embedded:
+        """Start the janitor with the settings of the server.
+
+        Raises:
+            TmsError: a setting is wrong, or the state, lease or port is not available.
+        """
+        with ExitStack() as stack:
+            session = EmbeddedSession(context, stack)
+            with session.attempting("apply" if session.settings.janitor.apply else "plan"):
+                daemon, url = stack.enter_context(opened(session))
+            if context.created:
+                daemon.adopt()
+            settings = session.settings.janitor
+            return Embedded(daemon, stack.pop_all(), url, settings.hold_seconds if settings.apply else None)
+
+    def check(self, config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> None:
+        """Check the settings and the port of the status page, before the server creates a store.
+
+        Raises:
+            ConfigurationError: a setting is wrong, or the port is not available.
+        """
+        http = Session(_options(config, flags), SystemClock(), environ).settings.janitor.http
+        check_port(http.host, http.port)
 
 
-def check(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> None:
-    """Check the settings and the port of the status page, before the server creates a store.
-
-    Raises:
-        ConfigurationError: a setting is wrong, or the port is not available.
-    """
-    http = Session(_options(config, flags), SystemClock(), environ).settings.janitor.http
-    check_port(http.host, http.port)
-
-
-start.check = check  # type: ignore[attr-defined]
+start = Start()
 
 
 def _options(config: Path | None, flags: Mapping[str, object]) -> Common:

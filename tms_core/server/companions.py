@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from threading import Event, Thread
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry
 
@@ -83,6 +83,15 @@ class Companion(Protocol):
 Start = Callable[[CompanionContext], Companion]
 
 
+@runtime_checkable
+class Checked(Protocol):
+    """A function of an entry point that can check its settings before a store is created."""
+
+    def check(self, config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> None:
+        """Check whether the companion can start; raise a ``TmsError`` if it cannot."""
+        ...
+
+
 def installed() -> Iterable[EntryPoint]:
     """Return the entry points of the installed companions."""
     return entry_points(group=GROUP)
@@ -110,16 +119,16 @@ def loaded() -> dict[str, Start]:
 
 
 def check(
-    starts: Mapping[str, Start], config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+    starts: Mapping[str, object], config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> None:
-    """Call the attribute ``check`` of each function that has it, before a store is created.
+    """Check the companions that are :class:`Checked`, before a store is created.
 
     Raises:
         TmsError: the companion could not start.
     """
     for start in starts.values():
-        if (found := getattr(start, "check", None)) is not None:
-            found(config, environ, flags)
+        if isinstance(start, Checked):
+            start.check(config, environ, flags)
 
 
 class Standby:
