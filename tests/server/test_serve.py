@@ -13,6 +13,7 @@ from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import TMS, Serve, configure
@@ -117,12 +118,25 @@ def test_given_a_port_in_use_when_served_then_2_and_the_setting_is_named(tmp_pat
         port = taken.getsockname()[1]
         code, said = refused("--config", configure(tmp_path, port=port))
         assert code == 2
-        assert f"server.port is {port}, and another program listens there already." in said
+        assert f"server.port is {port}, which another program or another setting uses already." in said
         config = configure(tmp_path)
         config.write_text(config.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
         code, said = refused("--config", config)
         assert code == 2
         assert f"transactions.thrift is 127.0.0.1:{port}" in said
+
+
+def test_serve_with_one_port_for_server_and_janitor_creates_no_store(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = configure(tmp_path, port=port)
+    settings = yaml.safe_load(config.read_text())
+    settings["janitor"]["http"]["port"] = port
+    config.write_text(yaml.safe_dump(settings))
+    code, said = refused("--config", config)
+    assert code == 2
+    assert f"janitor.http.port is {port}, which another program or another setting uses already." in said
+    assert not (tmp_path / "messaging").exists()
 
 
 @pytest.mark.parametrize(

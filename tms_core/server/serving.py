@@ -119,8 +119,10 @@ def serving(
         logger.warning("%s", sentence)
     with ExitStack() as stack:
         if _is_new(settings.storage):
-            _check_ports(settings)
-            companions.check(starts, config, environ, flags)
+            # Listen on all ports at the same time, because two settings may have the same port.
+            with ExitStack() as ports:
+                _listen_on_ports(settings, ports)
+                companions.check(starts, config, environ, flags)
         opened = _open(settings, clock)
         store = stack.enter_context(opened.store)
         side = _side(settings, clock, stack, opened)
@@ -212,15 +214,15 @@ def _check_certificate(tls: TlsSettings | None) -> None:
         ServerCertificate("server.tls.", tls.certificate, tls.key)
 
 
-def _check_ports(settings: Settings) -> None:
+def _listen_on_ports(settings: Settings, ports: ExitStack) -> None:
     """Check the ports before a store is created: after an error there, an empty store would stay.
 
     An existing store is opened first, because the server that has the ports is likely to have the store, too.
     """
     server, transactions = settings.server, settings.transactions
-    with listen(server.host, server.port, setting="server", other="another tms serve"):
-        if transactions.source == "manager":
-            listen_for_calls(transactions.thrift).close()
+    ports.enter_context(listen(server.host, server.port, setting="server", other="another tms serve"))
+    if transactions.source == "manager":
+        ports.enter_context(listen_for_calls(transactions.thrift))
 
 
 def _messaging(

@@ -172,19 +172,27 @@ def listen(host: str, port: int, *, setting: str, other: str, backlog: int = 1) 
         ConfigurationError: the address or the port is not available.
     """
     try:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        return socket.create_server(address[:2], family=family, backlog=backlog)
+        return open_port(host, port, backlog)
     except OSError as error:
         raise _refusal(error, host, port, setting, other) from error
+
+
+def open_port(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        OSError: the address or the port is not available.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    return socket.create_server(address[:2], family=family, backlog=backlog)
 
 
 def _refusal(error: OSError, host: str, port: int, name: str, other: str) -> ConfigurationError:
     if error.errno == errno.EADDRINUSE:
         variable = f"TMS_{name.upper().replace('.', '__')}__PORT"
         return ConfigurationError(
-            f"{name}.port is {port}, and another program listens there already.",
+            f"{name}.port is {port}, which another program or another setting uses already.",
             f"Stop that program ({other}?), or set {name}.port to a free port ({variable}=PORT; 0: any).",
         )
     if error.errno == errno.EACCES:

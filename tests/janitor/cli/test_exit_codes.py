@@ -63,7 +63,7 @@ def test_daemon_whose_port_is_taken_exits_2_and_makes_no_state(
         monkeypatch.setenv("TMS_JANITOR__HTTP__PORT", str(taken.getsockname()[1]))
         failed = kit.janitor("run")
     assert failed.code == 2
-    assert "another program listens there already" in failed.err
+    assert "which another program or another setting uses already" in failed.err
     assert not (kit.folder / "data/janitor").exists()
 
 

@@ -44,6 +44,7 @@ from tms_core.transaction.rpc.calls import answer, failure
 from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, LENGTH, NOT_HERE, TLS_ONLY, ServiceUnavailable
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 from tms_core.web.failed_attempts import MAX_WAITING, FailedAttempts
+from tms_core.web.thread import open_port
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -553,10 +554,7 @@ def listen(address: str) -> socket.socket:
     """
     host, port = split_address(address)
     try:
-        [(family, _, _, _, found), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        return socket.create_server(found[:2], family=family, backlog=_BACKLOG)
+        return open_port(host, port, _BACKLOG)
     except OSError as error:
         raise ConfigurationError(
             f"transactions.thrift is {address}, which cannot be listened on: {error.strerror}.",
