@@ -184,9 +184,7 @@ def test_given_invalid_ids_when_truncated_then_they_are_off_the_list(typed: Type
     assert typed("truncate", *ids[:2], "--yes")[:2] == (0, "3 were invalid, 1 are left\n")
 
 
-def test_truncate_of_an_id_that_is_not_invalid_fails_after_the_others(
-    typed: Type, manager: TransactionManager
-) -> None:
+def test_truncate_of_an_id_that_is_not_invalid_fails_after_the_others(typed: Type, manager: TransactionManager) -> None:
     invalid, open_ = (manager.start_short().transaction_id for _ in range(2))
     manager.invalidate(invalid)
     code, out, err = typed("truncate", open_, invalid, "--yes")
