@@ -1,7 +1,7 @@
-"""The simulation itself is put to the test: bugs of the kind it is there for are planted, and it must find each.
+"""Tests of the simulation itself: it must find each planted bug.
 
-A simulation that finds nothing proves nothing, unless it is known to find what there is. Each bug breaks one rule in
-the way a hurried change would. The failing history must come out short enough to be read, and must pass without it.
+Each bug breaks one rule, as a careless change would. The history that shows it must pass without the bug. Some of these
+histories are shortened, and must become short enough to read.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ PLANTED: dict[Plant, set[str]] = {
 }
 
 
-#: Where to begin to look for those that few histories show: only that saves time, since all others follow.
+#: The first seed to try, for bugs that few histories show; all other seeds follow.
 RARE: dict[Plant, int] = {
     apply_knows_no_ranges: 215,
     no_store_guard: 126,
@@ -335,32 +335,52 @@ RARE: dict[Plant, int] = {
 }
 
 
+#: Bugs whose failing histories are shortened. All of them would take most of the time of this module, because
+#: shortening plays parts of a history a hundred times.
+SHORTENED = (
+    logs_are_opened_unread,
+    nothing_is_undecided,
+    a_lost_lease_is_not_noticed,
+    inversion_is_only_counted,
+    prove_to_the_snapshots_bound,
+    whatever_is_in_the_way_is_written_beside,
+    old_generations_are_judged_by_the_snapshot,
+)
+
+
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_is_found_and_told_in_few_words(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_breaks_its_invariant(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = first_failure(plant, monkeypatch)
+
+    assert found.violation.invariant in PLANTED[plant], tell(found)
+
+
+@pytest.mark.parametrize("plant", SHORTENED, ids=lambda plant: plant.__name__)
+def test_failing_history_is_shortened(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = first_failure(plant, monkeypatch)
+    with monkeypatch.context() as patch:
+        plant(patch)
+        short = shortest(found)
+
+    assert short.violation.invariant == found.violation.invariant
+    assert len(short.history) <= READABLE, tell(short)
+    play(short.history)
+
+
+def first_failure(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> Failed:
+    """Return the failure of the first history that fails with the bug and passes without it."""
     first = RARE.get(plant, 0)
     for seed in (*range(first, SEEDS), *range(first)):
-        # Given a janitor with a bug, when histories are played until one fails that does not without the bug,
         with monkeypatch.context() as patch:
             plant(patch)
             found = failure_of(seed)
-            if found is None or not holds(patch, found.history):
-                continue
-
-            # then what is left of that history is short,
-            plant(patch)
-            short = shortest(found)
-            assert len(short.history) <= READABLE, tell(short)
-
-        # shows what the bug breaks, and passes without it.
-        assert short.violation.invariant in PLANTED[plant], tell(short)
-        play(short.history)
-        return
+        if found is not None and passes_alone(found.history):
+            return found
     pytest.fail(f"{SEEDS} histories did not show it")
 
 
-def holds(patch: pytest.MonkeyPatch, history: History) -> bool:
-    """Whether a history holds every invariant once all patches are undone."""
-    patch.undo()
+def passes_alone(history: History) -> bool:
+    """Return whether a history holds every invariant without a planted bug."""
     try:
         play(history)
     except Failed:

@@ -294,8 +294,13 @@ LEAD_BUGS: list[Plant] = [
 ]
 
 
+#: The first seed to try, for bugs that few histories show; all other seeds follow.
+RARE_LEAD_BUGS = {part_of_a_request_deleted_only: 113}
+
+
 @pytest.mark.parametrize("plant", LEAD_BUGS)
 def test_planted_bug_of_a_change_of_leader_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = RARE_LEAD_BUGS.get(plant, 0)
     plant(monkeypatch)
 
-    assert_found(lead_world.play(seed) for seed in range(2 * ENOUGH))
+    assert_found(lead_world.play(seed) for seed in (*range(first, 2 * ENOUGH), *range(first)))
