@@ -165,7 +165,7 @@ def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch,
         ("server", "port", "TAKEN", "server.port is"),
         ("server", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
         ("transactions", "thrift", "127.0.0.1:TAKEN", "transactions.thrift is"),
-        ("transactions", "thrift", "0.0.0.0:0", "client without a token"),
+        ("transactions", "thrift", "0.0.0.0:0", "transactions.allow_without_token"),
         ("transactions", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
         ("transactions", "token_file", "nowhere.token", "nowhere.token"),
         ("transactions", "directory", "hdfs://name/tx", "is hdfs://name/tx"),
@@ -477,7 +477,7 @@ def test_token_of_transactions_is_demanded_of_commands(tmp_path: Path, capsys: p
     with serving(config, {}, {}, janitor=False) as started:
         assert started.transactions is not None
         assert execute(["tx", "list", "--tx-server", started.transactions]) == 1
-        assert "demands a token" in capsys.readouterr().err
+        assert "[TMS-TRANSACTION-TOKEN-REQUIRED]" in capsys.readouterr().err
         assert execute(["tx", "list", "--config", str(config), "--tx-server", started.transactions]) == 0
     (tmp_path / "token").unlink()
     with pytest.raises(TmsError, match="cannot be read"), serving(config, {}, {}, janitor=False):

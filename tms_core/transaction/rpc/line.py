@@ -33,6 +33,9 @@ ANSWER_YOURSELF = "answerYourself"
 NOT_HERE = "Transactions are not managed here now"
 #: The response of a service with a certificate to a call without TLS.
 TLS_ONLY = "This transaction service speaks TLS only"
+#: The responses of a service with tokens to a call without its token, and to an administrative call without that token.
+UNAUTHORIZED = "This transaction service demands a token"
+NOT_ADMINISTRATIVE = "This call needs the administrative token (transactions.admin_token_file)"
 _CHUNK_BYTES = 1 << 18
 #: The length of a call or a response, which precedes it.
 LENGTH = struct.Struct(">i")
@@ -58,6 +61,12 @@ class TlsDemanded(ServiceUnavailable):
     """The service requires TLS, and the call had none."""
 
     code = "TMS-TLS-REQUIRED"
+
+
+class TokenDemanded(ServiceUnavailable):
+    """The service requires a token, and the call had none or another token."""
+
+    code = "TMS-TRANSACTION-TOKEN-REQUIRED"
 
 
 class RpcConnection(Protocol):
@@ -169,7 +178,8 @@ class SocketConnection:
             raise
         except (TransactionError, FormatError, EOFError) as error:
             self.close()
-            raise ServiceUnavailable(
+            kind = TokenDemanded if isinstance(error, TokenDemanded) else ServiceUnavailable
+            raise kind(
                 f"The transaction service at {self._address} rejects the token of transactions.token_file.",
                 "Use the token file of the server.",
             ) from error
@@ -290,6 +300,10 @@ def _application_error(name: str, fields: Fields) -> TransactionError:
         return MethodUnknown(f"The transaction service does not know {name}.", hint)
     if as_text(fields, 1) == TLS_ONLY:
         return TlsDemanded(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
+    if as_text(fields, 1) == UNAUTHORIZED:
+        return TokenDemanded(f"{UNAUTHORIZED}.", "Set transactions.token_file to a copy of the server's token file.")
+    if as_text(fields, 1) == NOT_ADMINISTRATIVE:
+        return TokenDemanded(f"{NOT_ADMINISTRATIVE}.", "Set transactions.admin_token_file.")
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
     if kind == Failure.PROTOCOL_ERROR:
         return ServiceUnavailable(

@@ -41,7 +41,16 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
-from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, LENGTH, NOT_HERE, TLS_ONLY, ServiceUnavailable
+from tms_core.transaction.rpc.line import (
+    ANSWER_YOURSELF,
+    AUTHENTICATE,
+    LENGTH,
+    NOT_ADMINISTRATIVE,
+    NOT_HERE,
+    TLS_ONLY,
+    UNAUTHORIZED,
+    ServiceUnavailable,
+)
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 from tms_core.web.failed_attempts import MAX_WAITING, FailedAttempts
 from tms_core.web.thread import open_port
@@ -79,9 +88,7 @@ _SMALL_CALL_BYTES = 128
 
 #: Calls that change or show the state of all clients; they require the administrator's permissions.
 ADMINISTRATIVE = ("truncateInvalidTx", "truncateInvalidTxBefore", "resetState", "getSnapshot")
-NOT_ADMINISTRATIVE = "This call needs the administrative token (transactions.admin_token_file)"
 NO_MEMORY = "Requests use all the memory that server.memory allows"
-_UNAUTHORIZED = "This transaction service demands a token"
 #: The offsets of a call's name in a frame, with and without a version before it; the name's length precedes the name.
 _NAME_OFFSETS = (8, 4)
 _MAX_NAME_BYTES = 64
@@ -383,7 +390,7 @@ class TransactionService:
     def _refuse_forbidden(self, frame: bytes, level: Level, address: str) -> bytes | None:
         """Return the error response to a call that the level does not permit; None: the call is permitted."""
         if level is Level.NONE:
-            event, reason = Event.UNAUTHORIZED, _UNAUTHORIZED
+            event, reason = Event.UNAUTHORIZED, UNAUTHORIZED
         elif level is Level.CLIENT and _is_call(frame, ADMINISTRATIVE):
             event, reason = Event.FORBIDDEN, NOT_ADMINISTRATIVE
         else:
@@ -442,7 +449,7 @@ class TransactionService:
                 return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, text)
             if is_good:
                 return level, wire.message(MessageKind.REPLY, request.name, request.number)
-        return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _UNAUTHORIZED)
+        return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, UNAUTHORIZED)
 
     def _request_limit(self) -> int:
         """Return the size limit of a request: a transaction with all listed ids, and a margin for new ids."""
