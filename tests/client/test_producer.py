@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -208,7 +209,7 @@ def test_given_a_label_of_any_characters_then_the_next_instance_is_told_it_as_it
 
 @pytest.mark.parametrize("label", ["\ud800", b"x", 17, None])
 def test_label_of_another_type_is_refused_first(server: InProcess, client: Client, label: str) -> None:
-    with client.producer(BILLS, "importer") as producer, pytest.raises(BadRequest, match="cannot be a label"):
+    with client.producer(BILLS, "importer") as producer, pytest.raises(BadRequest, match=re.escape(repr(label))):
         producer.transaction(label)
     assert server.manager.clients() == {}
 

@@ -151,7 +151,7 @@ def test_everything_after_a_roll_back_is_refused(client: Client, server: InProce
             lambda: client.store(ORDERS, [b"c"], transaction=tx.transaction),
             tx.checkpoint,
         ]
-        each_raises(NotInProgress, *calls, match="is to be rolled back")
+        each_raises(NotInProgress, *calls, match="rolled back")
     assert (visible(server), server.manager.invalid_size()) == ([], 0)
 
 
@@ -214,7 +214,7 @@ def test_publish_of_many_messages_splits_requests(server: InProcess, faults: Fau
 
 def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Client) -> None:
     tx = client.transaction()
-    with pytest.raises(NotInProgress, match="not started"):
+    with pytest.raises(NotInProgress, match=r"with client\.transaction\(\) as tx"):
         tx.publish(ORDERS, [b"a"])
     with tx:
         pass
@@ -367,7 +367,7 @@ async def test_given_coroutines_when_they_take_part_in_a_loop_then_they_are_wait
 
 def test_participant_that_waits_without_a_loop_is_refused(client: Client, server: InProcess) -> None:
     slow = Slow()
-    with pytest.raises(TypeError, match="use an AsyncClient"):
+    with pytest.raises(TypeError, match="AsyncClient"):
         transact(client, slow)
     assert slow.told == ["rollback"]
     assert visible(server) == []
@@ -609,9 +609,9 @@ def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(clien
             with context:
                 context.publish(ORDERS, [b"inner"])
 
-    with pytest.raises(TransactionError, match="started only once"):
+    with pytest.raises(TransactionError, match=r"client\.transaction\(\)"):
         work()
-    with pytest.raises(TransactionError, match="started only once"):
+    with pytest.raises(TransactionError, match=r"client\.transaction\(\)"):
         context.__enter__()
     assert len(server.manager.visibility().in_progress) == 0
     assert visible(server) == []

@@ -161,7 +161,7 @@ def test_given_bad_input_then_it_is_said_before_anything_is_done(client: Client)
         with pytest.raises(BadRequest):
             client.work(ORDERS, "billing", **options)
     with client.transaction() as tx:
-        with pytest.raises(BadRequest, match="not an order"):
+        with pytest.raises(BadRequest, match="fifo"):
             next(tx.consume(ORDERS, "billing", order="fifo"))
         tx.roll_back()
     with pytest.raises(TopicNotFound):
@@ -303,10 +303,10 @@ def test_work_while_the_server_does_not_answer_counts_no_delivery(
 def test_work_on_a_stopped_server_raises_when_the_idle_time_is_over() -> None:
     with (
         Client("http://127.0.0.1:1", transactions="127.0.0.1:1") as client,
-        pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:1 cannot be reached: Connection refused\.") as caught,
+        pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:1 .*Connection refused") as caught,
     ):
         list(client.work(ORDERS, "billing", idle_seconds=IDLE))
-    assert "transactions= of a Client" in caught.value.hint
+    assert "transactions=" in caught.value.hint
 
 
 @pytest.mark.parametrize("topic", [ORDERS, "default:ord*"])
