@@ -725,7 +725,7 @@ def test_trap_c_late_claim_of_a_former_server_is_refused(kit: GroupKit, monkeypa
         return exchange(*given)
 
     monkeypatch.setattr(kit.side, "exchange", late)
-    with pytest.raises(Unavailable, match="changed during the request"):
+    with pytest.raises(Unavailable, match=GROUP):
         kit.poll(one)
     assert [message.payload for message in found] == [b"a"]
     assert [claim.pointer for claim in kit.claims()] == [two.transaction_id]
@@ -742,7 +742,7 @@ def test_given_a_store_that_fails_then_nothing_is_given_out(kit: GroupKit, monke
         with pytest.raises(StoreError):
             kit.poll(kit.begin())
     monkeypatch.setattr(kit.side, "exchange", lambda *_: False)
-    with pytest.raises(Unavailable, match="changed during the request"):
+    with pytest.raises(Unavailable, match=GROUP):
         kit.poll(kit.begin())
     assert kit.claims() == []
 
@@ -751,7 +751,7 @@ def test_given_a_store_that_fails_then_nothing_is_given_out(kit: GroupKit, monke
     ("options", "reason"),
     [
         *(({"limit": 0}, "at least 1"), ({"max_deliveries": 0}, "at least 1")),
-        *(({"group": "a\0b"}, "cannot be a consumer"), ({"group": "x" * 10_240}, "cannot be a consumer")),
+        *(({"group": "a\0b"}, r"'a\\x00b'"), ({"group": "x" * 10_240}, "'xxx")),
     ],
 )
 def test_poll_with_bad_input_claims_nothing(kit: GroupKit, options: dict[str, Any], reason: str) -> None:
@@ -767,7 +767,7 @@ def test_given_what_is_not_there_then_that_is_said(kit: GroupKit) -> None:
         kit.poll(kit.begin(), group="mail")
     with pytest.raises(BadRequest, match="not a transaction"):
         kit.poll(Transaction(1, -1, -1))
-    with pytest.raises(BadRequest, match="not a write pointer"):
+    with pytest.raises(BadRequest, match=r"^0 "):
         groups.roll_back(ORDERS, GROUP, 0)
     with pytest.raises(TopicNotFound):
         groups.roll_back(TopicId("default", "gone"), GROUP, 1)

@@ -233,7 +233,7 @@ def test_publish_after_the_clock_stepped_back_is_seen_for_its_whole_ttl(kit: Kit
 
 def test_given_a_row_at_the_end_of_time_when_published_then_it_is_unavailable(kit: Kit) -> None:
     kit.store.message.put([(message_key(LONG_MAX, 65_535), MessageValue(None, b"poison"))])
-    with pytest.raises(Unavailable, match="no higher id exists"):
+    with pytest.raises(Unavailable, match="higher"):
         kit.publish("orders", b"a")
 
 
@@ -410,11 +410,11 @@ def test_publish_against_the_transaction_rule_of_a_topic_is_refused(kit: Kit) ->
     kit.create("inside", transactions="required")
     kit.create("outside", transactions="forbidden")
     kit.create("either", transactions="optional")
-    with pytest.raises(BadRequest, match="requires transactions"):
+    with pytest.raises(BadRequest, match=r"default:inside .*transactions"):
         kit.publish("inside", b"a")
-    with pytest.raises(BadRequest, match="forbids transactions"):
+    with pytest.raises(BadRequest, match=r"default:outside .*transactions"):
         kit.publish("outside", b"a", pointer=P)
-    with pytest.raises(BadRequest, match="forbids transactions"):
+    with pytest.raises(BadRequest, match=r"default:outside .*transactions"):
         kit.put("outside", P, b"a")
     kit.put("inside", P, b"b")
     kit.publish("inside", pointer=P)
@@ -449,7 +449,7 @@ def test_create_with_a_bad_transaction_rule_is_refused(kit: Kit) -> None:
 
 def test_publish_beside_stored_payloads_is_refused(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
-    with pytest.raises(BadRequest, match="Publish the stored payloads first"):
+    with pytest.raises(BadRequest, match=f"{P} .*default:orders"):
         kit.publish("orders", b"c", pointer=P)
     kit.publish("orders", b"x", pointer=P + 1)
     kit.publish("orders", b"y")
@@ -457,7 +457,7 @@ def test_publish_beside_stored_payloads_is_refused(kit: Kit) -> None:
     kit.publish("orders", b"c", pointer=P)
     assert kit.payloads("orders") == [b"x", b"y", b"a", b"b", b"c"]
     kit.put("orders", P, b"d")
-    with pytest.raises(BadRequest, match="are not published"):
+    with pytest.raises(BadRequest, match=f"{P} .*default:orders"):
         kit.publish("orders", b"e", pointer=P)
 
 
@@ -471,7 +471,7 @@ def test_publish_beside_stored_payloads_after_a_restart_is_refused(kit: Kit) -> 
     kit.publish("others", b"d", pointer=P)
     kit.restart()
     for _ in range(2):
-        with pytest.raises(BadRequest, match="Publish the stored payloads first"):
+        with pytest.raises(BadRequest, match=f"{P} .*default:orders"):
             kit.publish("orders", b"x", pointer=P)
     kit.publish("others", b"e", pointer=P)
     kit.publish("orders", b"f", pointer=P + 1)
@@ -487,7 +487,7 @@ def test_publish_beside_stored_payloads_of_another_server_is_refused(kit: Kit) -
     other.store(named("orders"), [b"b"], pointer=P)
     other.close()
     kit.service.forget()
-    with pytest.raises(BadRequest, match="are not published"):
+    with pytest.raises(BadRequest, match=f"{P} .*default:orders"):
         kit.publish("orders", b"c", pointer=P)
 
 
@@ -502,7 +502,7 @@ def test_publish_in_a_transaction_after_the_start_asks_no_payloads(kit: Kit, mon
     monkeypatch.setattr("tms_core.messaging.publish.open_topics._KNOWN_POINTERS", 2)
     for stored in range(3):
         kit.put("orders", new + 2 + stored, b"c")
-    with pytest.raises(BadRequest, match="are not published"):
+    with pytest.raises(BadRequest, match=f"{new + 2} .*default:orders"):
         kit.publish("orders", b"d", pointer=new + 2)
 
 
@@ -523,7 +523,7 @@ def test_rollback_of_a_pointer_takes_back_all_of_it_in_the_topic(kit: Kit) -> No
         kit.restart()
     assert kit.payloads("others", transaction=reader()) == [b"6"]
     for pointer_ in (0, -P, 2**63):
-        with pytest.raises(BadRequest, match="is not a write pointer"):
+        with pytest.raises(BadRequest, match=f"^{pointer_} "):
             kit.service.rollback(named("orders"), pointer_)
 
 

@@ -63,7 +63,7 @@ def test_commit_while_a_roll_back_is_under_way_is_refused(kit: GroupKit, monkeyp
     refused = list[str]()
 
     def committing(*given: Any) -> int:
-        with pytest.raises(Conflict, match="is being rolled back") as caught:
+        with pytest.raises(Conflict) as caught:
             kit.commit(tx)
         refused.append(caught.value.message)
         return roll_back(*given)

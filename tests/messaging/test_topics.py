@@ -272,9 +272,9 @@ def test_topic_with_names_that_are_written_alike_is_refused(kit: Kit) -> None:
     kit.service.update_topic(named("orders"), {"\ud800": "1"})
     for names in (("\ud800", "\udfff"), ("?", "\udfff")):
         properties = dict.fromkeys(names, "1")
-        with pytest.raises(BadRequest, match="names of two properties"):
+        with pytest.raises(BadRequest, match=r"'\?'"):
             kit.service.create_topic(named("other"), properties)
-        with pytest.raises(BadRequest, match="names of two properties"):
+        with pytest.raises(BadRequest, match=r"'\?'"):
             kit.service.update_topic(named("orders"), properties)
     assert kit.service.topic(named("orders")) == {"?": "1", "generation": "1", "ttl": WEEK}
     assert kit.service.topics("default") == ["orders"]
