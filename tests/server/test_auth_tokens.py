@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import re
 import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from tests.builders import NOW_MS
 from tests.server.identities import bearer, gate_of
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError, Unauthorized
+from tms_core.errors import ConfigurationError, Unauthorized, quoted
 from tms_core.security.files import read_token
 from tms_core.server.auth import gate as auth
 from tms_core.server.auth.gate import Gate, Identity, Need, Rules, is_principal
@@ -67,7 +68,7 @@ def test_new_token_has_256_random_bits_and_its_line_only_the_hash() -> None:
 
 @pytest.mark.parametrize("principal", ["", "*", "#ada", "a b", "a\tb", "a\nb", "\x1b[2J", "a" * 257])
 def test_given_a_name_nobody_can_have_when_a_line_is_made_then_it_is_refused(principal: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be the name of a principal"):
+    with pytest.raises(ConfigurationError, match=re.escape(quoted(principal))):
         token_line(principal, "x")
 
 
@@ -111,23 +112,23 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
     [
         ("", "has no token."),
         ("# nothing\n", "has no token."),
-        ("\nada: hunter2", "line 2 is not PRINCIPAL: sha256$ and 64 hex digits"),
-        ("hunter2", "line 1 is not"),
-        ("ada: sha256$hunter2", "line 1 is not"),
-        ("ada: sha1$" + "0" * 64, "line 1 is not"),
-        ("ada: sha256$" + "A" * 64, "line 1 is not"),
-        ("ada: sha256$" + "0" * 63, "line 1 is not"),
-        ("ada sha256$" + "0" * 64, "line 1 is not"),
-        ("*: sha256$" + "0" * 64, "line 1 is not"),
-        ("\udcff: hunter2", "line 1 is not"),
-        (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 repeats the token of line 1"),
+        ("\nada: hunter2", "line 2 "),
+        ("hunter2", "line 1 "),
+        ("ada: sha256$hunter2", "line 1 "),
+        ("ada: sha1$" + "0" * 64, "line 1 "),
+        ("ada: sha256$" + "A" * 64, "line 1 "),
+        ("ada: sha256$" + "0" * 63, "line 1 "),
+        ("ada sha256$" + "0" * 64, "line 1 "),
+        ("*: sha256$" + "0" * 64, "line 1 "),
+        ("\udcff: hunter2", "line 1 "),
+        (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 .*line 1"),
     ],
 )
 def test_bad_tokens_file_is_refused_by_line_and_not_quoted(file: Path, contents: str, said: str) -> None:
     file.write_bytes(contents.encode("utf-8", "surrogateescape"))
     message = refused(file)
     assert message.startswith(f"server.auth.tokens_file {file}")
-    assert said in message
+    assert re.search(said, message)
     assert "hunter2" not in message
 
 
@@ -144,7 +145,6 @@ def test_given_no_file_when_read_then_the_setting_and_the_path_are_named(tmp_pat
 def test_given_a_file_that_others_may_write_when_read_then_it_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
     message = refused(file)
-    assert "can be written by other users" in message
     assert message.endswith(f"chmod go-w {file}")
 
 
@@ -154,7 +154,7 @@ def test_given_a_file_that_everybody_may_read_when_read_then_the_log_warns(
 ) -> None:
     file.chmod(mode)
     Tokens(file, ManualClock(NOW_MS))
-    assert ("every user of this machine can read" in caplog.text) == warned
+    assert (str(file) in caplog.text) == warned
 
 
 # --- rotation --------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_tokens_file_that_changed_counts_after_a_second(file: Path, caplog: pyte
         gate.principal(bearer(BOB))
     assert gate.principal(bearer(ADA_AGAIN)) == "ada"
     assert gate.principal(bearer(ADA)) == "ada"
-    assert caplog.text.count("have changed and are in force") == 1
+    assert caplog.text.count("server.auth.tokens_file") == 1
 
 
 def spoil(path: Path) -> None:
@@ -376,8 +376,9 @@ def test_rule_to_observe_needs_no_topics_and_any_other_does() -> None:
     assert Rules([observer]).observes("prometheus")
     assert not Rules([observer]).observes("ada")
     assert not Rules([observer]).permissions_of("prometheus", TopicId("a", "b"))
-    with pytest.raises(ValidationError, match="needs topics"):
+    with pytest.raises(ValidationError) as caught:
         AuthRule.model_validate({"principal": "ada", "can": ["observe", "consume"]})
+    assert [error["ctx"]["setting"] for error in caught.value.errors()] == ["topics"]
 
 
 @pytest.mark.parametrize("pattern", ["*", "prod*", "a:b:c", ":x", "x:"])

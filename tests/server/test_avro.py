@@ -145,10 +145,10 @@ def test_given_a_poll_cut_anywhere_when_read_then_it_is_refused(at: int) -> None
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (PUBLISH + b"\0", "1 bytes follow it"),
+        (PUBLISH + b"\0", "1 bytes"),
         (b"\x04\x00", "branch 2 does not exist"),
         (b"\x01\x00", "branch -1 does not exist"),
-        (b"\x02\x02\x01", "a length is negative"),
+        (b"\x02\x02\x01", "negative"),
         (b"\x02" + long(2**62) + b"\x02a", "truncated"),
         (b"\x02\x02" + long(2**40) + b"a", "truncated"),
         (b"\x00" + b"\x80" * 10 + b"\0", "more than 64 bits"),
@@ -165,8 +165,8 @@ def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(body: by
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (ROLLBACK + b"\0", "1 bytes follow it"),
-        (b"\x02", "nothing to roll back"),
+        (ROLLBACK + b"\0", "1 bytes"),
+        (b"\x02", "transactionWritePointer"),
         (b"\x00" + long(W) + long(T) + long(2**31) + long(T) + b"\0", "more than 32 bits"),
     ],
 )
@@ -178,14 +178,14 @@ def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(body: b
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (POLL + b"\0", "1 bytes follow it"),
+        (POLL + b"\0", "1 bytes"),
         (b"\x06\x01\x02\x02", "branch 3 does not exist"),
-        (b"\x04\x02\x02\x02", "a boolean is 0 or 1, not 2"),
+        (b"\x04\x02\x02\x02", "boolean .* 2"),
         (b"\x00\x26" + ID.pack()[1:] + b"\x01\x02\x02", "20 bytes, not 19"),
         (b"\x00\x00" + b"\x01\x02\x02", "20 bytes, not 0"),
         (b"\x00\x01", "the length -1 is negative"),
         (b"\x04\x01" + b"\x00" + long(0) + b"\x02", "limit of 0"),
-        (b"\x02" + long(-1) + b"\x01\x02\x02", "-1 is not a time"),
+        (b"\x02" + long(-1) + b"\x01\x02\x02", "-1 "),
         (b"\x04\x01\x02\x00\x04hi", "transaction: "),
         (b"\x04\x01\x02\x00\x02\x00", "transaction: field 2"),
     ],

@@ -13,7 +13,7 @@ from tests.kit.servers import DELAY_SECONDS, SECONDS, Contender, LeaseCell
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
-from tms_core.server.ha.leadership import REACH_MS, LeaseWatcher
+from tms_core.server.ha.leadership import REACH_MS, LeaseWatcher, undecided
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
 
@@ -110,9 +110,7 @@ def test_leader_without_the_store_leads_until_its_lease_ends(
         led.append(first.step())
         node.clock.advance(SECOND)
     assert led == [True] * SECONDS + [False] * 2
-    assert [record.getMessage() for record in caplog.records if "HBase is away" in record.getMessage()] == [
-        "the leader cannot be determined: HBase is away."
-    ]
+    assert caplog.text.count("HBase is away.") == 1
     monkeypatch.undo()
     assert first.step()
 
@@ -218,7 +216,7 @@ def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(node: Nodes) -> No
     term = first.leadership.term()
     second.take_over()
     assert first.leadership.leads, "by its own clock"
-    with pytest.raises(StoreUnavailable, match="lost the lead"):
+    with pytest.raises(StoreUnavailable, match=undecided().message):
         first.leadership.confirm(term)
     assert (first.leadership.leads, first.leader) == (False, "http://b:1")
     assert not first.step()
@@ -279,7 +277,7 @@ def test_watch_that_cannot_give_the_lease_back_warns(
     monkeypatch.setattr(node.cell, "swap_lease", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         watch.stop()
-    assert "could not be released" in caplog.text
+    assert "HBase is away." in caplog.text
 
 
 def test_given_two_servers_when_scraped_then_one_leads_and_both_know_the_term(node: Nodes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import time
 from array import array
 
@@ -51,14 +52,14 @@ def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_
 @pytest.mark.parametrize(
     ("verb", "body", "reason"),
     [
-        ("publish", {}, "outside a transaction needs a payload"),
+        ("publish", {}, "payload"),
         ("publish", {"messages": ["a"], "ttlSeconds": 0}, "ttl of 0"),
-        ("publish", {"transactionWritePointer": "-5"}, "-5 is not a write pointer"),
-        ("store", {"messages": ["a"]}, "only be stored in a transaction"),
-        ("store", {"transactionWritePointer": "5"}, "no payload to store"),
+        ("publish", {"transactionWritePointer": "-5"}, "-5 "),
+        ("store", {"messages": ["a"]}, "transaction"),
+        ("store", {"transactionWritePointer": "5"}, "payload"),
         ("store", {"messages": ["a"], "transactionWritePointer": "5", "ttlSeconds": 5}, "ttlSeconds"),
         ("poll", {"limit": 0}, "limit of 0"),
-        ("poll", {"startFrom": {"timeMs": "-1"}}, "-1 is not a time"),
+        ("poll", {"startFrom": {"timeMs": "-1"}}, "-1 "),
         ("rollback", {}, "transactionWritePointer"),
         ("rollback", {"transactionWritePointer": "5", "rollbackRange": []}, "rollbackRange"),
     ],
@@ -121,7 +122,8 @@ def test_body_of_the_largest_size_is_taken(topic: TopicClient) -> None:
 def test_body_that_is_too_large_for_its_kind_is_413(topic: TopicClient, verb: str, size: int) -> None:
     method = "POST" if verb == "rollback" else "PUT"
     answer = topic.client.ask(method, f"{topic.path}/{verb}", b" " * size, content_type=JSON)
-    assert (answer.status, "The body has more than" in answer.text) == (413, True)
+    assert (answer.status, answer.headers["x-tms-error"]) == (413, "TMS-TOO-LARGE")
+    assert re.search(r"\d+ bytes", answer.text)
 
 
 def test_rollback_in_avro_needs_no_content_type(topic: TopicClient) -> None:
@@ -366,7 +368,7 @@ def test_publish_in_avro_takes_the_ttl_of_its_header() -> None:
             assert client.ask("POST", path, avro(b"c"), content_type=AVRO, x_tms_ttl_seconds=value).status == 400
         twice = json.dumps({"messages": ["c"], "ttlSeconds": 5}).encode()
         answer = client.ask("POST", path, twice, content_type="application/json", x_tms_ttl_seconds="5")
-        assert (answer.status, "both have a ttl" in answer.text) == (400, True)
+        assert (answer.status, "ttl" in answer.text) == (400, True)
         assert topic.poll() == ["a", "b"]
         clock.advance(60_001)
         assert topic.poll() == ["b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import resource
 import select
@@ -319,7 +320,7 @@ def test_one_connection_too_many_is_refused_until_another_ends(echo: Echo, caplo
         assert first.ask("GET", "/").status == 200
         stack.close()
         wait_until(partial(_gets_in, port))
-    assert caplog.text.count("3 connections are open") == 1
+    assert caplog.text.count("3 connections ") == 1
 
 
 def test_given_too_many_connections_then_a_probe_is_answered_and_nothing_else(echo: Echo) -> None:
@@ -493,7 +494,7 @@ def test_stop_does_not_wait_for_idle_clients_that_do_not_read(
                     client.sendall(request("GET", "/", b""))
                     assert client.recv(1000).startswith(b"HTTP/1.1 200")
         # The server has closed both before it gave up waiting.
-        assert "did not finish in time" not in caplog.text
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
         assert client.recv(1000) == b""
 
 

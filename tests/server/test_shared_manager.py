@@ -49,7 +49,7 @@ from tms_core.transaction.manager.storage import DirectoryStorage, RecoveredLog
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.transaction.rpc import service as rpc_service
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable, SocketConnection
+from tms_core.transaction.rpc.line import NOT_HERE, OutcomeUnknown, ServiceUnavailable, SocketConnection
 from tms_core.transaction.rpc.service import WORKERS, Level, TransactionService
 
 SECONDS = 15
@@ -132,9 +132,7 @@ def servers() -> Iterator[Servers]:
 def test_orderly_change_of_leader_logs_no_warning(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         servers.change()
-    [said] = [record for record in caplog.records if "from the files of the previous manager" in record.message]
-    assert said.levelno == logging.INFO
-    assert "restarted from its files" not in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 
 def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers(servers: Servers) -> None:
@@ -165,10 +163,10 @@ def test_call_for_a_leader_that_is_gone_did_nothing(servers: Servers) -> None:
 
 def test_given_no_leader_when_asked_then_it_says_so(servers: Servers) -> None:
     servers.clock.advance(OVER_MS)
-    with pytest.raises(ServiceUnavailable, match="No server is managing"):
+    with pytest.raises(ServiceUnavailable, match="managing"):
         servers.clients[0].start_short()
     # The other one asks the first, which passes it on no further.
-    with pytest.raises(ServiceUnavailable, match="not managed here now"):
+    with pytest.raises(ServiceUnavailable, match=NOT_HERE):
         servers.clients[1].start_short()
 
 
@@ -179,7 +177,7 @@ def test_call_through_a_former_leader_finds_the_new_one(servers: Servers) -> Non
         servers.change()
         # As if it had been looked for at this moment.
         third.shared._looked_ms = servers.clock.monotonic_ms()
-        with pytest.raises(ServiceUnavailable, match="is no longer the leader"):
+        with pytest.raises(ServiceUnavailable, match=servers.first.service.address):
             client.start_short()
         assert client.start_short().transaction_id > begun
     third.stop()
@@ -339,7 +337,7 @@ def test_manager_of_another_log_is_not_asked(servers: Servers) -> None:
         if expected:
             assert wire.read_message(other.ask(frame)).number == 7
         else:
-            with pytest.raises(ServiceUnavailable, match="not managed here"):
+            with pytest.raises(ServiceUnavailable, match=NOT_HERE):
                 other.ask(frame)
         other.close()
         other.close()
@@ -352,7 +350,7 @@ def test_server_that_cannot_write_its_last_snapshot_ends(
     servers.first.service.stop()
     with caplog.at_level(logging.WARNING):
         servers.first.shared.close()
-    assert "could not save a final snapshot" in caplog.text
+    assert "it is gone." in caplog.text
     assert not servers.first.shared.ready()
 
 
@@ -441,7 +439,7 @@ def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots
 def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_path: Path, slots: int) -> None:
     settings = settings_of(tmp_path, slots, "0.0.0.0:0")
     refused = settings.transactions.model_copy(update={"allow_without_token": False})
-    with pytest.raises(ConfigurationError, match="client without a token") as caught:
+    with pytest.raises(ConfigurationError, match=r"transactions\.thrift is 0\.0\.0\.0:0") as caught:
         check_manager(settings.model_copy(update={"transactions": refused}))
     assert "transactions.allow_without_token" in caught.value.hint
     (tmp_path / "token").write_bytes(b"0123456789abcdef0123456789abcdef")
@@ -574,7 +572,7 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
     store = store_with(None, -BASE, BASE)
     with ExitStack() as stack, pytest.raises(ConfigurationError, match=r"transactions\.directory .*/tx") as caught:
         made(settings, side, stack, store=store)
-    assert "create the folder" in caught.value.hint
+    assert f"mkdir -p {tmp_path / 'tx'}" in caught.value.hint
     assert side.rows(b"x", b"y", 10).items == []
     elsewhere = settings.model_copy(
         update={"transactions": settings.transactions.model_copy(update={"directory": "webhdfs://a:1/tx"})}
@@ -606,7 +604,7 @@ def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: py
         assert leadership.holds
         assert not leadership.leads
         assert "does not start" in caplog.text
-        assert "create the folder" in caplog.text
+        assert f"mkdir -p {tmp_path / 'tx'}" in caplog.text
         assert root_of(side) is None
         (tmp_path / "tx").mkdir()
         leadership.step(shared.ready)

@@ -39,7 +39,7 @@ SEVERAL = {
         ({"TMS_SERVER__LEADER__SECONDS": "1"}, r"server\.leader\.seconds"),
         ({"TMS_SERVER__LEADER__SLOTS": "65"}, r"server\.leader\.slots"),
         ({"TMS_SERVER__LEADER__SLOTS": "2", "TMS_SERVER__LEADER__ADVERTISE": "null"}, r"slots.*advertise"),
-        ({"TMS_SERVER__LEADER__SLOTS": "2", "TMS_SERVER__LEADER__SERVERS": "3"}, r"servers.*slot, and there are 2"),
+        ({"TMS_SERVER__LEADER__SLOTS": "2", "TMS_SERVER__LEADER__SERVERS": "3"}, r"servers.* 2\b"),
     ],
 )
 def test_impossible_settings_of_several_servers_are_named(changed: dict[str, str], setting: str) -> None:

@@ -320,7 +320,7 @@ class History(RuleBasedStateMachine):
             return
         if tx in self.interrupted:
             # The service would not know that it was told of changes.
-            with pytest.raises(Conflict, match="lost by a restart"):
+            with pytest.raises(Conflict, match="canCommit"):
                 self.server.transactions.commit(tx.transaction.transaction_id)
             self.server.transactions.can_commit(tx.transaction.transaction_id, ())
         self.server.transactions.commit(tx.transaction.transaction_id)

@@ -70,7 +70,7 @@ def test_given_a_scraper_that_wants_openmetrics_then_it_gets_that(client: Client
 def test_given_a_strangers_name_on_a_loopback_address_then_it_is_refused(client: Client, host: str) -> None:
     answer = client.ask("GET", "/ping", host=host)
     assert answer.status == 400
-    assert "serves only localhost" in answer.text
+    assert "localhost" in answer.text
 
 
 def test_the_document_names_every_route_with_its_methods(client: Client) -> None:
