@@ -134,5 +134,5 @@ def test_no_evidence_makes_no_boundary_and_not_one_at_zero() -> None:
 
 def test_prefix_without_an_end_does_not_stop_at_the_tables_end() -> None:
     assert stop_key(b"\xff\xff") is None
-    with pytest.raises(ValueError, match="is not a topic's prefix"):
+    with pytest.raises(ValueError, match=r"\\xff\\xff"):
         topic_stop(b"\xff\xff")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,8 +41,7 @@ def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(
     first, moved = (janitor(store, side=side, state=state) for state in states)
     first.engine.adopt()
     [reason] = reasons(moved, adopt=True)
-    assert f"another state has adopted this store: {tmp_path / 'first'}; " in reason
-    assert "set janitor.state to it; if it is lost: janitor adopt" in reason
+    assert re.search(f"{tmp_path / 'first'}.* janitor.state .* janitor adopt", reason)
     assert orders.times() == [NOW_MS - 2 * DAY, NOW_MS]
     moved.engine.adopt()
     assert reasons(moved) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -208,9 +209,8 @@ def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pyte
     assert len(seen) == 1
     assert store.message.can_compact_concurrently or seen == [proven]
     assert (proven.made_ms, report.boundary) == (NOW_MS, proven.bound)
-    assert report.errors == [
-        "the rows are deleted, but the compaction failed, so their disk space is not free yet: No space left on device."
-    ]
+    [error] = report.errors
+    assert re.search(r"compaction .*No space left on device", error)
     [run] = kit.state.runs(1)
     assert (run.result, [*run.errors]) == ("partial", report.errors)
     assert all(map(is_done, topics))

@@ -106,8 +106,8 @@ def test_given_a_cron_when_loaded_then_it_stands_alone(tmp_path: Path) -> None:
 
 
 def test_given_two_schedules_or_none_when_loaded_then_that_is_refused(tmp_path: Path) -> None:
-    assert "set one of them" in refused(tmp_path, "janitor: {every_seconds: 60, cron: '* * * * *'}")
-    assert "neither every_seconds nor cron" in refused(tmp_path, "janitor: {every_seconds: null}")
+    assert "janitor.cron" in refused(tmp_path, "janitor: {every_seconds: 60, cron: '* * * * *'}")
+    assert "janitor.every_seconds" in refused(tmp_path, "janitor: {every_seconds: null}")
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_given_a_crontab_line_when_loaded_then_it_is_taken(tmp_path: Path, cron:
         ("30-10 * * * *", "30-10 is not a valid minute"),
         ("*/0 * * * *", "*/0 is not a valid minute"),
         ("* * 30 2 *", "30 is not a valid day"),
-        ("0 0 */28 2 0#2", "it never fires"),
-        ("4-4/2 * * * *", "4-4 with a step"),
-        ("4-04/2 * * * *", "4-04 with a step"),
-        ("* * * * mon-1/2", "mon-1 with a step"),
+        ("0 0 */28 2 0#2", "never"),
+        ("4-4/2 * * * *", "4-4 "),
+        ("4-04/2 * * * *", "4-04 "),
+        ("* * * * mon-1/2", "mon-1 "),
         ("* * * * mon-MON/2", "mon-MON with a step"),
         ("1, * * * *", "1, is not a valid minute"),
         ("-1 * * * *", "-1 is not a valid minute"),

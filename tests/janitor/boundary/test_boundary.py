@@ -125,17 +125,16 @@ def test_boundary_of_a_bound_below_one_is_none_with_the_reason(bound: int, prove
     assert boundary.bound == proven
     assert bool(boundary.obstacles) is (proven is None)
     if proven is None:
-        assert boundary.obstacles == (f"no boundary can be proven: {boundary.limits[0].reason}",)
+        [obstacle] = boundary.obstacles
+        assert boundary.limits[0].reason in obstacle
         assert boundary.limits[0].bound == bound
 
 
 def test_given_the_first_id_open_when_asked_then_nothing_is_proven() -> None:
     boundary = prove([covered()], [1], LIFETIME)
     assert boundary.bound is None
-    raised = "a full pass after its lifetime raises the boundary"
-    assert boundary.obstacles == (
-        f"no boundary can be proven: the client of invalid transaction 1 may still write; {raised}",
-    )
+    [obstacle] = boundary.obstacles
+    assert "transaction 1 " in obstacle
 
 
 def test_given_a_clock_in_1970_when_asked_then_nothing_is_proven() -> None:
@@ -144,7 +143,9 @@ def test_given_a_clock_in_1970_when_asked_then_nothing_is_proven() -> None:
 
 def test_given_a_gap_when_asked_then_nothing_is_proven_and_no_limit_is_shown() -> None:
     boundary = prove([covered(b"", b"m")], [5], LIFETIME)
-    assert boundary == Boundary(None, obstacles=("no pass has covered the keys from 6d on",))
+    [obstacle] = boundary.obstacles
+    assert "6d on" in obstacle
+    assert boundary == Boundary(None, obstacles=(obstacle,))
 
 
 def test_boundary_that_does_not_exist_keeps_all_obstacles() -> None:
@@ -154,23 +155,24 @@ def test_boundary_that_does_not_exist_keeps_all_obstacles() -> None:
 @pytest.mark.parametrize(
     ("intervals", "gap"),
     [
-        ([], "no complete pass has covered the message table yet"),
+        ([], "complete pass"),
         ([(b"", None)], None),
         ([(b"", b"m"), (b"m", None)], None),
         ([(b"m", None), (b"", b"m")], None),
         ([(b"", b"p"), (b"m", None)], None),
         ([(b"", b"z"), (b"b", b"c"), (b"z", None)], None),
         ([(b"", None), (b"m", b"n")], None),
-        ([(b"a", None)], "no pass has covered the keys from the beginning to 61"),
-        ([(b"\x00", None)], "no pass has covered the keys from the beginning to 00"),
-        ([(b"", b"m"), (b"m\x00", None)], "no pass has covered the keys from 6d to 6d00"),
-        ([(b"", b"z"), (b"b", b"c")], "no pass has covered the keys from 7a on"),
-        ([(b"", b"\xff" * 30)], f"no pass has covered the keys from {'ff' * 30} on"),
-        ([(b"", b"")], "no pass has covered the keys from  on"),
+        ([(b"a", None)], "from the beginning to 61"),
+        ([(b"\x00", None)], "from the beginning to 00"),
+        ([(b"", b"m"), (b"m\x00", None)], "from 6d to 6d00"),
+        ([(b"", b"z"), (b"b", b"c")], "from 7a on"),
+        ([(b"", b"\xff" * 30)], f"from {'ff' * 30} on"),
+        ([(b"", b"")], "from  on"),
     ],
 )
 def test_find_gap_names_the_uncovered_keys(intervals: list[tuple[bytes, bytes | None]], gap: str | None) -> None:
-    assert find_gap([covered(*interval) for interval in intervals]) == gap
+    found = find_gap([covered(*interval) for interval in intervals])
+    assert found is None if gap is None else gap in str(found)
 
 
 EDGES = st.sampled_from([bytes([byte]) for byte in range(6)])

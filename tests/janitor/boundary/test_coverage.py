@@ -151,7 +151,7 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     assert (report.boundary, kit.state.boundary(), kit.state.last_full_pass_ms()) == (None, None, None)
     assert spans(kit) == [*EVERYTHING[:3], *EVERYTHING[4:]]
     assert kit.state.open_ids()[OLD].closed_ms is None
-    assert find_gap(kit.state.evidence()) == "no pass has covered the keys from 02 to 03 (salt 2)"
+    assert "02 to 03 (salt 2)" in (find_gap(kit.state.evidence()) or "")
 
     store.hook = fail_in()
     store.rows_read.clear()

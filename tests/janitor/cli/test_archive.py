@@ -74,9 +74,10 @@ def test_archive_list_by_options_shows_the_topics(archived: CommandKit, options:
 
 
 def test_given_no_archive_when_listed_then_it_says_whether_there_will_be_one(kit: CommandKit) -> None:
-    assert "deleted rows are lost" in kit.janitor("archive list").out
+    assert "janitor.archive.enabled is false" in kit.janitor("archive list").out
     kit.set(ARCHIVED)
-    assert kit.janitor("archive list").out == "no rows are archived\n"
+    [line] = kit.janitor("archive list").out.splitlines()
+    assert "janitor.archive.enabled" not in line
 
 
 def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown(archived: CommandKit) -> None:
@@ -106,7 +107,7 @@ def test_archive_restore_brings_rows_back_inverted_if_invalid(archived: CommandK
     done = archived.janitor("archive restore default:billing")
     assert done.code == 0
     assert done.out.startswith("2 rows restored to default:billing, generation 1")
-    assert "1 of them inverted" in done.out
+    assert "1 of them" in done.out
     assert "first set the ttl of the topic to 3d" in done.out
     assert billing(archived) == [(OLD_MS, None), (OLD_MS + HOUR, -INVALID)]
     again = archived.janitor("archive restore default:billing --format json").json
@@ -115,9 +116,10 @@ def test_archive_restore_brings_rows_back_inverted_if_invalid(archived: CommandK
 
 def test_why_of_an_archived_message_prints_working_commands(archived: CommandKit) -> None:
     shown = archived.janitor(f"why default:billing {MessageId(OLD_MS, 0)}").out.splitlines()
-    at = shown.index("it is archived; to restore it into a paused topic:")
-    for line in shown[at + 1 : at + 3]:
-        assert archived.run(line.removeprefix("  janitor ")).code == 0
+    commands = [line.removeprefix("  janitor ") for line in shown if line.startswith("  janitor ")]
+    assert [command.split()[0] for command in commands] == ["pause", "archive"]
+    for command in commands:
+        assert archived.run(command).code == 0
     assert billing(archived) == [(OLD_MS, None)]
     never_there = archived.janitor(f"why default:billing {MessageId(OLD_MS, 7)}").out
     assert "archived" not in never_there

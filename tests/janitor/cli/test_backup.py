@@ -203,7 +203,8 @@ def test_restore_of_a_folder_without_a_backup_names_the_folder_and_no_option(
     assert typed("restore", tmp_path / name, tmp_path / "other") == FAILED
     said = capsys.readouterr().err
     assert f"{tmp_path / name} has no backup" in said
-    assert "hint: Name the folder of a backup" in said
+    assert "hint: " in said
+    assert "--" not in said
     assert not (tmp_path / "other").exists()
 
 
@@ -273,7 +274,7 @@ def test_backup_of_hbase_prints_the_snapshots_in_their_order(capsys: pytest.Capt
         f"snapshot 'cdap_system:{table}', '{table}-friday'"
         for table in ("tms.message", "tms.payload", "tms.side", "tms.meta", "tms.janitor")
     ]
-    assert "Stop servers and janitors first" in said.err
+    assert "servers and janitors" in said.err
 
 
 def test_restored_store_starts_at_once_after_its_server_was_killed(store: Path, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer
     [living] = consumer.janitor(f"why default:orders {MessageId(NOW_MS - MINUTE, 2)} --format json").json["found"]
     assert (living["hold"], living["goes_ms"]) == (None, NOW_MS - MINUTE + DAY + 1)
     consumer.clock.advance(until_ms - NOW_MS)
-    assert "the next run deletes it" in consumer.janitor(f"why default:orders {UNREAD}").out
+    [due] = consumer.janitor(f"why default:orders {UNREAD} --format json").json["found"]
+    assert due["action"] == "delete"
 
 
 def test_run_without_consumers_holds_nothing_and_makes_no_file(kit: CommandKit) -> None:

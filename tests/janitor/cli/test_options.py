@@ -115,5 +115,5 @@ def test_doctor_on_an_unreachable_hbase_connects_once(kit: CommandKit) -> None:
     assert found.code == 1
     failed = {row["check"]: row["message"] for row in found.json if row["status"] == "fail"}
     assert "cannot be reached" in failed.pop("store")
-    assert set(failed.values()) == {"not checked, because the store cannot be reached"}
+    assert all(message.startswith("not checked") for message in failed.values())
     assert {"state", "clock", "cdap", "tables", "regions"} == set(failed)

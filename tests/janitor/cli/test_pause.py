@@ -101,7 +101,7 @@ def test_given_quarantined_topics_when_resumed_then_those_that_fit_are_tried_aga
         aside = Strikes(3, NOW_MS, "broken", quarantined_ms=NOW_MS, probe_ms=NOW_MS + DAY)
         state.save_strikes({**dict.fromkeys(names, aside), TopicId("default", "once"): Strikes(1, NOW_MS, "broken")})
     done = kit.janitor("resume 'default:*'")
-    assert done.out == "retried by the next run: default:orders, default:retired\n"
+    assert done.out.endswith(": default:orders, default:retired\n")
     with SqliteState(kit.folder / STATE) as state:
         assert sorted(map(str, state.strikes())) == ["default:once", "system:x"]
 
@@ -153,7 +153,7 @@ def test_given_more_of_a_kind_than_are_read_at_a_glance_then_the_rest_is_counted
             state.pause(f"default:t{number}", NOW_MS)
     shown = kit.janitor("status").out
     assert shown.count("\npaused       ") == 10
-    assert "and 2 more paused; --format json lists all" in shown
+    assert "2 more paused" in shown
 
 
 def test_status_names_a_run_of_another_process(kit: CommandKit) -> None:
@@ -165,7 +165,7 @@ def test_status_names_a_run_of_another_process(kit: CommandKit) -> None:
     assert "last run     none has finished yet" in shown
     assert kit.janitor("status --format json").json["running"]["id"] == "at-work"
     kit.clock.advance(HOUR)
-    assert "under way" not in kit.janitor("status").out
+    assert "at-work" not in kit.janitor("status").out
 
 
 def test_given_a_monitoring_plugin_then_status_check_is_one_line_and_its_exit_code(kit: CommandKit) -> None:

@@ -174,7 +174,9 @@ def test_runs_come_newest_first_a_hundred_unless_told_otherwise(app: Direct, vie
 def test_runs_by_a_wrong_limit_are_refused(app: Direct, views: StillViews, limit: str) -> None:
     answer = app.ask(f"/api/runs?limit={limit}")
     assert answer.status == 400
-    assert problem_of(answer) == ("TMS-BAD-REQUEST", "limit must be a number from 1 to 1000")
+    code, detail = problem_of(answer)
+    assert code == "TMS-BAD-REQUEST"
+    assert re.search(r"limit .*\b1 to 1000", detail)
     assert views.asked == []
 
 
@@ -222,7 +224,7 @@ def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_
     assert answer.status == 500
     assert problem_of(answer)[0] == "TMS-INTERNAL"
     [record] = caplog.records
-    assert record.getMessage() == f"no response to {path}: a bug of ours"
+    assert record.getMessage().endswith(f" {path}: a bug of ours")
     assert record.exc_info
     assert [app.ask(other).status for other in ("/", "/readyz")] == [200, 200]
 

@@ -223,7 +223,7 @@ def test_topic_stop_is_before_the_next_name() -> None:
 
 
 def test_topic_stop_of_something_without_an_end_is_refused() -> None:
-    with pytest.raises(ValueError, match="is not a topic's prefix"):
+    with pytest.raises(ValueError, match=r"\\xff"):
         topic_stop(b"\xff")
 
 

@@ -209,7 +209,7 @@ def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layou
     before = change(tmp_path, f"PRAGMA user_version = {layout}")
     with pytest.raises(StateError, match=rf"layout {layout}.* {SCHEMA_VERSION}") as caught:
         SqliteState(tmp_path)
-    assert "nothing is deleted until you adopt the store again" in caught.value.hint
+    assert "adopt" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before
 
 

@@ -121,7 +121,7 @@ def test_given_something_else_then_it_is_refused(kind: Any, value: Any) -> None:
 
 
 def test_given_a_value_of_no_known_kind_then_it_is_not_sent() -> None:
-    with pytest.raises(TypeError, match="object has no form in JSON"):
+    with pytest.raises(TypeError, match=r"^object .*JSON"):
         values.pack([object()])
 
 

@@ -63,9 +63,8 @@ def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     assert report.total(Rule.EXPIRED) == len(cellar.kept[0].keys) == 2
     assert cellar.asked == 2, "the first error ends the archiving of the run"
     assert (len(events.times()), len(orders.times())) == (2, 4)
-    assert report.errors == [
-        "the run stopped deleting, because rows could not be archived: the archive's disk is full."
-    ]
+    [error] = report.errors
+    assert "the archive's disk is full." in error
     # Inverting needs no archive, and a full disk is no fault of a topic.
     assert (events.pointers(), orders.pointers()) == ([None, -doomed], [None, None, None, -doomed])
     assert kit.state.strikes() == {}
