@@ -131,7 +131,7 @@ def test_parse_of_a_key_of_another_length_or_table_is_unrecognized(parse: Callab
     ],
 )
 def test_pack_of_a_number_that_does_not_fit_is_refused(key: MessageKey | PayloadKey | MessageId) -> None:
-    with pytest.raises(KeyFormatError, match="cannot hold"):
+    with pytest.raises(KeyFormatError):
         key.pack()
 
 

@@ -177,7 +177,7 @@ def test_impossible_generation_or_ttl_names_topic_and_value(name: str, value: st
         (b"\xff\xfe\xfd", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         ('{"generation":"1","ttl":"1"}'.encode("utf-16"), "not JSON"),
-        (b'{"generation":"1","generation":"5","ttl":"1"}', "not JSON: a property is defined twice"),
+        (b'{"generation":"1","generation":"5","ttl":"1"}', "twice"),
         (b"null", "not a JSON object of strings"),
         (b'["generation"]', "not a JSON object of strings"),
         (b'{"generation":1,"ttl":"1"}', "not a JSON object of strings"),

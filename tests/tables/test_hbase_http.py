@@ -91,10 +91,10 @@ def says(text: bytes) -> Respond:
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nthere", "it responds with HTTP 404 Not Found"),
         (b"HTTP/1.1 100 Continue\r\n\r\n", "it responds with HTTP 100 Continue"),
         (b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", "HTTP 101 Switching"),
-        (b"\x80\x01\x00\x02\x00\x00\x00\x06getRow", "it does not speak HTTP"),
-        (OK + b"a: b\r\n" * 60_000, "the head of its response is too long"),
-        (OK + b"Content-Length: 0\r\n\r\n" * 2, "it does not speak HTTP|sends a response without a request"),
-        (OK + b"Content-Length: 0\r\n\r\n" + OK + b"\r\n", "it sends a response without a request"),
+        (b"\x80\x01\x00\x02\x00\x00\x00\x06getRow", "not speak HTTP"),
+        (OK + b"a: b\r\n" * 60_000, "too long"),
+        (OK + b"Content-Length: 0\r\n\r\n" * 2, "not speak HTTP|without a request"),
+        (OK + b"Content-Length: 0\r\n\r\n" + OK + b"\r\n", "without a request"),
     ],
 )
 def test_response_that_is_no_answer_closes_the_connection(front: HttpFront, response: bytes, message: str) -> None:

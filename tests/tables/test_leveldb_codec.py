@@ -147,7 +147,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
         (fragments((5, FIRST)) + bytes(40), "no end"),
         (fragments((5, 9)), "unknown kind 9"),
         (fragments((5, FULL), (5, FULL)).replace(bytes(5), b"\x01" * 5, 1), "checksum"),
-        (write_records([bytes(10)])[:4] + b"\xff\xff\x01" + bytes(BLOCK_BYTES - 7), "longer than its block"),
+        (write_records([bytes(10)])[:4] + b"\xff\xff\x01" + bytes(BLOCK_BYTES - 7), " block"),
     ],
 )
 def test_given_damage_before_the_end_when_read_then_it_is_refused(data: bytes, words: str) -> None:

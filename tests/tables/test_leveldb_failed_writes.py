@@ -360,7 +360,7 @@ def test_reopening_beside_an_endless_reader_fails_the_write(
         with ThreadPoolExecutor(1) as threads:
             error = threads.submit(database.put, [(b"b", b"2")]).exception(PATIENCE_SECONDS)
         assert isinstance(error, StoreError)
-        assert "a long read or compaction uses it" in error.message
+        assert "compaction" in error.message
         assert database.get(b"a") == b"1"
     monkeypatch.undo()
     database.put([(b"b", b"2")])

@@ -67,9 +67,9 @@ def hold_as(folder: Path) -> Iterator[Callable[..., int]]:
     ("program", "arguments", "named", "advice"),
     [
         ("java", ["co.cask.cdap.StandaloneMain"], "CDAP, java", "stop CDAP first"),
-        ("/usr/bin/tms", ["serve"], "tms", "inside that server"),
-        ("/usr/bin/janitor", ["run", "--leveldb", "/opt/cdap/messaging"], "janitor", "wait until that process exits"),
-        ("java", ["org.example.Main"], "java", "wait until that process exits"),
+        ("/usr/bin/tms", ["serve"], "tms", "server"),
+        ("/usr/bin/janitor", ["run", "--leveldb", "/opt/cdap/messaging"], "janitor", "process"),
+        ("java", ["org.example.Main"], "java", "process"),
     ],
 )
 def test_lock_of_a_held_folder_names_its_holder(

@@ -96,13 +96,13 @@ def test_given_bytes_behind_an_edit_when_decoded_then_they_are_not_overlooked() 
 @pytest.mark.parametrize(
     ("at", "damage", "message"),
     [
-        (0, b"\x00", "an edit of version 0"),
-        (0, b"\xfb", "an edit of version -5"),
-        (9, b"\x00\x00\x00\x08", "an edit with EditState 8"),
-        (30, b"\xff\xff\xff\xff", "an edit with a count of -1"),
-        (42, b"\x00\x00\x00\x02", "an edit with TransactionType 2"),
-        (46, b"\xff\xff\xff\xff", "an edit with a count of -1"),
-        (66, b"\xff\xff\xff\xfe", "an edit with a count of -2"),
+        (0, b"\x00", "version 0"),
+        (0, b"\xfb", "version -5"),
+        (9, b"\x00\x00\x00\x08", "EditState 8"),
+        (30, b"\xff\xff\xff\xff", "count of -1"),
+        (42, b"\x00\x00\x00\x02", "TransactionType 2"),
+        (46, b"\xff\xff\xff\xff", "count of -1"),
+        (66, b"\xff\xff\xff\xfe", "count of -2"),
     ],
 )
 def test_given_bytes_that_no_edit_has_when_read_then_the_error_says_what(at: int, damage: bytes, message: str) -> None:

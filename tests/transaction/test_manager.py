@@ -469,7 +469,7 @@ def test_manager_with_a_damaged_log_does_not_begin_again(clock: ManualClock) -> 
     storage.failure = LogFailed("the disk is full.")
     with pytest.raises(LogFailed):
         manager.start_short()
-    with pytest.raises(StoreError, match="an edit of version 0"):
+    with pytest.raises(StoreError, match="version 0"):
         manager.start_short()
 
 

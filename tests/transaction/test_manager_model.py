@@ -246,7 +246,7 @@ class Histories(RuleBasedStateMachine):
             with pytest.raises(Conflict):
                 commit(known.id)
         elif known.changes is None and known.id <= self.model.recovered:
-            with pytest.raises(Conflict, match="was restarted since"):
+            with pytest.raises(Conflict, match="canCommit"):
                 commit(known.id)
         else:
             self.model.commit(known)

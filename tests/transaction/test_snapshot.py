@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from array import array
 from contextlib import suppress
 
@@ -235,25 +236,25 @@ def test_given_a_file_cut_off_when_refused_then_the_error_says_where(length: int
     assert caught.value.message == message
 
 
-LIST = "in its list of invalid ids, before byte"
+LIST = "invalid ids, .*byte"
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (varint(-2), f"a count of -2, {LIST} 5"),
-        (varint(1) + b"\x80" * 10 + b"\x00", f"a number of more than 64 bits, {LIST} 16"),
-        (varint(1) + b"\x80" * 10, f"a number of more than 64 bits, {LIST} 15"),
-        (varint(1) + b"\xff" * 9 + b"\x02", f"a number of more than 64 bits, {LIST} 15"),
-        (varint(1) + b"\xff" * 9 + b"\x7f", f"a number of more than 64 bits, {LIST} 15"),
-        (bytes(1) + varint(1) + bytes(3) + varint(3), "type 3, which does not exist, in its list of transactions"),
-        (bytes(2) + varint(1) + varint(9) + varint(1) + varint(-1), "a length of -1, in its committing change sets"),
+        (varint(-2), f"count of -2, .*{LIST} 5"),
+        (varint(1) + b"\x80" * 10 + b"\x00", f"64 bits, .*{LIST} 16"),
+        (varint(1) + b"\x80" * 10, f"64 bits, .*{LIST} 15"),
+        (varint(1) + b"\xff" * 9 + b"\x02", f"64 bits, .*{LIST} 15"),
+        (varint(1) + b"\xff" * 9 + b"\x7f", f"64 bits, .*{LIST} 15"),
+        (bytes(1) + varint(1) + bytes(3) + varint(3), "type 3, .*list of transactions"),
+        (bytes(2) + varint(1) + varint(9) + varint(1) + varint(-1), "length of -1, .*committing change sets"),
     ],
 )
 def test_bytes_of_no_snapshot_are_refused_with_their_place(body: bytes, message: str) -> None:
     with pytest.raises(SnapshotError) as caught:
         read_snapshot(io.BytesIO(HEAD + body))
-    assert caught.value.message.startswith(f"the snapshot is corrupt: {message}")
+    assert re.search(message, caught.value.message)
 
 
 def test_given_the_longest_padding_when_read_then_the_number_is_the_same() -> None:

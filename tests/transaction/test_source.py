@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ def test_content_time_counts_over_the_name(tmp_path: Path) -> None:
     (tmp_path / "snapshot.8").write_bytes(snapshot(7))
     loaded = DirectorySource(tmp_path).latest()
     assert loaded.snapshot.timestamp_ms == 7
-    assert loaded.notes == ("snapshot.8 was taken at 7 ms by its content, not at 8 ms by its name",)
+    [note] = loaded.notes
+    assert re.search(r"snapshot\.8 .*\b7 ms .*\b8 ms", note)
 
 
 def test_given_a_single_file_when_asked_then_it_is_used_whatever_its_name(tmp_path: Path) -> None:

@@ -135,20 +135,20 @@ def test_given_fields_of_a_later_version_then_they_are_stepped_over() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "0 bytes end inside a value"),
+        (b"", "0 bytes "),
         (b"\0", "field . is not a number"),
         (wire.i64(1, 5) + b"\0", "field 2 is not a number"),
         (wire.string(1, "5") + wire.i64(2, 3) + b"\0", "field 1 is not a number"),
-        (wire.i64(1, 5) + wire.i64(2, 3) + wire.i64(3, 7) + b"\0", "field 3 is not a list of numbers"),
-        (wire.i64(1, 5) + wire.i64(2, 3) + wire.i32(9, 4) + b"\0", "level 4, which does not exist"),
+        (wire.i64(1, 5) + wire.i64(2, 3) + wire.i64(3, 7) + b"\0", "field 3 .*list"),
+        (wire.i64(1, 5) + wire.i64(2, 3) + wire.i32(9, 4) + b"\0", "level 4"),
         (wire.i64(1, 5) + wire.i64(2, 3) + wire.i64s(9, []) + b"\0", "field 9 is not a number"),
-        (wire.i64(1, 5)[:-1], "bytes end inside a value"),
-        (bytes([Kind.LIST, 0, 3, Kind.I64]) + b"\x7f\xff\xff\xff", "a length of 17179869176, but only 0 bytes remain"),
+        (wire.i64(1, 5)[:-1], " bytes end"),
+        (bytes([Kind.LIST, 0, 3, Kind.I64]) + b"\x7f\xff\xff\xff", "17179869176, .* 0 bytes"),
         (bytes([Kind.LIST, 0, 3, Kind.I64]) + b"\xff\xff\xff\xff", "a list of -1"),
-        (bytes([Kind.STRING, 0, 3]) + b"\xff\xff\xff\xff", "a length of -1"),
-        (bytes([Kind.LIST, 0, 3, Kind.BOOL]) + b"\x7f\xff\xff\xff\1", "2147483647, but only 1 bytes remain"),
-        (bytes([1, 0, 3]), "kind 1, which does not exist"),
-        (bytes([Kind.LIST, 0, 3, 0, 0, 0, 0, 1]), "kind 0, which does not exist"),
+        (bytes([Kind.STRING, 0, 3]) + b"\xff\xff\xff\xff", "length of -1"),
+        (bytes([Kind.LIST, 0, 3, Kind.BOOL]) + b"\x7f\xff\xff\xff\1", "2147483647, .* 1 bytes"),
+        (bytes([1, 0, 3]), "kind 1"),
+        (bytes([Kind.LIST, 0, 3, 0, 0, 0, 0, 1]), "kind 0"),
         (bytes([Kind.STRUCT, 0, 1]) * 40, "more than 16 levels"),
         (bytes([Kind.LIST, 0, 1, *([Kind.LIST, 0, 0, 0, 1] * 40)]), "more than 16 levels"),
         (bytes([Kind.LIST, 0, 1, Kind.MAP, 0, 0, 0, 1, *([Kind.MAP, 2, 0, 0, 0, 1] * 40)]), "more than 16 levels"),
@@ -178,7 +178,7 @@ def test_given_more_values_than_anybody_needs_then_they_are_not_gone_through(dat
 def test_given_a_long_list_of_what_nobody_reads_then_it_is_one_value(kind: Kind, size: int) -> None:
     data = bytes([Kind.LIST, 0, 9, kind]) + (1_000_000).to_bytes(4) + bytes(1_000_000 * size)
     assert read_struct(data + bytes([Kind.I32, 0, 1, 0, 0, 0, 5, 0])) == {1: 5}
-    with pytest.raises(FormatError, match="a length of"):
+    with pytest.raises(FormatError, match=f"{1_000_000 * size}.* {1_000_000 * size - 1} "):
         read_struct(data[:-1])
 
 
@@ -255,8 +255,8 @@ def test_given_a_message_without_a_version_then_it_is_read_too() -> None:
     [
         (b"\x80\x02\0\1\0\0\0\0\0\0\0\0\0", "version 80020001"),
         (b"\x80\1\0\1\0\0\0\1\xff\0\0\0\0\0", "not text"),
-        (b"\x80\1\0\1\x7f\0\0\1", "a length of"),
-        (b"GET / HTTP/1.1\r\n\r\n", "a length of"),
+        (b"\x80\1\0\1\x7f\0\0\1", str(0x7F000001)),
+        (b"GET / HTTP/1.1\r\n\r\n", str(int.from_bytes(b"GET "))),
     ],
 )
 def test_given_a_frame_that_is_no_message_then_that_is_said(data: bytes, said: str) -> None:
