@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import prose
-from tools.prose import count, count_docstrings, risen
+from tools.prose import count, count_docstrings, count_matches, risen
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,21 @@ def test_count_plain_text_and_code_finds_nothing(text: str) -> None:
 def test_count_docstrings_of_a_function_expects_a_verb(docstring: str, without: int) -> None:
     source = f'def f():\n    """{docstring}"""\n\n\nclass C:\n    """The rows."""\n'
     assert count_docstrings(source)["docstring without a verb"] == without
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number"),
+    [
+        ('"keeps all of its rows"', 1),
+        ('"quoted by a page"', 0),
+        ('"planted by the test"', 0),
+        ('r"topic \\d+ .* rows"', 0),
+    ],
+)
+def test_count_matches_finds_words_of_a_message_that_no_page_quotes(pattern: str, number: int) -> None:
+    source = f"with pytest.raises(StoreError, match={pattern}):\n    pass\n"
+    found = count_matches(source, "the topic keeps all of its rows\nquoted by a page", "quoted by a page")
+    assert found["sentence in a match"] == number
 
 
 def test_risen_with_more_than_recorded_names_file_and_pattern() -> None:

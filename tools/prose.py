@@ -1,9 +1,10 @@
 """Count the sentence patterns that make text hard to read: ``python -m tools.prose``.
 
-Each page of the documentation and each Python file of the product has a count for each pattern. ``--check`` compares
-the counts with the record in ``tools/prose.json`` and exits with 1 if a count has risen. ``--record`` does the same,
-and writes the current counts if none has risen. A new file may have the counts of deleted files, because a file may be
-moved. ``--record --force FILE`` accepts all counts of a new or renamed file.
+Each page of the documentation and each Python file of the product has a count for each pattern, and each file of tests
+a count of the sentences that its tests match. ``--check`` compares the counts with the record in ``tools/prose.json``
+and exits with 1 if a count has risen. ``--record`` does the same, and writes the current counts if none has risen. A
+new file may have the counts of deleted files, because a file may be moved. ``--record --force FILE`` accepts all counts
+of a new or renamed file.
 
 The tool searches prose only, not code blocks, inline code, comments and link targets.
 """
@@ -16,7 +17,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +60,8 @@ _NOT_A_VERB = re.compile(
 _CODE = re.compile(r"```.*?```|^    .*$|`[^`]*`|<!--.*?-->", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\([^)]*\)")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*|#]|\|")
+_THREE_WORDS = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){2,}")
+_CONTINUED_LITERAL = re.compile(r'"\s*\n\s*[rf]*"')
 
 
 def count(text: str) -> Counter[str]:
@@ -78,6 +82,23 @@ def count_docstrings(source: str) -> Counter[str]:
     return +found
 
 
+def count_matches(source: str, messages: str, quoted: str) -> Counter[str]:
+    """Count arguments ``match`` in a test file with three words that are in ``messages`` and not in ``quoted``."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(ast.parse(source)):
+        for keyword in node.keywords if isinstance(node, ast.Call) else []:
+            if keyword.arg == "match":
+                runs = _THREE_WORDS.findall(ast.unparse(keyword.value).replace("\\", ""))
+                found["sentence in a match"] += any(run in messages and run not in quoted for run in runs)
+    return +found
+
+
+def _flat(paths: list[Path]) -> str:
+    """Return the text of files in one line, with string literals joined that span several lines."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    return " ".join(_CONTINUED_LITERAL.sub("", text).split())
+
+
 def docstrings(source: str) -> Iterator[tuple[ast.AST, str]]:
     """Yield each documented node of a Python file with its docstring."""
     for node in ast.walk(ast.parse(source)):
@@ -89,7 +110,12 @@ def docstrings(source: str) -> Iterator[tuple[ast.AST, str]]:
 
 def counts(root: Path) -> dict[str, Counter[str]]:
     """Return the counts of each file of a checkout by its path, without files that have no pattern."""
-    counters = {**dict.fromkeys(pages(root), count), **dict.fromkeys(modules(root), count_docstrings)}
+    matches = partial(count_matches, messages=_flat(modules(root)), quoted=_flat(pages(root)))
+    counters: dict[Path, Callable[[str], Counter[str]]] = {
+        **dict.fromkeys(pages(root), count),
+        **dict.fromkeys(modules(root), count_docstrings),
+        **dict.fromkeys(root.glob("tests/**/*.py"), matches),
+    }
     found = {
         path.relative_to(root).as_posix(): counter(path.read_text(encoding="utf-8"))
         for path, counter in sorted(counters.items())
