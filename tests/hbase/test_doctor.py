@@ -25,8 +25,7 @@ def ask(hbase: HBaseServer, tmp_path: Path, doctor: Ask) -> Ask:
 
 def test_given_tables_as_a_sweep_needs_them_when_asked_then_both_checks_are_ok(hbase_tables: Tables, ask: Ask) -> None:
     found = ask(hbase_tables.make(buckets=3))
-    assert found["tables"] == ("ok", "no table setting slows a sweep")
-    assert found["regions"] == ("ok", "each bucket has a separate region")
+    assert (found["tables"][0], found["regions"][0]) == ("ok", "ok")
 
 
 def test_doctor_names_a_read_only_table_and_missing_regions(hbase_tables: Tables, ask: Ask) -> None:

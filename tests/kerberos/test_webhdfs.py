@@ -103,7 +103,7 @@ def test_snapshot_is_read_after_a_login(guarded: str, keytabs: tuple[Path, Path]
     assert set(Guarded.users) == {f"reader@{REALM}"}
 
 
-@pytest.mark.parametrize(("proof", "said"), [(b"anything", "Kerberos login failed"), (b"", "not prove its identity")])
+@pytest.mark.parametrize(("proof", "said"), [(b"anything", "Kerberos login failed"), (b"", "identity")])
 def test_namenode_that_cannot_prove_who_it_is_is_not_believed(
     guarded: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, said: str
 ) -> None:

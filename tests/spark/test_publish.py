@@ -499,7 +499,7 @@ def test_publish_of_a_wrong_column_names_it(options: dict[str, Any], message: st
 
 
 def test_given_rows_without_a_value_when_published_then_nothing_is(kit: PublishKit) -> None:
-    with pytest.raises(ConfigurationError, match="Column payload has a row"):
+    with pytest.raises(ConfigurationError, match=r"payload .*null"):
         kit.publish_batch(Batch([b"1", None]))
     assert kit.bills == []
 
@@ -553,8 +553,8 @@ def test_publisher_without_an_answer_waits_for_a_batch(topic: str, kit: PublishK
     [
         ({"topic": "bills"}, "topic is bills"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0"),
-        ({"url": "nowhere"}, "is not the URL of a server"),
-        ({"transactions": "nowhere"}, "is not an address"),
+        ({"url": "nowhere"}, "'nowhere' .*URL"),
+        ({"transactions": "nowhere"}, "'nowhere'.*HOST:PORT"),
     ],
 )
 def test_given_a_wrong_argument_when_called_then_it_is_named(arguments: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -63,17 +64,17 @@ def test_given_another_java_when_looked_for_then_its_version_is_named(says: str,
 
 
 def test_given_no_java_when_looked_for_then_the_hint_installs_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="The PATH has no java") as raised:
+    with pytest.raises(ConfigurationError, match=r"\bPATH\b") as raised:
         require_java({"PATH": str(tmp_path)})
     assert "openjdk-17" in raised.value.hint
-    with pytest.raises(ConfigurationError, match="JAVA_HOME is"):
+    with pytest.raises(ConfigurationError, match=f"JAVA_HOME .*{tmp_path}"):
         require_java({"JAVA_HOME": str(tmp_path)})
 
 
 def test_given_no_pyspark_when_wanted_then_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     require_pyspark()
     monkeypatch.setattr(on, "find_spec", lambda name: None if name == "pyspark" else object())
-    with pytest.raises(ConfigurationError, match="needs pyspark") as raised:
+    with pytest.raises(ConfigurationError, match="pyspark") as raised:
         require_pyspark()
     assert raised.value.hint == hint_for_extra("spark")
 
@@ -100,7 +101,7 @@ def test_error_of_a_modules_kind_is_the_plain_kind() -> None:
 
 def test_given_an_error_of_sparks_own_when_it_comes_back_then_its_first_line_is_told() -> None:
     assert "Job aborted." in str(error_of("\nJob aborted.\n  at org.apache.Stack"))
-    assert "did not say why" in str(error_of(""))
+    assert re.search(r": \w", str(error_of("")))
 
 
 @pytest.mark.parametrize(

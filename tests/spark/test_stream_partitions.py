@@ -84,7 +84,7 @@ def test_partitions_batch_is_the_same_after_changes(at: Scene) -> None:
     change(at, 2)
     assert [query.rows(number) for number in range(3)] == before
     del query.offsets[1]
-    with pytest.raises(Refused, match="the previous batch ended at after:"):
+    with pytest.raises(Refused, match=r"after:.* after:"):
         query.rows(1)
 
 
