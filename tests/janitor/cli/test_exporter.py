@@ -168,5 +168,5 @@ def test_given_a_signal_then_it_ends_well(kit: CommandKit, number: signal.Signal
 
 def test_given_a_port_in_use_then_it_says_so(kit: CommandKit) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, serving(kit, other.getsockname()[1]) as process:
-        assert "another program listens" in process.communicate(timeout=60)[1]
+        assert "another program or another setting uses already" in process.communicate(timeout=60)[1]
         assert process.returncode != 0
