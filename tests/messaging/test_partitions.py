@@ -16,6 +16,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadRequest,
     ConsumerNotFound,
+    Forbidden,
     MetadataError,
     PartitionsChanged,
     StoreError,
@@ -267,6 +268,20 @@ def test_given_routes_then_they_are_added_and_changed_and_none_is_taken_away(ser
     with pytest.raises(BadRequest, match=r"default:plain .*routes"):
         service.update_topic(named("plain"), {"routes": ROUTES})
     service.delete_topic(named("plain"))
+    assert seen(service) == before
+
+
+@pytest.mark.parametrize("refused", ["users", "pages"])
+def test_routes_with_a_part_that_is_not_permitted_change_nothing(service: MessagingService, refused: str) -> None:
+    service.create_topic(ORDERS, {"routes": '{"users": 1}'})
+    before = seen(service)
+
+    def permit(topic: TopicId) -> None:
+        if refused in topic.topic:
+            raise Forbidden("This topic is not permitted.")
+
+    with pytest.raises(Forbidden):
+        service.update_topic(ORDERS, {"routes": ROUTES}, permit=permit)
     assert seen(service) == before
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
+from typing import NamedTuple
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.claim_rows import draining_transaction
@@ -58,6 +59,24 @@ Permit = Callable[[TopicId], None]
 
 def permit_all(_: TopicId) -> None:
     """Permit every topic; for callers whose permissions are checked elsewhere."""
+
+
+class _PartitionChange(NamedTuple):
+    """A planned change of a topic's partitions; it is carried out after the names and permissions are checked.
+
+    Attributes:
+        row: the topic before the change.
+        layout: the partitions before the change.
+        after: the partitions after the change.
+        made: the partitions to create.
+        properties: the topic's properties after the change.
+    """
+
+    row: TopicMetadata
+    layout: Layout
+    after: Layout
+    made: list[NewTopic]
+    properties: dict[str, str]
 
 
 class Families:
@@ -141,7 +160,9 @@ class Families:
             elif request.routes is not None or row.properties.get(FAMILIES) == ROUTES:
                 self._update_routes(row, request, permit)
             else:
-                self._update_partitions(topic, request.partitions, request.others, permit)
+                change = self._plan_partitions(topic, request.partitions, request.others)
+                self._check_names_unused(change.made, permit)
+                self._change_partitions(change, request.others)
 
     def delete(self, topic: TopicId) -> None:
         """Delete the parts of a topic, and then the topic.
@@ -210,10 +231,8 @@ class Families:
 
     # -- partitions and routes ----------------------------------------------------------------------------------------
 
-    def _update_partitions(
-        self, topic: TopicId, partitions: int | None, others: Mapping[str, str], permit: Permit
-    ) -> None:
-        """Change the properties and the number of partitions of a topic; a topic without partitions may get some."""
+    def _plan_partitions(self, topic: TopicId, partitions: int | None, others: Mapping[str, str]) -> _PartitionChange:
+        """Plan a change of a topic's properties and number of partitions; a topic without partitions may get some."""
         row = self._finish(topic)
         layout = layout_of(topic, row.properties) or Layout(topic, (Family(0, 1),))
         last = layout.families[-1]
@@ -233,15 +252,19 @@ class Families:
                 "earlier numbers still exist.",
                 "Change the number again when the oldest messages have expired.",
             )
-        self._check_names_unused(made, permit)
+        return _PartitionChange(row, layout, after, made, properties)
+
+    def _change_partitions(self, change: _PartitionChange, others: Mapping[str, str]) -> None:
+        row, layout, after, made, properties = change
+        topic = layout.topic
         # In this order: groups are registered in a new partition before anyone can publish to it, so that it holds
         # its first message for them. The topic names the new partitions only after all of them exist.
         for member, values in made:
-            self._register(self._recreate(member, values), topic, layout.members(last))
+            self._register(self._recreate(member, values), topic, layout.members(layout.families[-1]))
         self._change_members(after, others)
         self._change(topic, properties, row)
         self._finish(topic)
-        for family in set(layout.families) - set(remaining):
+        for family in set(layout.families) - set(after.families):
             for member in set(layout.members(family)) - {topic}:
                 self._delete_part(member, topic)
 
@@ -289,11 +312,12 @@ class Families:
             for name in routes.keys() - old_routes.keys()
             for one in _tree(layout.route(name), routes[name], {}, request.others, topic)
         ]
-        self._check_names_unused(new, permit)
+        changes = [self._plan_partitions(layout.route(name), routes[name], request.others) for name in old_routes]
+        self._check_names_unused([*new, *(one for change in changes for one in change.made)], permit)
         for one in new:
             self._recreate(*one)
-        for name in old_routes:
-            self._update_partitions(layout.route(name), routes[name], request.others, permit)
+        for change in changes:
+            self._change_partitions(change, request.others)
         self._change(topic, properties, row)
 
     def _finish(self, topic: TopicId) -> TopicMetadata:
