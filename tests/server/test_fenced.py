@@ -22,8 +22,10 @@ from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
+from tms_core.server.ha.fenced_store import FencedSide
 from tms_core.server.ha.leadership import REACH_MS, Leadership, not_leading
 from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange
+from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.side import SideChange
 
@@ -51,6 +53,20 @@ def test_follower_refuses_requests_and_changes_nothing(two: TwoServers) -> None:
             ask()
     assert two.rows() == [b"a"]
     assert two.one.payloads() == [b"a"]
+
+
+def test_follower_reaches_no_position_in_the_side_table(two: TwoServers) -> None:
+    side, key = FencedSide(two.side, Slots([two.other.leadership])), b"c" + PREFIX + b"billing"
+    two.side.put([(key, b"1")])
+    each_raises(
+        (Unavailable, StoreUnavailable),
+        lambda: side.get(key),
+        lambda: side.rows(key, key + b"\0", 1),
+        lambda: side.put([(key, b"2")]),
+        lambda: side.delete([key]),
+        lambda: side.exchange(key, b"1", b"2"),
+    )
+    assert two.side.get(key) == b"1"
 
 
 def test_leader_that_slept_during_a_read_returns_nothing(two: TwoServers) -> None:
@@ -387,6 +403,16 @@ def test_registration_hides_a_failed_write_of_the_older_instance(two: TwoServers
     two.one.service.producers.register(TOPIC, "importer", UUID(int=2))
     arrive()
     assert two.one.payloads() == []
+
+
+def test_first_row_after_many_hidden_rows_takes_few_reads(two: TwoServers) -> None:
+    failing(two.one, lambda rows: rows[1:])
+    with pytest.raises(StoreUnavailable):
+        two.one.service.publish(TOPIC, [b"m"] * 2000)
+    two.one.service.publish(TOPIC, [b"x"])
+    calls = two.store.calls["keys"]
+    assert two.one.fenced.message.first(PREFIX) is not None
+    assert two.store.calls["keys"] - calls < 10
 
 
 def test_failures_without_a_message_between_them_leave_one_gap(two: TwoServers) -> None:

@@ -102,6 +102,25 @@ def test_seal_ends_after_the_clock_of_the_former_leader_within_reason(
     assert succession.sealed(former).end == (0 if end_ms is None else position(NOW_MS + end_ms))
 
 
+@pytest.mark.parametrize(("days", "late", "kept"), [(29, False, True), (31, False, False), (31, True, True)])
+def test_seal_drops_gaps_without_rows_after_a_month(succession: Succession, days: int, late: bool, kept: bool) -> None:
+    last = position(NOW_MS - 20 * SECOND)
+    succession.rows(last)
+    succession.sealed()
+    if late:
+        succession.rows(last + 5)
+    succession.clock.advance(days * DAY)
+    former = LeaseRecord("b", 2, 7, succession.clock.now_ms() - 30 * SECOND, SECONDS)
+    assert succession.sealed(former).hides(last + 5) is kept
+
+
+def test_seal_of_one_generation_leaves_others_unsealed(succession: Succession) -> None:
+    sealed_ranges = SealedRanges(succession.store.message, succession.side, succession.clock)
+    term = Term(2, FORMER)
+    succession.settled(sealed_ranges, term)
+    assert sealed_ranges.known(term, generation_prefix(TopicId.parse("default:t").prefix, 2)) is None
+
+
 def test_seal_ends_after_a_message_from_the_future(succession: Succession) -> None:
     last = position(NOW_MS + DAY)
     succession.rows(last)
