@@ -133,6 +133,12 @@ def test_request_without_a_good_token_gets_in_nowhere_but_ping(
     assert "untouched" not in server.service.topics("default")
 
 
+def test_path_or_method_that_does_not_exist_is_401_without_a_token(client: Client, identities: Identities) -> None:
+    for method, path, status in (("GET", "/nothing", 404), ("POST", "/ping", 405), ("PATCH", TOPIC, 405)):
+        assert ask(client, method, path, None)[0] == 401
+        assert ask(client, method, path, identities.good("stranger"))[0] == status
+
+
 def test_every_route_is_in_the_table_and_in_the_description(routes: list[GuardedRoute]) -> None:
     asked = {(method, route.path) for route in routes for method in route.needs}
     assert asked <= set(WHO)

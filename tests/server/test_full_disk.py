@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.builders import DAY, NOW_MS
 from tests.server.client import Client, TopicClient
-from tests.server.conftest import serving
+from tests.server.conftest import Serving, serving
+from tests.server.test_groups import GroupClient
 from tests.support import raising
 from tms_core.clock import ManualClock
+from tms_core.tables.side import SideChange
 from tms_core.transaction.manager import journal
+from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
 
@@ -47,6 +51,13 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     found.manager.__exit__()
 
 
+@contextmanager
+def group_on(disk: Disk) -> Iterator[tuple[Serving, GroupClient]]:
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
+    with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
+        yield server, GroupClient(TopicClient(client, "orders").create(), disk.manager, server.service)
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_register_with_a_full_log_disk_is_503(disk: Disk, code: int, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
@@ -70,3 +81,34 @@ def test_register_with_a_full_log_disk_is_503(disk: Disk, code: int, caplog: pyt
         assert not [record for record in caplog.records if record.exc_info]
         disk.clear()
         assert topic.post("producers/p", second).status == 200
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_poll_group_with_a_full_log_disk_is_503_and_claims_nothing(disk: Disk, code: int) -> None:
+    with group_on(disk) as (_, group):
+        tx = disk.manager.start_short()
+        disk.fill(code)
+        with pytest.raises(LogFailed):
+            disk.manager.start_short()
+        assert group.poll(tx).status == 503
+        disk.clear()
+        assert [one["payload"] for one in group.poll(disk.manager.start_short(), 5).json] == ["a", "b", "c"]
+
+
+def test_poll_group_whose_log_disk_fills_after_the_claim_is_answered(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that got 503 would repeat the request in the same transaction, and miss what it has claimed."""
+    with group_on(disk) as (server, group):
+        tx, exchange_each = disk.manager.start_short(), server.service.side.exchange_each
+
+        def exchange_and_fail(changes: Sequence[SideChange]) -> list[bool]:
+            done = exchange_each(changes)
+            disk.fill(errno.ENOSPC)
+            with pytest.raises(LogFailed):
+                disk.manager.start_short()
+            return done
+
+        monkeypatch.setattr(server.service.side, "exchange_each", exchange_and_fail)
+        answer = group.poll(tx, 5)
+    assert (answer.status, [one["payload"] for one in answer.json]) == (200, ["a", "b", "c"])

@@ -100,6 +100,35 @@ def test_late_rows_of_a_fenced_instance_are_never_seen(two: TwoServers, sent: Se
     assert committed(two.other, elsewhere) == [b"newer"]
 
 
+def test_registration_searches_the_topics_of_producers_once_in_a_term(
+    two: TwoServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[bytes] = []
+    rows = two.side.rows
+
+    def watched(start: bytes, stop: bytes | None, limit: int) -> Any:
+        searches.extend([start] if start == b"q" else [])
+        return rows(start, stop, limit)
+
+    monkeypatch.setattr(two.side, "rows", watched)
+    for server in (two.one, two.other, two.one):
+        server.take_over()
+        for name in ("a", "b"):
+            server.service.producers.register(TOPIC, name, UUID(int=2))
+    assert searches == [b"q"] * 3
+
+
+@pytest.mark.parametrize("at", [None, POINTER])
+def test_repeat_at_a_leader_that_is_back_is_there_once(two: TwoServers, sent: Sent, at: int | None) -> None:
+    two.one.service.publish(TOPIC, [b"1"], pointer=at, sent=sent)
+    two.other.take_over()
+    two.other.service.publish(TOPIC, [b"2"], pointer=at, sent=sent._replace(sequence=2))
+    two.one.take_over()
+    two.one.service.publish(TOPIC, [b"2"], pointer=at, sent=sent._replace(sequence=2))
+    two.one.service.publish(TOPIC, [b"3"], pointer=at, sent=sent._replace(sequence=3))
+    assert committed(two.one) == [b"1", b"2", b"3"]
+
+
 # --- payloads --------------------------------------------------------------------------------------------------------
 
 

@@ -222,6 +222,18 @@ def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(node: Nodes) -> No
     assert not first.step()
 
 
+def test_term_is_over_at_once_when_another_leads(node: Nodes) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    term = first.leadership.term()
+    second.take_over()
+    assert not first.step()
+    assert not first.leadership.is_still(term)
+    assert first.leader == "http://b:1"
+    first.take_over()
+    assert not first.leadership.is_still(term)
+
+
 def test_write_without_an_answer_of_the_store_is_in_doubt(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     first = node("a")
     first.step()

@@ -57,6 +57,11 @@ def test_requests_in_flight_above_the_quota_are_refused_until_one_ends(clock: Ma
             pass
 
 
+def test_quota_of_a_principal_replaces_the_quota_of_everybody(clock: ManualClock) -> None:
+    quotas = Quotas([quota("*", requests=1), quota("ada", topics=3)], clock)
+    assert (quotas.of("ada"), quotas.of("ben")) == (quota("ada", topics=3), quota("*", requests=1))
+
+
 def test_bytes_above_the_rate_delay_the_next_requests_and_nothing_is_saved_up(clock: ManualClock) -> None:
     quotas = Quotas([quota("*", bytes_per_second=100)], clock)
     clock.advance(60_000)

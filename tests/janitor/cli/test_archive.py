@@ -93,6 +93,12 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown
     assert (refused.code, path.name in refused.err) == (1, True)
 
 
+def test_archive_restore_needs_a_pause_except_in_a_dry_run(archived: CommandKit) -> None:
+    assert archived.janitor("archive restore default:billing").code == 3
+    dry = archived.janitor("archive restore default:billing --dry-run --format json")
+    assert (dry.code, dry.json["restored"], billing(archived)) == (0, 2, [])
+
+
 def test_archive_restore_brings_rows_back_inverted_if_invalid(archived: CommandKit) -> None:
     pause(archived, "default:billing")
     told = archived.janitor("archive restore default:billing --dry-run")

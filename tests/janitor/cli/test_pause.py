@@ -15,6 +15,7 @@ from janitor.status.health import judge
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tests.janitor.http.statuses import full
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 STATE = "data/janitor"
@@ -34,6 +35,12 @@ def test_given_a_pause_of_one_topic_then_a_run_leaves_it_alone_and_does_the_othe
     )
     totals = kit.janitor("run --once --format json").json["totals"]
     assert (totals["expired"], totals["old_generation"], totals["kept"]["held"]) == (0, 1, 2)
+
+
+def test_pause_of_a_store_that_another_process_holds_works(kit: CommandKit) -> None:
+    with LevelDBStore(kit.store):
+        assert kit.janitor("pause").code == 0
+    assert kit.janitor("resume default:orders").code == 1
 
 
 def test_pause_of_an_unknown_topic_warns_and_pauses(kit: CommandKit) -> None:
@@ -71,6 +78,12 @@ def test_given_pauses_then_those_within_the_pattern_are_taken_back(kit: CommandK
     done = kit.janitor(f"resume {word}")
     assert sorted(remembered(kit)) == left
     assert done.code == (1 if left else 0)
+
+
+def test_resume_of_one_topic_leaves_others_paused(kit: CommandKit) -> None:
+    kit.janitor("pause default:retired")
+    done = kit.janitor("resume default:orders --format json")
+    assert (done.code, [pause["pattern"] for pause in done.json["paused"]]) == (0, ["default:retired"])
 
 
 def test_given_everything_paused_when_one_topic_is_resumed_then_1_and_what_keeps_it(kit: CommandKit) -> None:
