@@ -328,7 +328,7 @@ def _newest(rotation: Rotation, top: TopicId) -> list[TopicId]:
 @pytest.mark.parametrize(
     "plant", [not_drained_first, not_sealed, forgotten, drained_by_all, noted_once, not_taken_back, not_asked_again]
 )
-def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it(
+def test_planted_bug_breaks_an_invariant(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -1,7 +1,7 @@
-"""What happens by chance: one operation after the other, each with a look at the world.
+"""Random operations, each drawn for the current state of the world.
 
-Looking makes most operations have something to work on: a transaction that is open, a plan that is there. What they do
-is fixed when they are drawn, so that the history can be played again without any chance.
+The state gives most operations an object: an open transaction, an existing plan. Drawing fixes all parameters of an
+operation, so that the history can be replayed without the random generator.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ from tests.simulation.world import World
 
 T = TypeVar("T")
 
-#: One is a prefix of another, and their rows do not sort as their names do.
+#: One name is a prefix of another, and rows do not sort like names.
 TOPICS = ("a", "a-b", "b")
 TTLS = (10 * 60, 3600, 6 * 3600, 2 * 86400, 10 * 86400)
 TIMEOUTS_MS = (30_000, 10 * MINUTE_MS, LIFETIME_MS)
 WAITS_MS = (1, 30_000, MINUTE_MS, MINUTE_MS, 10 * MINUTE_MS, 10 * MINUTE_MS, HOUR_MS, HOUR_MS + 1, 2 * HOUR_MS)
 LONG_WAITS_MS = (3 * HOUR_MS + 6 * MINUTE_MS, 6 * HOUR_MS, 25 * HOUR_MS, 3 * DAY_MS, 8 * DAY_MS)
-#: How old the newest snapshot is; above two intervals it is stale.
+#: Age of the newest snapshot; above two intervals it is stale.
 AGES_MS = (0, 0, 0, 30_000, INTERVAL_MS, 2 * INTERVAL_MS + 1, None)
 ERRORS_MS = (0, 0, 0, ERROR_MS, -ERROR_MS, -HOUR_MS, HOUR_MS, DAY_MS, -3 * DAY_MS, 30 * DAY_MS, LOST_MS)
 TABLES: tuple[Table, ...] = ("message", "payload")
 
-#: How often each kind of operation is drawn, against the others.
+#: Relative frequency of each kind of operation.
 WEIGHTS = {
     "wait": 20.0,
     "run": 12,
@@ -122,7 +122,7 @@ WEIGHTS = {
 
 
 class Chance:
-    """Draws operations."""
+    """A generator of random operations."""
 
     def __init__(self, random: Random, world: World) -> None:
         self.random = random
@@ -143,16 +143,16 @@ class Chance:
         return self.pick(TOPICS)
 
     def tx(self) -> int:
-        """A transaction whose client still works on it; 0 when there is none."""
+        """Return a transaction that its client has not finished; 0 without one."""
         active = [number for number, client in self._world.clients.items() if not client.done]
         return self.pick(active[-4:]) if active else 0
 
     def next_tx(self) -> int:
-        """The number of a transaction that was not started yet."""
+        """Return an unused transaction number."""
         return max(self._world.clients, default=0) + 1
 
     def operation(self) -> Operation:
-        """Whatever happens next; what stops the janitor altogether is not left so for long."""
+        """Draw the next operation; soon revert what stops the janitor completely."""
         if self.luck(0.15) and not self._world.clock_is_right:
             return SetClock(0)
         if self.luck(0.15) and self._world.other_manager is not None:
@@ -246,7 +246,7 @@ class Chance:
         return Run(batch_rows=batch_rows, patient=patient, at_call=at_call, meanwhile=meanwhile)
 
     def _anything(self) -> Operation:
-        """What others do while the janitor is at work."""
+        """Draw a concurrent operation of another process."""
         of_topics = (self.create, self.delete, self.set_ttl, self.pause, self.approve)
         of_clients = (self.publish_in, self.publish_in, self.commit, self.abort, self.store)
         return self.pick((*of_topics, *of_clients))()

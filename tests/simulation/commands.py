@@ -73,14 +73,14 @@ class Run(Operation):
         else:
             lease.release()
         world.store.alarm.clear()
-        notice_adoption(world)
+        record_adoption(world)
         watch.judge()
         if report is None or not report.tripped:
             seen = {name: topic for name, topic in watch.topics.items() if self.topic in (None, name)}
-            world.reference.glimpse(seen, world.now_ms)
+            world.reference.observe_interrupted(seen, world.now_ms)
         if report is not None:
             check_ledger(world, report.id, watch.changes)
-            self._learn(world, watch, report)
+            self._record_report(world, watch, report)
         world.read_boundary()
 
     def _interrupt(self, world: World, watch: Watch, call: str) -> None:
@@ -98,7 +98,7 @@ class Run(Operation):
             watch.is_stopping = True
             watch.ended()
 
-    def _learn(self, world: World, watch: Watch, report: Report) -> None:
+    def _record_report(self, world: World, watch: Watch, report: Report) -> None:
         """Take note of what the janitor now remembers."""
         world.reached["fed back"] += report.truncated
         if report.tripped:
@@ -111,7 +111,7 @@ class Run(Operation):
         world.reached["quarantined"] += "quarantine" in notes
         if notes & {"interrupted", "lease"}:
             return
-        world.clock_was_remembered()
+        world.remember_clock()
         seen = {
             name: topic
             for name, topic in world.topics.items()
@@ -124,10 +124,10 @@ class Run(Operation):
         world.reached["proven"] += report.boundary is not None
 
 
-def notice_adoption(world: World) -> None:
+def record_adoption(world: World) -> None:
     """Take note if a run or an apply has adopted the store, which only a person may do where one was adopted before."""
     adopted_before = world.has_adopted
-    if world.notice_adoption() and adopted_before:
+    if world.record_adoption() and adopted_before:
         raise Violation("no permission", "a run has adopted the store, and another one was adopted before")
 
 
@@ -175,11 +175,11 @@ class Apply(Operation):
         except Refused:
             world.reached["refused"] += 1
             return
-        notice_adoption(world)
+        record_adoption(world)
         watch.judge()
         check_ledger(world, report.id, watch.changes)
         if not report.tripped:
-            world.clock_was_remembered()
+            world.remember_clock()
             world.reached["applied"] += 1
         world.read_boundary()
 
@@ -194,7 +194,7 @@ class Adopt(Operation):
     def on(self, world: World) -> None:
         if world.looks_right:
             world.engine().adopt()
-            world.notice_adoption(anyway=True)
+            world.record_adoption(anyway=True)
             world.read_boundary()
 
 
@@ -246,7 +246,7 @@ class Approve(Operation):
         topics = {name: topic for name, topic in world.topics.items() if self.topic in (None, name)}
         world.reference.approve(topics, world.now_ms)
         if self.topic is None:
-            world.clock_was_accepted()
+            world.accept_clock()
 
 
 @dataclass(frozen=True, repr=False)
@@ -365,7 +365,7 @@ class BringBack(Operation):
         except ArchiveError:
             return
         world.reached["brought back"] += done.restored
-        world.reached["brought back hidden"] += world.take_in_restored(target)
+        world.reached["brought back hidden"] += world.record_restored(target)
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,4 @@
-"""Writes of messages and payloads that are cut off, as a server that ends or is held up leaves them."""
+"""Interrupted writes of messages and payloads, as a killed or stalled server leaves them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tms_core.tables.base import MessageValue
 
 
 class Died(Exception):
-    """The server ended."""
+    """The server was killed."""
 
 
 class FaultyWrites:
-    """The writes of the message and the payload table, of which one fails, or the server does not survive it.
+    """Writes of the message and the payload table, the next of which fails or kills the server.
 
     Attributes:
-        fault: ``before`` or ``after``; ``late``: some rows are written, and the others wait; ``slow``: so, too, but the
-            server goes on, and is told that the store has not answered; empty: none.
-        late: what waits.
-        is_stalled: whether the server waits that wrote it.
-        meanwhile: what happens while something is on its way to the disk.
+        fault: ``before`` or ``after`` the write; ``late``: some rows are written and the others delayed; ``slow``: like
+            ``late``, but the server survives with a timeout of the store; empty: none.
+        late: the delayed writes.
+        is_stalled: whether the server is blocked in a delayed write.
+        meanwhile: calls to make during the next write.
     """
 
     def __init__(self, random: Random, *tables: Any) -> None:
@@ -32,7 +32,7 @@ class FaultyWrites:
         self.is_stalled = False
         self.meanwhile: list[Callable[[], object]] = []
         self._random = random
-        #: Whether what is taken back next waits, and the server with it.
+        #: Whether the next rollback is delayed and blocks the server.
         self._holds_take_back = False
         for table in tables:
             table.put = partial(self._write, table.put)
@@ -41,7 +41,7 @@ class FaultyWrites:
                     setattr(table, name, partial(self._take_back, getattr(table, name)))
 
     def heal(self) -> None:
-        """Nothing more fails."""
+        """Clear all faults."""
         self.fault, self._holds_take_back = "", False
 
     def _write(self, put: Callable[[Sequence[Any]], None], rows: Sequence[Any]) -> None:
@@ -62,8 +62,7 @@ class FaultyWrites:
             raise Died
 
     def _comes_again(self, row: tuple[bytes, Any]) -> bool:
-        """Whether a row comes once more that is there, since it was sent twice; not of a transaction, which may have
-        been rolled back meanwhile."""
+        """Return whether a written row arrives twice; rows of a transaction may be rolled back by then."""
         return isinstance(row[1], MessageValue) and row[1].pointer is None
 
     def _take_back(self, change: Callable[..., Any], *given: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Playing a history: random operations from a seed, or given ones, with every invariant asked after every step.
+"""Play a history, drawn from a seed or given, and check every invariant after every operation.
 
-At the end of every history everything is put in order, and then nothing that the rules delete may be left and the claim
-must go as far as it may: a janitor that does nothing is not a safe one.
+Every history ends with a settled world. Then no row that the rules delete may be left, and the boundary must be as high
+as it can be: liveness, which a janitor that does nothing would violate.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Failed(Exception):
     """A history ended in a violation.
 
     Attributes:
-        history: what had happened by then, the last operation included.
-        violation: what was found.
-        at_end: whether everything had been put in order by then.
+        history: the operations played, including the failing one.
+        violation: the broken invariant.
+        at_end: whether the failure happened while the world was settled.
     """
 
     def __init__(self, history: History, violation: Violation, *, at_end: bool) -> None:
@@ -62,14 +62,15 @@ class Failed(Exception):
 
 
 def play(operations: Iterable[Operation], *, orderly_end: bool = True) -> Counter[str]:
-    """Play a history."""
+    """Play a history; return how often it reached each event."""
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
         return _play(World(Path(folder)), lambda _: iter(operations), orderly_end=orderly_end)
 
 
 def play_seed(seed: int, steps: int = STEPS) -> Counter[str]:
-    """Play the random history of a seed; in every other one the janitor has the invalid list
-    truncated itself, and in half of them it archives what it deletes.
+    """Play the random history of a seed.
+
+    In odd seeds the janitor truncates the invalid list itself; in half of all seeds it archives deleted rows.
     """
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
         first = [*([FeedBack()] if seed % 2 else []), *([KeepRows()] if seed % 4 < 2 else [])]
@@ -90,10 +91,10 @@ def _play(world: World, operations: Callable[[World], Iterator[Operation]], *, o
             check_claims(world)
         if orderly_end:
             at_end = True
-            put_in_order(world)
+            settle_world(world)
     except Violation as violation:
         raise Failed(happened, violation, at_end=at_end) from violation
-    # An error that nobody expected has a shortest history too.
+    # Unexpected errors can be shrunk, too.
     except Exception as error:
         raise Failed(happened, Violation("unexpected error", repr(error)), at_end=at_end) from error
     finally:
@@ -101,8 +102,8 @@ def _play(world: World, operations: Callable[[World], Iterator[Operation]], *, o
     return world.reached
 
 
-def put_in_order(world: World) -> None:
-    """Set clocks, topics and settings right, let everything be decided, and have the janitor do all there is to do."""
+def settle_world(world: World) -> None:
+    """Repair clocks, topics and settings, decide all transactions, and run the janitor to completion."""
     for name in world.topics:
         Break(name, broken=False).on(world)
         Garble(name, on_purpose=False).on(world)

@@ -1,7 +1,7 @@
-"""What a damaged log makes of the rows of a real LevelDB folder.
+"""A damaged log of a real LevelDB folder.
 
-The simulated store has no log. So its message rows are written to LevelDB, whose process dies with them in its log.
-That is damaged, and the folder opened as the janitor opens it.
+The simulated store has no log. Therefore its message rows are written to LevelDB, whose process dies with the rows in
+its log. The log is damaged, and the folder is opened like the janitor opens it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tms_core.tables.base import KEYS, MessageValue
 from tms_core.tables.leveldb.layout import find_tables
 from tms_core.tables.leveldb.store import LevelDBStore
 
-#: Records of the log, at most.
+#: Maximum number of log records.
 RECORDS = 8
 
 
 class Written(NamedTuple):
-    """A folder as a process left it that has died.
+    """The folder of a killed process.
 
     Attributes:
-        log: of the message table.
-        last_at: the first byte of its last record.
-        last: the keys that were written with that.
+        log: the log of the message table.
+        last_at: the offset of its last record.
+        last: the keys of its last record.
     """
 
     folder: Path
@@ -36,7 +36,7 @@ class Written(NamedTuple):
 
 
 def write(folder: Path, rows: Sequence[tuple[bytes, MessageValue]]) -> Written:
-    """Have a process write rows and die."""
+    """Write rows and copy the folder before it is closed."""
     together, last_at = -(-len(rows) // RECORDS), 0
     with LevelDBStore(folder / "writing", create=True) as store:
         for start in range(0, len(rows), together):
@@ -47,20 +47,20 @@ def write(folder: Path, rows: Sequence[tuple[bytes, MessageValue]]) -> Written:
 
 
 def tear(written: Written, percent: int) -> None:
-    """Leave so much of the last record."""
+    """Truncate the last record to a percentage of its size."""
     size = written.log.stat().st_size
     written.log.write_bytes(written.log.read_bytes()[: written.last_at + (size - written.last_at) * percent // 100])
 
 
 def flip(written: Written, percent: int) -> None:
-    """Change one bit, so far into the log."""
+    """Flip one bit at a percentage of the log."""
     data = bytearray(written.log.read_bytes())
     data[min(len(data) * percent // 100, len(data) - 1)] ^= 1
     written.log.write_bytes(data)
 
 
 def keys_left(written: Written) -> frozenset[bytes]:
-    """The keys that are there when the folder is opened."""
+    """Open the folder and return its keys."""
     with LevelDBStore(written.folder) as store:
         return frozenset(store.message.read(KEYS, b"", None, ALL).items)
 

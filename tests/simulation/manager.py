@@ -1,9 +1,8 @@
-"""Tephra's transaction manager, as far as it decides who may see what.
+"""A model of Tephra's transaction manager that implements visibility.
 
-The simulation needs a manager that is right, small and deterministic: it hands out pointers, keeps the lists of what is
-in progress and invalid, moves the read pointer as Tephra's ``TransactionManager`` does, and writes its state with the
-real codec, so that the janitor reads real bytes. Conflicts and the transaction log are left out; visibility does not
-depend on them.
+The simulation needs a correct, small and deterministic manager: it issues pointers, keeps the in-progress and invalid
+lists, moves the read pointer like Tephra's ``TransactionManager``, and writes its state with the real codec, so that
+the janitor reads real bytes. It omits conflicts and the transaction log, because visibility does not depend on them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Manager:
         return self._enter(now_ms, InProgress(0, now_ms + timeout_ms, bound, kind))
 
     def checkpoint(self, pointer: int, now_ms: int) -> int | None:
-        """Give a transaction a new write pointer; None when it is not in progress."""
+        """Issue a new write pointer; return None unless the transaction is in progress."""
         parent = self.in_progress.get(pointer)
         if parent is None:
             return None
@@ -57,7 +56,7 @@ class Manager:
         return True
 
     def abort(self, pointer: int, checkpoints: Iterable[int], *, long: bool) -> None:
-        """Forget a transaction whose client has rolled back; a long one becomes invalid all the same."""
+        """Abort a rolled-back transaction; a long transaction becomes invalid instead."""
         if long:
             self.invalidate(pointer)
             return
@@ -66,7 +65,7 @@ class Manager:
         self.invalid.difference_update({pointer, *checkpoints})
 
     def invalidate(self, pointer: int) -> None:
-        """Give a transaction up whose client does not know what it has written."""
+        """Invalidate a transaction whose client could not roll back."""
         entry = self._leave(pointer)
         if entry is not None:
             self.invalid |= {pointer, *entry.checkpoints}
@@ -80,23 +79,23 @@ class Manager:
             del self.in_progress[pointer]
 
     def truncate(self, bound: int) -> int:
-        """Drop invalid ids up to and including ``bound``, as an operator would; returns how many."""
+        """Truncate invalid ids up to and including ``bound``, like an operator; return how many."""
         dropped = {pointer for pointer in self.invalid if pointer <= bound}
         self.invalid -= dropped
         return len(dropped)
 
     def truncate_invalid(self, transaction_ids: Iterable[int], /) -> bool:
-        """Drop these, as the janitor asks; returns whether any was there."""
+        """Truncate these ids for the janitor; return whether any was listed."""
         before = len(self.invalid)
         self.invalid.difference_update(transaction_ids)
         return len(self.invalid) < before
 
     def latest(self) -> Loaded:
-        """The state of this moment, for the janitor that asks for the list."""
+        """Return the current state, like the transaction service does for the janitor."""
         return Loaded(self._state(0), "the manager")
 
     def reader(self) -> Transaction:
-        """A transaction that begins now."""
+        """Return a transaction that starts now."""
         return Transaction(
             read_pointer=self.read_pointer,
             transaction_id=NO_TX_IN_PROGRESS,
@@ -111,7 +110,7 @@ class Manager:
         return stream.getvalue()
 
     def prune_bound(self) -> int:
-        """Tephra's prune upper bound of the present state (``TxUtils.getPruneUpperBound``)."""
+        """Return Tephra's prune upper bound of the state (``TxUtils.getPruneUpperBound``)."""
         if not self.invalid and not self.in_progress:
             return self.read_pointer - 1
         return min(max(self.invalid, default=2**63 - 1), min(self.in_progress, default=2**63) - 1)

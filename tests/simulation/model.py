@@ -1,11 +1,10 @@
-"""What really happened in the simulated world: every row, every topic, every transaction.
+"""The true history of the simulated world: every row, every topic, every transaction.
 
-The janitor sees clocks that step, snapshots that get lost and a store that is restored behind its back. The model sees
-none of that: it keeps honest time and remembers what was written and what became of it. It never asks the janitor.
+The janitor sees clock steps, lost snapshots and restored stores. The model does not: it keeps true time and the fate of
+every write, and never reads the janitor's state.
 
-The assumptions under which the janitor's promises hold are constants here, so that a reader finds them in one place:
-the server's and the janitor's clock differ by less than the allowance while no guard has tripped, no transaction's
-time-out is longer than the maximum lifetime, and what the clocks differ by comes out of the grace period.
+The constants are the assumptions of the janitor's guarantees: the clocks of server and janitor differ by less than the
+allowance while no guard trips, no timeout exceeds the maximum lifetime, and the grace period covers the clock skew.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
-#: When every history begins: an honest day in 2023, at a whole second.
+#: True time at the start of every history, in 2023.
 START_MS = 1_700_000_000_000
 
 LIFETIME_MS = 2 * HOUR_MS
@@ -30,15 +29,15 @@ ALLOWANCE_MS = 5 * MINUTE_MS
 HOLD_MS = HOUR_MS
 INTERVAL_MS = 5 * MINUTE_MS
 
-#: The server's clock is never further off than this, either way.
+#: Maximum error of the server's clock, ahead or behind.
 SKEW_MS = MINUTE_MS
-#: The janitor's clock passes for right up to here; with the server's it makes less than the allowance.
+#: Maximum error of a correct janitor clock; with the server's error it is below the allowance.
 ERROR_MS = 200 * SECOND_MS
-#: A write that passed the server's lifetime check lands at most this much later: the grace, less what clocks take.
+#: Maximum delay of a write after the server's lifetime check: the grace period minus the clock allowance.
 LATE_MS = GRACE_MS - ALLOWANCE_MS
-#: A machine that boots with a clock ahead by less than this looks like one that was switched off for a while.
+#: A smaller clock error after a boot looks like a machine that was switched off.
 UNNOTICED_MS = 7 * DAY_MS
-#: A machine that boots with a clock behind by this much is in a year before the janitor's last run.
+#: A clock error that puts a boot years before the janitor's last run.
 LOST_MS = -10 * 365 * DAY_MS
 
 Table = Literal["message", "payload"]
@@ -47,17 +46,17 @@ RowId = tuple[Table, bytes]
 
 @dataclass(slots=True)
 class Row:
-    """A row that is in the store, or should be.
+    """A row that the store must contain.
 
     Attributes:
         time_ms: the time in its key, by the server's clock.
         pointer: the write pointer it was written with; None without a transaction.
-        refers: a message that takes its payload from the payload table.
-        negated: its pointer was negated, by its client or by the janitor.
-        unrecognized: its key is not one of ours, or nobody knows its topic; it must stay for ever.
-        lost_cause: its transaction failed and no list names it any more, through no fault of the janitor: its client
-            could not reach it when it rolled back, or an operator restored it. Readers see it; nobody can help that.
-        origin: topic and generation it was published in, where it came from the archive; None: where it is.
+        refers: whether the message has its payload in the payload table.
+        negated: whether its client or the janitor inverted it.
+        unrecognized: whether its key is foreign or its topic unknown; it must never be deleted.
+        lost_cause: whether its transaction failed and is on no list: its client's rollback missed the row,
+            or an operator restored it. Readers see the row; the janitor cannot prevent it.
+        origin: the original topic and generation of a row restored from the archive; None for other rows.
     """
 
     table: Table
@@ -74,12 +73,12 @@ class Row:
 
     @property
     def home(self) -> tuple[str, int]:
-        """Topic and generation it was published in."""
+        """The topic and generation of its publish."""
         return self.origin or (self.topic, self.generation)
 
     @property
     def tail(self) -> bytes:
-        """What of its key stays the same wherever it is restored to."""
+        """The part of its key that a restore to another topic keeps."""
         return self.key[len(topic_id(self.topic).prefix) + GENERATION_BYTES :]
 
     @property
@@ -88,7 +87,7 @@ class Row:
 
     @property
     def readable(self) -> bool:
-        """Whether a transactional reader asks the transaction lists about it."""
+        """Whether its visibility depends on the transaction lists."""
         return self.table == "message" and self.pointer is not None and not self.negated
 
 
@@ -98,7 +97,7 @@ class Topic:
 
     Attributes:
         generation: negative once deleted.
-        garbled: somebody made the row unreadable.
+        garbled: whether the row is unreadable.
     """
 
     generation: int
@@ -117,12 +116,12 @@ class Topic:
 
 @dataclass(slots=True)
 class Client:
-    """One client's transaction, as the client knows it.
+    """A transaction from the point of view of its client.
 
     Attributes:
         pointers: its id, then its checkpoints.
-        topics: where it has published; where it must roll back.
-        done: it has committed or aborted, and writes no more. A client that was timed out goes on until it notices.
+        topics: topics of its publishes, which a rollback must visit.
+        done: whether the client has committed or aborted. A client continues after a timeout until it notices.
     """
 
     pointers: list[int]

@@ -340,4 +340,4 @@ class Misconfigure(Operation):
         if not self.wrong:
             world.other_manager = None
         elif world.other_manager is None:
-            world.go_astray()
+            world.misread_snapshots()

@@ -87,7 +87,7 @@ class Reference:
         """Everything that is there now may go as it comes due."""
         self.adopted = True
         for name, topic in _readable(topics).items():
-            self._reach[name] = _let_go(topic, now_ms)
+            self._reach[name] = _reach_of_rules(topic, now_ms)
 
     def approve(self, topics: Mapping[str, Topic], now_ms: int) -> None:
         """What these topics wait for may go."""
@@ -107,7 +107,7 @@ class Reference:
                 if first is not None:
                     self._reach[name] = first.joined(self._reach[name])
 
-    def glimpse(self, topics: Mapping[str, Topic], now_ms: int) -> None:
+    def observe_interrupted(self, topics: Mapping[str, Topic], now_ms: int) -> None:
         """A run that did not come to its end saw the topics so: what jumps has begun to wait."""
         for name, topic in _readable(topics).items():
             if name not in self.protected | self.paused and not self._granted(name, topic, now_ms):
@@ -123,7 +123,7 @@ class Reference:
             reach = self._reach.get(name, Reach())
             self._reach[name] = Reach(reach.generation, reach.cutoff_ms, now_ms)
         elif self._granted(name, topic, now_ms):
-            self._reach[name] = _let_go(topic, now_ms)
+            self._reach[name] = _reach_of_rules(topic, now_ms)
         else:
             self._hold(name, topic, now_ms)
 
@@ -194,5 +194,5 @@ def _pair(topic: Topic) -> Pair:
     return topic.generation, topic.ttl_seconds
 
 
-def _let_go(topic: Topic, now_ms: int) -> Reach:
+def _reach_of_rules(topic: Topic, now_ms: int) -> Reach:
     return Reach(topic.generation, now_ms - topic.ttl_seconds * 1000, now_ms)

@@ -1,8 +1,8 @@
-"""Making a failing history short, and showing it.
+"""Shrink a failing history and format it.
 
-Delta debugging: leave out half of it, a quarter, an eighth, down to single operations, as long as the same invariant
-still fails, and begin again until nothing can be left out. Operations that have lost what they worked on do nothing, so
-every part of a history can be played.
+Delta debugging: remove a half, a quarter, an eighth, down to single operations, as long as the same invariant fails,
+and repeat until nothing can be removed. An operation without its object does nothing, so every part of a history can be
+played.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tests.simulation.history import Failed, History, play, play_seed
 from tests.simulation.operations import Operation
 
 
-def failure_of(seed: int) -> Failed | None:
-    """How the random history of a seed fails; None when it does not."""
+def find_failure(seed: int) -> Failed | None:
+    """Play the random history of a seed; return its failure or None."""
     try:
         play_seed(seed)
     except Failed as failed:
@@ -22,8 +22,8 @@ def failure_of(seed: int) -> Failed | None:
     return None
 
 
-def failure(history: History, like: Failed) -> Failed | None:
-    """How a history fails the same invariant, at its end only where the other one did so; None when it does not."""
+def replay_failure(history: History, like: Failed) -> Failed | None:
+    """Return the failure if the history breaks the same invariant in the same phase as ``like``, else None."""
     try:
         play(history, orderly_end=like.at_end)
     except Failed as failed:
@@ -31,23 +31,23 @@ def failure(history: History, like: Failed) -> Failed | None:
     return None
 
 
-def shortest(failed: Failed) -> Failed:
-    """The same failure with as little history as can be found."""
-    best = failure(failed.history, failed) or failed
+def shrink(failed: Failed) -> Failed:
+    """Return the failure with a minimal history."""
+    best = replay_failure(failed.history, failed) or failed
     while True:
         before = tuple(best.history)
-        best = _simplified(_shortened(best))
+        best = _reset_parameters(_remove_operations(best))
         if tuple(best.history) == before:
             return best
 
 
-def _shortened(best: Failed) -> Failed:
+def _remove_operations(best: Failed) -> Failed:
     size = len(best.history) // 2
     while size:
         start = 0
         while start < len(best.history):
             rest = [*best.history[:start], *best.history[start + size :]]
-            shorter = failure(rest, best)
+            shorter = replay_failure(rest, best)
             if shorter is None:
                 start += size
             else:
@@ -56,25 +56,25 @@ def _shortened(best: Failed) -> Failed:
     return best
 
 
-def _simplified(best: Failed) -> Failed:
-    """With every parameter at its default that may be."""
+def _reset_parameters(best: Failed) -> Failed:
+    """Set each parameter that the failure does not need to its default."""
     for place, operation in enumerate(best.history):
         for item in fields(operation):
             current = best.history[place] if place < len(best.history) else None
-            plainer = _plainer(current, item.name, item.default)
+            plainer = _with_default(current, item.name, item.default)
             if plainer is not None:
                 history = [*best.history[:place], plainer, *best.history[place + 1 :]]
-                best = failure(history, best) or best
+                best = replay_failure(history, best) or best
     return best
 
 
-def _plainer(operation: Operation | None, name: str, default: object) -> Operation | None:
+def _with_default(operation: Operation | None, name: str, default: object) -> Operation | None:
     if operation is None or not hasattr(operation, name) or type(default) is not type(getattr(operation, name)):
         return None
     return None if getattr(operation, name) == default else replace(operation, **{name: default})
 
 
-def tell(failed: Failed) -> str:
-    """The history as text that can be pasted into ``play([...])``."""
+def format_failure(failed: Failed) -> str:
+    """Format the history to be pasted into ``play([...])``."""
     steps = "".join(f"    {operation!r},\n" for operation in failed.history)
     return f"{failed.violation}\nafter {len(failed.history)} operations:\n[\n{steps}]"

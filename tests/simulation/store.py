@@ -1,4 +1,4 @@
-"""A store in which things go wrong: calls fail, the process dies, a backup takes its place."""
+"""A store with failing calls, crashes and restored backups."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tms_core.errors import StoreError, WriteRefused
 from tms_core.tables.base import MESSAGES, PAYLOADS, Origin, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryMetadataTable, MemoryPayloadTable, MemoryStore
 
-#: More rows than any history writes.
+#: A row limit above that of any history.
 ALL = 1_000_000
-#: Calls that change something.
+#: Calls that write.
 _WRITES = ("put", "delete", "invert", "set")
 
 
 class Crash(BaseException):
-    """The process dies. Nobody catches this, as nobody can."""
+    """The process is killed; a ``BaseException``, so that product code does not catch it."""
 
 
 class Alarm(Counter[str]):
-    """Counts a store's calls, and does something just before one of them."""
+    """A counter of store calls that runs an action before one of them."""
 
     left = 0
     action: Callable[[str], None] | None = None
 
     def set(self, calls: int, action: Callable[[str], None]) -> None:
-        """Act before the call of that number, counted from now; the action is told the call's name."""
+        """Run the action, with the name of the call, before the given call from now."""
         self.left, self.action = calls, action
 
     def clear(self) -> None:
@@ -43,7 +43,7 @@ class Alarm(Counter[str]):
 
 
 class Damage(set[bytes]):
-    """Prefixes of topics whose rows cannot be written; ``full``: the disk is, and none can."""
+    """Prefixes of topics whose writes fail; all writes fail if ``full``."""
 
     full = False
 
@@ -79,9 +79,9 @@ class _PayloadTable(MemoryPayloadTable):
 
 
 class SimulatedStore(MemoryStore):
-    """A store that can be interrupted at any call, damaged in part, copied, and replaced by a copy.
+    """A store that can be interrupted at any call, damaged per topic, copied, and replaced by a copy.
 
-    As in LevelDB each write has a number that only grows, and a copy goes on from the number of its original.
+    As in LevelDB, sequence numbers of writes only grow, and a copy continues from the number of its original.
     """
 
     def __init__(self, number: int = 1) -> None:
@@ -98,7 +98,7 @@ class SimulatedStore(MemoryStore):
 
     @property
     def sequence(self) -> int:
-        """The number of the last write."""
+        """The sequence number of the last write."""
         return self._before + sum(self.alarm[name] for name in _WRITES)
 
     def lineage(self) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ class SimulatedStore(MemoryStore):
         return None
 
     def copy(self, number: int) -> SimulatedStore:
-        """The same rows under an identity of that number."""
+        """Return a copy of all rows with the identity ``number``."""
         twin = SimulatedStore(number)
         for key, value in self.metadata.rows():
             twin.metadata.compare_and_set(key, None, value)

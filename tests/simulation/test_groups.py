@@ -25,8 +25,8 @@ from tms_core.tables.side import MemorySide, SideChange
 from tms_core.transaction.manager.manager import TransactionManager
 
 SEEDS = seeds(50)
-#: How many histories a planted bug has to be found in.
-ENOUGH = 60
+#: Number of histories that must find each planted bug.
+HISTORIES_PER_BUG = 60
 
 
 @pytest.mark.seeded
@@ -51,7 +51,7 @@ def test_histories_of_groups_hold_every_invariant() -> None:
 
 
 @pytest.mark.seeded
-def test_histories_of_two_servers_that_share_topics_hold_every_invariant() -> None:
+def test_histories_of_two_servers_hold_every_invariant() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += play(seed, make=SlotWorld, weights=SLOT_WEIGHTS)
@@ -64,8 +64,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 true_outcome = claims.claim_outcome
 
 
-def counts_as(wrong: ClaimOutcome) -> Plant:
-    """Open claims count as something else."""
+def count_open_claims_as(wrong: ClaimOutcome) -> Plant:
+    """Return a bug that counts open claims as ``wrong``."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         def claim_outcome(pointer: int, reader: Any) -> ClaimOutcome:
@@ -80,13 +80,13 @@ def counts_as(wrong: ClaimOutcome) -> Plant:
     return plant
 
 
-def written_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def write_position_after_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     move = Positions.move
     waiting: list[Callable[[], None]] = []
 
     def later(self: Positions, *given: Any, **more: Any) -> None:
         if given[1] is None:
-            # A group is registered.
+            # A new group must be registered at once.
             move(self, *given, **more)
             return
         if waiting:
@@ -102,47 +102,47 @@ def written_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupWorld, "restart", lost)
 
 
-def second_claim_while_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_second_open_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Groups, "_blocking_transaction", lambda *_: None)
 
 
-def no_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_claim_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Groups, "_free", lambda *_: None)
 
 
-def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_write_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionManager, "note_written", lambda *_: None)
 
 
-def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_void_claim_release(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (group_world, engine, managing):
         monkeypatch.setattr(module, "release_void_claims", lambda *_: 0)
 
 
-def truncated_with_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+def truncate_ids_with_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managing, "release_rows", lambda *_: None)
 
 
-def least_base_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def advance_retention_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     behind = retention._position_after
     monkeypatch.setattr(retention, "_position_after", lambda base: behind(base) + 1)
 
 
-def announced_to_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_reads_since_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "start_after", lambda *given: given[-1])
 
 
-def positions_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def reuse_read_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_topics, "first_unread", lambda *_: 0)
-    # What was let go lies before most of them, and keeps ids up alone.
+    # Most announced deletions precede the positions, and would keep the ids correct.
     monkeypatch.setattr(open_topics, "announced_in", lambda *_: 0)
 
 
-def undecided_inside_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def claim_undecided_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "runs", lambda after, until, _: [(after, until)])
 
 
-def side_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_side_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     def exchange(self: MemorySide, changes: Sequence[SideChange]) -> list[bool]:
         for change in changes:
             self.put([(change.key, change.value), *change.puts])
@@ -152,46 +152,46 @@ def side_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemorySide, "exchange_each", exchange)
 
 
-def released_rows_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_deleted_rows_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_topics.OpenTopics, "first_kept", lambda *_: 0)
 
 
-def interruptions_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def count_interruptions_as_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         groups, "settle_claim", lambda claim, **given: claims.settle_claim(claim, **given | {"interrupted": 0})
     )
 
 
-def waiting_messages_taken_for_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def treat_delayed_messages_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = claims._segments
     monkeypatch.setattr(claims, "_segments", lambda *given: [one for one in segments(*given) if not one.retry_ms])
 
 
-def freed_claims_still_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_freed_claims_in_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Positions, "touch", lambda *_: None)
 
 
 BUGS: list[Plant] = [
-    freed_claims_still_remembered,
-    waiting_messages_taken_for_read,
-    interruptions_count,
-    released_rows_read_from_cache,
-    written_behind_the_answer,
-    second_claim_while_one_is_open,
-    no_roll_back,
-    writes_not_noted,
-    side_rows_not_looked_at,
-    truncated_with_claims,
-    least_base_off_by_one,
-    announced_to_no_consumer,
-    positions_not_asked,
-    undecided_inside_a_claim,
-    side_not_fenced,
+    keep_freed_claims_in_cache,
+    treat_delayed_messages_as_read,
+    count_interruptions_as_deliveries,
+    read_deleted_rows_from_cache,
+    write_position_after_answer,
+    allow_second_open_claim,
+    skip_claim_rollback,
+    skip_write_note,
+    skip_void_claim_release,
+    truncate_ids_with_claims,
+    advance_retention_by_one,
+    ignore_reads_since_announcement,
+    reuse_read_ids,
+    claim_undecided_messages,
+    skip_side_fence,
 ]
 
 
 def assert_found(histories: Iterable[object]) -> None:
-    """Play one history after the other until one of them breaks an invariant."""
+    """Play histories until one breaks an invariant."""
     with pytest.raises(Violation, match="Q"):
         deque(histories, maxlen=0)
 
@@ -199,34 +199,32 @@ def assert_found(histories: Iterable[object]) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(counts_as(ClaimOutcome.VOID), id="open_counts_as_free"),
-        pytest.param(counts_as(ClaimOutcome.DONE), id="open_counts_as_done"),
+        pytest.param(count_open_claims_as(ClaimOutcome.VOID), id="open_counts_as_free"),
+        pytest.param(count_open_claims_as(ClaimOutcome.DONE), id="open_counts_as_done"),
         *BUGS,
     ],
 )
-def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_bug_breaks_an_invariant(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert_found(play(seed) for seed in range(ENOUGH))
+    assert_found(play(seed) for seed in range(HISTORIES_PER_BUG))
 
 
-def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_cache_after_handover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessagingService, "start_over", lambda *_: True)
 
 
-#: With where to begin to look, which only saves time: all other seeds follow.
-@pytest.mark.parametrize(("plant", "first"), [(nothing_is_forgotten, 50), (side_not_fenced, 0)])
-def test_planted_bug_of_two_servers_that_share_topics_is_found(
+#: The first seed only saves time; all other seeds follow.
+@pytest.mark.parametrize(("plant", "first"), [(keep_cache_after_handover, 50), (skip_side_fence, 0)])
+def test_planted_bug_of_two_servers_breaks_an_invariant(
     plant: Plant, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     weights = SLOT_WEIGHTS | {"swing": 3, "step_clock": 2}
-    seeds = (*range(first, 2 * ENOUGH), *range(first))
+    seeds = (*range(first, 2 * HISTORIES_PER_BUG), *range(first))
     assert_found(play(seed, make=SlotWorld, weights=weights) for seed in seeds)
 
 
-def test_given_a_side_table_that_is_cut_off_then_the_write_is_done_or_not_or_later() -> None:
+def test_faulty_side_write_follows_its_fault() -> None:
     side = FaultySide()
     for fault, there in (("before", None), ("late", None), ("after", b"2")):
         side.fault = fault

@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation import lead_world, producer_world
 from tests.simulation.producer_world import play
-from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, side_not_fenced
+from tests.simulation.test_groups import HISTORIES_PER_BUG, SEEDS, Plant, assert_found, skip_side_fence
 from tms_core.errors import StoreError
 from tms_core.messaging.producers import announcements
 from tms_core.messaging.producers.announcements import AnnouncedAhead, Announcements
@@ -42,11 +42,11 @@ REACHED = SENT | {
     "refused",
 }
 REACHED |= {"not all taken back"}
-LEADS = SENT | {"died", "answer lost", "fenced", "deposed", "handed over", "rows arrived late", "arrived late"}
+LEAD_EVENTS = SENT | {"died", "answer lost", "fenced", "deposed", "handed over", "rows arrived late", "arrived late"}
 
 
 @pytest.fixture(autouse=True)
-def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def announce_ahead_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
 
 
@@ -59,18 +59,18 @@ def test_histories_of_producers_hold_every_invariant() -> None:
 
 
 @pytest.mark.seeded
-def test_histories_of_a_change_of_leader_hold_every_invariant() -> None:
+def test_histories_of_leader_changes_hold_every_invariant() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += lead_world.play(seed)
-    assert set(reached) >= LEADS
+    assert set(reached) >= LEAD_EVENTS
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------
 
 
-def generation_not_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in memory only, but the first one."""
+def keep_generation_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store only the first generation."""
     change = Producers._change
 
     def later(
@@ -84,7 +84,7 @@ def generation_not_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Producers, "_change", later)
 
 
-def sequence_written_behind_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def announce_after_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     announce = Announcements.announce
 
     def later(_: Announcements, entries: Sequence[PublishEntry], *__: object) -> Sequence[PublishEntry]:
@@ -94,22 +94,22 @@ def sequence_written_behind_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Announcements, "note_written", announce)
 
 
-def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_late_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "is_late", lambda *_: False)
 
 
-def no_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_write_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionManager, "begin_write", lambda *_: True)
     monkeypatch.setattr(TransactionManager, "end_write", lambda *_: None)
     monkeypatch.setattr(pipeline, "is_late", lambda *_: False)
 
 
-def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_write_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionManager, "note_written", lambda *_: None)
 
 
-def roll_back_noted_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of one that failed is seen."""
+def note_rollback_without_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note a rollback that inverts no rows."""
 
     def roll_back(service: MessagingService, topic: object, pointer: int) -> None:
         service._transactions.note_taken_back(pointer, str(topic))  # type: ignore[union-attr]
@@ -117,8 +117,8 @@ def roll_back_noted_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessagingService, "rollback", roll_back)
 
 
-def repetition_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken for a new request."""
+def treat_repeat_as_new_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admit a repeated request as a new one."""
     admit = Requests.admit
 
     def as_new(*request: Any) -> Admission:
@@ -127,94 +127,92 @@ def repetition_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Requests, "admit", as_new)
 
 
-def announced_ids_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def reuse_announced_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_topics, "first_unannounced", lambda *_: 0)
 
 
-def roll_back_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_rollback_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StartedTransaction, "_replace", lambda self, **_: self)
 
 
-def void_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_world, "tidy", lambda *_: (0, 0))
 
 
-def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def leave_previous_instance_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Producers, "_settle", lambda _, __, known, *___: Registered(known.generation, known.previous, [])
     )
 
 
-def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_announcement_withdrawal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Announcements, "withdraw", lambda *_: None)
 
 
-def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands there is taken for the last request."""
+def treat_announcement_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat an announcement as the last written request."""
     monkeypatch.setattr(LastRequest, "last_written", lambda self, _: self)
 
 
-def seats_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever comes behind an announcement is taken for its producer's."""
+def ignore_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attribute all rows after an announcement to its producer."""
     found = LastRequest.last_written
     monkeypatch.setattr(LastRequest, "last_written", lambda self, positions: found(self._replace(lane=0), positions))
 
 
-def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What announces the next requests is written where there is room."""
+def ignore_lane_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write announced requests to the next free position."""
     monkeypatch.setattr(pipeline, "place_request", lambda _, __, at: at)
 
 
-def stale_announcements_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others come, and those that have announced go on."""
-    monkeypatch.setattr(announcements, "_update_lanes", lambda ahead, keys, **_: _seat_all(ahead, keys))
+def keep_stale_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep announcements after other producers have arrived."""
+    monkeypatch.setattr(announcements, "_update_lanes", lambda ahead, keys, **_: _assign_lanes(ahead, keys))
 
 
-def _seat_all(ahead: AnnouncedAhead, keys: Sequence[bytes]) -> None:
+def _assign_lanes(ahead: AnnouncedAhead, keys: Sequence[bytes]) -> None:
     ahead.batches += 1
     for key in keys:
         ahead.lanes.setdefault(key, len(ahead.lanes) + 1)
 
 
 BUGS: list[Plant] = [
-    seats_not_told_apart,
-    seats_without_places,
-    stale_announcements_followed,
-    announced_ahead_and_not_taken_back,
-    announced_ahead_and_not_looked_at,
-    generation_not_durable_first,
-    sequence_written_behind_the_rows,
-    no_second_look,
-    no_first_look,
-    writes_not_noted,
-    roll_back_noted_before_it_is_done,
-    repetition_not_looked_at,
-    announced_ids_given_again,
-    roll_back_not_noted,
-    void_not_marked,
-    former_left_open,
-    side_not_fenced,
+    ignore_lanes,
+    ignore_lane_positions,
+    keep_stale_lanes,
+    skip_announcement_withdrawal,
+    treat_announcement_as_written,
+    keep_generation_in_memory,
+    announce_after_rows,
+    skip_late_check,
+    skip_write_admission,
+    skip_write_note,
+    note_rollback_without_effect,
+    treat_repeat_as_new_request,
+    reuse_announced_ids,
+    skip_rollback_note,
+    skip_tidy,
+    leave_previous_instance_open,
+    skip_side_fence,
 ]
 
 
 @pytest.mark.parametrize("plant", BUGS)
-def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_bug_breaks_an_invariant(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
-    assert_found(play(seed) for seed in range(ENOUGH))
+    assert_found(play(seed) for seed in range(HISTORIES_PER_BUG))
 
 
-# --- planted bugs of a change of leaders -----------------------------------------------------------------------------
+# --- planted bugs of leader changes ----------------------------------------------------------------------------------
 
 
-def nothing_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SealedRanges, "known", lambda *_: Gaps())
 
 
-def hidden_rows_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a request in a transaction, what no reader is shown counts, too."""
+def count_hidden_rows_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count hidden rows of a transactional request as written."""
     has_all = MessageRows.has_all
 
     def with_hidden(self: MessageRows, entry: PublishEntry, *given: Any, **more: Any) -> bool:
@@ -231,7 +229,7 @@ def _with_hidden(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]
     return Page([cell.key for cell in page.items], None)
 
 
-def sealed_behind_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def seal_after_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read_page = MessageFence.read
 
     def read(
@@ -247,19 +245,19 @@ def sealed_behind_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessageFence, "read", read)
 
 
-def payloads_stored_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def store_repeated_payloads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "announced_position", lambda _, at: at)
 
 
-def registered_before_topics_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def register_before_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenTopics, "hide_late", lambda *_: None)
 
 
-def failed_write_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+def leave_failed_write_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SealedRanges, "doubt", lambda *_: None)
 
 
-def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def roll_back_repeatable_request(monkeypatch: pytest.MonkeyPatch) -> None:
     write = MessageRows.write
 
     def takes_back(self: MessageRows, entries: Sequence[PublishEntry]) -> None:
@@ -277,30 +275,30 @@ def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessageRows, "write", takes_back)
 
 
-def part_of_a_request_deleted_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is deleted, and not hidden, may come once more."""
+def delete_partial_request_without_hiding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delete rows without hiding them, so that a late write restores them."""
     monkeypatch.setattr(MessageFence, "hide", lambda *_: None)
 
 
 LEAD_BUGS: list[Plant] = [
-    failed_write_not_decided,
-    part_of_a_request_deleted_only,
-    taken_back_what_a_producer_repeats,
-    nothing_sealed,
-    hidden_rows_taken_for_written,
-    sealed_behind_the_first_read,
-    payloads_stored_again_elsewhere,
-    registered_before_topics_are_sealed,
+    leave_failed_write_undecided,
+    delete_partial_request_without_hiding,
+    roll_back_repeatable_request,
+    skip_sealing,
+    count_hidden_rows_as_written,
+    seal_after_first_read,
+    store_repeated_payloads_elsewhere,
+    register_before_sealing,
 ]
 
 
-#: The first seed to try, for bugs that few histories show; all other seeds follow.
-RARE_LEAD_BUGS = {part_of_a_request_deleted_only: 113}
+#: First seed of bugs that few histories find; all other seeds follow.
+RARE_LEAD_BUGS = {delete_partial_request_without_hiding: 113}
 
 
 @pytest.mark.parametrize("plant", LEAD_BUGS)
-def test_planted_bug_of_a_change_of_leader_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_of_leader_change_breaks_an_invariant(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     first = RARE_LEAD_BUGS.get(plant, 0)
     plant(monkeypatch)
 
-    assert_found(lead_world.play(seed) for seed in (*range(first, 2 * ENOUGH), *range(first)))
+    assert_found(lead_world.play(seed) for seed in (*range(first, 2 * HISTORIES_PER_BUG), *range(first)))

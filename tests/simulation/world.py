@@ -178,14 +178,14 @@ class World:
         self.error_ms = 0
         self.set_clock(error_ms)
 
-    def clock_was_accepted(self) -> None:
+    def accept_clock(self) -> None:
         self._anchor = _Anchor(self._boots, self.wall_ms, self.now_ms)
 
-    def clock_was_remembered(self) -> None:
+    def remember_clock(self) -> None:
         """A run has noted the clocks, so that a later step shows; not those of a boot that began in the past."""
         anchor = self._anchor
         if anchor is None or (anchor.boot != self._boots and self.wall_ms >= anchor.wall_ms):
-            self.clock_was_accepted()
+            self.accept_clock()
         elif anchor.boot == self._boots:
             self._anchor = _Anchor(anchor.boot, anchor.wall_ms + self.now_ms - anchor.at_ms, self.now_ms)
 
@@ -304,7 +304,7 @@ class World:
         """Oldest first."""
         return sorted(self.snapshots.glob("snapshot.*"), key=lambda path: int(path.suffix[1:]))
 
-    def go_astray(self) -> None:
+    def misread_snapshots(self) -> None:
         """Have the janitor read the snapshots of another transaction service, which has issued more ids.
 
         There all has failed that began at the moments at which something began that was committed here by the last
@@ -366,7 +366,7 @@ class World:
     def archive_folder(self) -> Path:
         return self.folder / "archive"
 
-    def take_in_restored(self, target: str) -> int:
+    def record_restored(self, target: str) -> int:
         """Take note of rows that came from the archive; returns how many are hidden though they were committed."""
         topic, hidden = self.topics[target], 0
         # What was archived need not be gone: its delete may have failed.
@@ -442,7 +442,7 @@ class World:
         """Whether the janitor remembers a store that was adopted, be it this one or not."""
         return self._accepted is not None
 
-    def notice_adoption(self, *, anyway: bool = False) -> bool:
+    def record_adoption(self, *, anyway: bool = False) -> bool:
         """Take note if the store, the transaction system and the clock have just been accepted as they are."""
         record = self.state.store()
         accepted = (record.mark, record.adopted_ms) if record and record.adopted_ms is not None else None
@@ -452,7 +452,7 @@ class World:
             self.reference.forget()
         self._accepted = accepted
         self.reference.adopt(self.topics, self.now_ms)
-        self.clock_was_accepted()
+        self.accept_clock()
         return True
 
     def read_boundary(self) -> None:
