@@ -40,13 +40,13 @@ def server() -> Iterator[HBaseServer]:
 
 
 @contextmanager
-def filled(tables: Tables, rows: int, *, topics: int, pointer: int | None = None) -> Iterator[str]:
-    """Yield the namespace of new tables whose rows are all expired; with a pointer, none is."""
+def filled_tables(tables: Tables, rows: int, *, topics: int, pointer: int | None = None) -> Iterator[str]:
+    """Yield the namespace of new tables. Without a write pointer, all rows are expired; with a pointer, no row is."""
     namespace = tables.make(buckets=BUCKETS)
     _put_topics(tables, namespace, topics)
     value = MessageValue(pointer, BODY)
     newest_ms = NOW_MS - 1 if pointer is not None else NOW_MS - 2 * TTL_SECONDS * 1000
-    with _opened(tables, namespace) as store:
+    with _open_store(tables, namespace) as store:
         for topic in topic_names(topics):
             keys = [MessageKey(topic, 1, newest_ms - number, 0).pack() for number in range(rows // topics)]
             for first in range(0, len(keys), _PUT_ROWS):
@@ -58,9 +58,9 @@ def filled(tables: Tables, rows: int, *, topics: int, pointer: int | None = None
 
 
 @contextmanager
-def copies(tables: Tables, rows: int, *, topics: int) -> Iterator[Callable[[], AbstractContextManager[str]]]:
-    """Yield a function that returns the namespace of a copy of :func:`filled` tables; a copy takes a second or two."""
-    with filled(tables, rows, topics=topics) as source:
+def table_copies(tables: Tables, rows: int, *, topics: int) -> Iterator[Callable[[], AbstractContextManager[str]]]:
+    """Yield a function that clones filled tables and returns the namespace; a clone takes a second or two."""
+    with filled_tables(tables, rows, topics=topics) as source:
         snapshot = f"{source}_rows"
         tables.server.command("snapshot", f"{source}:tms.message", snapshot)
 
@@ -74,13 +74,13 @@ def copies(tables: Tables, rows: int, *, topics: int) -> Iterator[Callable[[], A
         yield copy
 
 
-def _opened(tables: Tables, namespace: str) -> HBaseStore:
+def _open_store(tables: Tables, namespace: str) -> HBaseStore:
     return HBaseStore(HBaseSettings(thrift=(tables.server.thrift,), namespace=namespace, buckets=BUCKETS))
 
 
 def _put_topics(tables: Tables, namespace: str, topics: int) -> None:
     properties = encode_properties({"generation": "1", "ttl": str(TTL_SECONDS)})
-    with _opened(tables, namespace) as store:
+    with _open_store(tables, namespace) as store:
         for topic in topic_names(topics):
             store.metadata.compare_and_set(topic.prefix, None, properties)
 
@@ -90,11 +90,11 @@ def _drop(tables: Tables, namespace: str) -> None:
         tables.server.command("drop", f"{namespace}:tms.{name}")
 
 
-def by_salt(address: str, namespace: str, connections: int, work: Callable[[happybase.Table, bytes], None]) -> None:
+def run_by_salt(address: str, namespace: str, connections: int, work: Callable[[happybase.Table, bytes], None]) -> None:
     """Run a function for each salt, over several happybase connections concurrently."""
     host, _, port = address.rpartition(":")
 
-    def take(salts: Sequence[int]) -> None:
+    def visit(salts: Sequence[int]) -> None:
         connection = happybase.Connection(host, int(port), timeout=60_000)
         table = connection.table(f"{namespace}:tms.message".encode())
         for salt in salts:
@@ -102,5 +102,5 @@ def by_salt(address: str, namespace: str, connections: int, work: Callable[[happ
         connection.close()
 
     with ThreadPoolExecutor(connections) as threads:
-        for done in [threads.submit(take, range(first, BUCKETS, connections)) for first in range(connections)]:
+        for done in [threads.submit(visit, range(first, BUCKETS, connections)) for first in range(connections)]:
             done.result()

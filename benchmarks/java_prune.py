@@ -1,4 +1,4 @@
-"""Measure how fast CDAP cleans a LevelDB store, for comparison with a sweep of the janitor on the same store.
+"""Measure how fast CDAP cleans a LevelDB store, to compare it with a sweep of the janitor on the same store.
 
 ``python -m benchmarks.java_prune [STORE]`` prints one JSON line. Without ``STORE`` (a folder of the ``system.tms.*``
 databases) CDAP's classes first write a store of a million messages, half of them expired. CDAP cleans a copy of a given
@@ -38,10 +38,10 @@ def prune_copy(store: Path, now_ms: int) -> dict[str, Any]:
 
     Returns:
         ``message_rows`` and ``payload_rows`` before, ``messages_deleted``, ``payloads_deleted`` and ``deleted``, the
-        ``seconds`` the deleting took, and ``rows_per_second``.
+        ``seconds`` of the deletion, and ``rows_per_second``.
 
     Raises:
-        JavaFailed: see :meth:`Interop.build` and :meth:`Interop.run`; also when foreign keys end CDAP's cleaning.
+        JavaFailed: see :meth:`Interop.build` and :meth:`Interop.run`; also if unrecognized keys stop CDAP's cleanup.
     """
     java = Interop()
     java.build()
@@ -52,10 +52,12 @@ def prune_copy(store: Path, now_ms: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print the line."""
-    parser = argparse.ArgumentParser(description="How fast CDAP itself cleans a LevelDB store.")
-    parser.add_argument("store", nargs="?", type=Path, help="a folder of the system.tms.* databases")
-    parser.add_argument("--now", type=int, default=time.time_ns() // 1_000_000, help="milliseconds; default: now")
+    """Measure CDAP's cleanup, and print the JSON line."""
+    parser = argparse.ArgumentParser(description="Measure how fast CDAP cleans a LevelDB store.")
+    parser.add_argument("store", nargs="?", type=Path, help="folder of the system.tms.* databases")
+    parser.add_argument(
+        "--now", type=int, default=time.time_ns() // 1_000_000, help="time of the cleanup, ms since 1970; default: now"
+    )
     parser.add_argument("--rows", type=int, default=ROWS, help=f"messages to write without STORE; default {ROWS}")
     arguments = parser.parse_args()
     if reason := Interop.available():

@@ -32,28 +32,28 @@ class Sample(NamedTuple):
     """The times when a request was due and when its response arrived, in seconds of ``time.monotonic``."""
 
     due: float
-    answered: float
+    responded: float
 
     @property
     def seconds(self) -> float:
         """Return the latency in seconds."""
-        return self.answered - self.due
+        return self.responded - self.due
 
 
-def publishing(payload: bytes, messages: int = 1) -> bytes:
+def publish_request(payload: bytes, messages: int = 1) -> bytes:
     """Return a request that publishes a payload several times."""
     body = b"\x02" + block([payload] * messages) + b"\0"
     return f"{_HEAD.format(TOPIC, AVRO)}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def top_rate(port: int, request: bytes, requests: int) -> float:
+def measure_top_rate(port: int, request: bytes, requests: int) -> float:
     """Return the requests per second with one concurrent request on each connection."""
     started = time.monotonic()
-    offer(port, lambda _: request, math.inf, requests)
+    send_on_schedule(port, lambda _: request, math.inf, requests)
     return requests / (time.monotonic() - started)
 
 
-def offer(port: int, request: Callable[[float], bytes], per_second: float, requests: int) -> list[Sample]:
+def send_on_schedule(port: int, request: Callable[[float], bytes], per_second: float, requests: int) -> list[Sample]:
     """Send requests when they are due, and return after all responses.
 
     Args:
@@ -82,11 +82,11 @@ class Publishers:
         self._due: dict[socket.socket, float] = {}
         with ExitStack() as stack:
             # Unlike epoll, select can wait for less than a millisecond.
-            self._answers = stack.enter_context(selectors.SelectSelector())
+            self._selector = stack.enter_context(selectors.SelectSelector())
             for _ in range(CONNECTIONS):
                 connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._answers.register(connection, selectors.EVENT_READ, connection)
+                self._selector.register(connection, selectors.EVENT_READ, connection)
                 self._idle.append(connection)
             self._open = stack.pop_all()
 
@@ -97,7 +97,7 @@ class Publishers:
         self._open.close()
 
     def run(self, request: Callable[[float], bytes], step_seconds: float, requests: int) -> list[Sample]:
-        """Send requests as :func:`offer` does."""
+        """Send requests as :func:`send_on_schedule` does."""
         samples: list[Sample] = []
         started = time.monotonic()
         sent = 0
@@ -106,7 +106,7 @@ class Publishers:
             if not self._idle or sent == requests:
                 samples += self._wait(PATIENCE_SECONDS)
                 if time.monotonic() - now >= PATIENCE_SECONDS:
-                    raise TimeoutError(f"the server has not answered for {PATIENCE_SECONDS} s")
+                    raise TimeoutError(f"the server has not responded for {PATIENCE_SECONDS} s")
             elif due > now:
                 samples += self._wait(due - now)
             else:
@@ -120,20 +120,20 @@ class Publishers:
 
     def _wait(self, seconds: float) -> list[Sample]:
         """Return the available responses, or wait for the first; empty after the timeout."""
-        ready = self._answers.select(seconds)
+        ready = self._selector.select(seconds)
         now = time.monotonic()
-        return [Sample(self._take(key.data), now) for key, _ in ready]
+        return [Sample(self._read_response(key.data), now) for key, _ in ready]
 
-    def _take(self, connection: socket.socket) -> float:
+    def _read_response(self, connection: socket.socket) -> float:
         """Read a response; return the due time of its request."""
         answer = connection.recv(65536)
         if not (answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n")):
-            raise RuntimeError(f"the server said {answer!r}")
+            raise RuntimeError(f"the server responded {answer!r}")
         self._idle.append(connection)
         return self._due.pop(connection)
 
 
-def milliseconds(samples: Iterable[Sample], hundredth: int) -> float:
+def percentile_ms(samples: Iterable[Sample], percent: int) -> float:
     """Return a percentile of latencies, in milliseconds."""
-    found = sorted(sample.seconds for sample in samples)
-    return found[max(0, math.ceil(len(found) * hundredth / 100) - 1)] * 1000
+    latencies = sorted(sample.seconds for sample in samples)
+    return latencies[max(0, math.ceil(len(latencies) * percent / 100) - 1)] * 1000

@@ -14,7 +14,7 @@ from array import array
 import happybase
 
 from benchmarks.figure import Figure, report
-from benchmarks.hbase import by_salt, filled, server
+from benchmarks.hbase import filled_tables, run_by_salt, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, engine
 from janitor.rules.policy import Rule
@@ -35,14 +35,14 @@ INVALID = (NOW_MS - 1000) * TX_PER_MS
 
 
 class OneInvalid:
-    """Return a current snapshot with one invalid transaction."""
+    """A source of a current snapshot with one invalid transaction."""
 
     def latest(self) -> Loaded:
         newest = NOW_MS * TX_PER_MS
         return Loaded(VisibilityState(NOW_MS, newest, newest, array("q", [INVALID])), "benchmark")
 
 
-def invert(address: str, namespace: str) -> float:
+def sweep_seconds(address: str, namespace: str) -> float:
     """Return the seconds of the sweep's step."""
     with HBaseStore(HBaseSettings(thrift=(address,), namespace=namespace, connections=CONNECTIONS)) as store:
         janitor = engine(store, BenchClock(), workers=CONNECTIONS, source=OneInvalid())
@@ -52,24 +52,24 @@ def invert(address: str, namespace: str) -> float:
     return done.phase_seconds["invert"]
 
 
-def bare(address: str, namespace: str) -> float:
+def bare_loop_seconds(address: str, namespace: str) -> float:
     """Return the seconds of a plain loop that knows the rows."""
     old, new = INVALID.to_bytes(8, "big"), (-INVALID).to_bytes(8, "big", signed=True)
     rows: dict[bytes, list[bytes]] = {}
 
-    def find(table: happybase.Table, salt: bytes) -> None:
+    def find_rows(table: happybase.Table, salt: bytes) -> None:
         found = table.scan(row_start=salt, row_stop=bytes([salt[0] + 1]), filter=b"KeyOnlyFilter()")
         rows[salt] = [row for row, _ in found]
 
-    def change(table: happybase.Table, salt: bytes) -> None:
+    def invert_rows(table: happybase.Table, salt: bytes) -> None:
         mutation = HBASE.Mutation(isDelete=False, column=POINTER_COLUMN, value=new)
         name, client = table.name, table.connection.client
         for row in rows[salt]:
             assert client.checkAndPut(name, row, POINTER_COLUMN, old, mutation, {})
 
-    by_salt(address, namespace, CONNECTIONS, find)
+    run_by_salt(address, namespace, CONNECTIONS, find_rows)
     started = time.perf_counter()
-    by_salt(address, namespace, CONNECTIONS, change)
+    run_by_salt(address, namespace, CONNECTIONS, invert_rows)
     return time.perf_counter() - started
 
 
@@ -77,13 +77,13 @@ def main() -> None:
     ours: list[float] = []
     plain: list[float] = []
     with server() as running, Tables(running) as tables:
-        # A warm-up of both, because HBase's JVM compiles its code.
+        # The first turn is a warm-up, because HBase's JVM compiles its code.
         for turn in range(TURNS + 1):
-            for run, seconds in ((invert, ours), (bare, plain)):
-                with filled(tables, ROWS, topics=1, pointer=INVALID) as namespace:
-                    taken = run(running.thrift, namespace)
+            for run, seconds in ((sweep_seconds, ours), (bare_loop_seconds, plain)):
+                with filled_tables(tables, ROWS, topics=1, pointer=INVALID) as namespace:
+                    elapsed = run(running.thrift, namespace)
                 if turn:
-                    seconds.append(taken)
+                    seconds.append(elapsed)
     ratio = statistics.median(b / o for o, b in zip(ours, plain, strict=True))
     details = {
         "rows": ROWS,

@@ -117,7 +117,7 @@ def peak_mb() -> float:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError("this kernel does not tell the highest resident size")
+    raise RuntimeError("/proc/self/status has no VmHWM")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""P14, P15 and P19: what working through a topic as a consumer group costs, through a real server.
+"""P14, P15 and P19: the cost of consumer groups on a real server.
 
-* **P14** read–process–write as a group, exactly once, beside the loop that there is without groups: a consumer whose
-  position is stored after each batch, which writes its bills outside transactions and may write some twice. Beside it:
-  the server's processor time for a poll, and for taking back what it claimed, with 400 open claims over that with 10.
-* **P15** messages per second that are produced *and* consumed in transactions, by three producers and four consumers,
-  each a process of its own. Beside it: synced LevelDB batches of the same bytes, since disks differ.
-* **P19** from publish to the worker's loop while another transaction stays open in the topic, without an order.
+* **P14** The rate of a read-process-write loop of a group, exactly once, divided by the rate of a consumer that stores
+  its position after each batch and publishes outside transactions, at least once. Also the server's processor time for
+  a poll and for a rollback with 400 open claims, divided by the time with 10 open claims.
+* **P15** The messages per second that three producers and four consumers produce *and* consume in transactions, each in
+  a separate process. The details compare the rate with synced LevelDB batches of the same bytes, because disks differ.
+* **P19** The latency from publish to the worker's loop while another transaction stays open in the topic, without an
+  order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from benchmarks.figure import Figure, report
-from benchmarks.p4_publish import Bare
+from benchmarks.p4_publish import BareStore
 from tests.hostile.attacks import milliseconds
 from tests.server.client import AVRO, TopicClient
 from tests.server.client import Client as RestClient
@@ -32,17 +33,17 @@ from tms_core.client.protocol.messages import encode_poll
 from tms_core.rowkey import MessageId
 
 BATCH, BYTES = 500, 1000
-#: Batches of a turn of P14, and turns.
+#: The batches per turn of P14, and the turns.
 BATCHES, TURNS = size("TMS_BENCH_GROUP_BATCHES", 40), size("TMS_BENCH_TURNS", 5)
-#: Batches of each producer of P15.
+#: The batches of each producer of P15.
 PRODUCED = size("TMS_BENCH_PRODUCED_BATCHES", 100)
 PRODUCERS, CONSUMERS = 3, 4
-LATE_MESSAGES = size("TMS_BENCH_LATE_MESSAGES", 100)
-#: Open claims that are compared, messages of each, and polls with so many.
-OPEN_CLAIMS, CLAIM, POLLS = (10, 400), 5, size("TMS_BENCH_GROUP_POLLS", 200)
-#: Between two messages of P19: long enough for the worker to be idle again.
+LATENCY_MESSAGES = size("TMS_BENCH_LATE_MESSAGES", 100)
+#: The compared numbers of open claims, the messages of a claim, and the polls with each number.
+OPEN_CLAIM_COUNTS, CLAIM_MESSAGES, POLLS = (10, 400), 5, size("TMS_BENCH_GROUP_POLLS", 200)
+#: The pause between two messages of P19, in seconds, after which the worker is idle again.
 _PAUSE_SECONDS = 0.1
-#: After so long without a message a worker of P15 ends, in seconds.
+#: The time without a message after which a worker of P15 stops, in seconds.
 _IDLE_SECONDS = 5
 
 _spawn = multiprocessing.get_context("spawn")
@@ -52,24 +53,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="p14-") as folder:
         with Serve(configure(Path(folder))) as server:
             address = (server.url, server.transactions)
-            read_process_write(address)
-            open_claims(server)
-            late(address)
+            compare_read_process_write(address)
+            measure_open_claims(server)
+            measure_latency(address)
             rate = produce_and_consume(address)
             server.end()
-        bare = Bare(Path(folder) / "bare").write(BATCH, BYTES, PRODUCED) * BATCH
+        bare = BareStore(Path(folder) / "bare").write(BATCH, BYTES, PRODUCED) * BATCH
     details = {"bare_synced_writes_per_second": round(bare), "share_of_bare": round(rate / bare, 3)}
     name = f"messages per second produced and consumed in transactions, {PRODUCERS} producers and {CONSUMERS} consumers"
     report(Figure("P15", name, round(rate), at_least=20_000, details=details))
 
 
-def opened(address: tuple[str, str]) -> Client:
+def open_client(address: tuple[str, str]) -> Client:
     """Return a client of the server."""
     return Client(address[0], transactions=address[1])
 
 
 def fill(client: Client, topic: str, batches: int) -> None:
-    """Fill a topic with so many batches."""
+    """Create a topic with a number of batches."""
     client.create_topic(topic)
     for _ in range(batches):
         client.publish(topic, [b"x" * BYTES] * BATCH)
@@ -78,17 +79,17 @@ def fill(client: Client, topic: str, batches: int) -> None:
 # --- P14 -------------------------------------------------------------------------------------------------------------
 
 
-def read_process_write(address: tuple[str, str]) -> None:
+def compare_read_process_write(address: tuple[str, str]) -> None:
     rates: dict[str, list[float]] = {"group": [], "plain": []}
-    with opened(address) as client:
+    with open_client(address) as client:
         client.create_topic("default:bills")
         for turn in range(TURNS):
             topic = f"default:read{turn}"
             fill(client, topic, BATCHES)
             for name, loop in (("plain", at_least_once), ("group", exactly_once)):
-                began = time.perf_counter()
+                started = time.perf_counter()
                 loop(client, topic)
-                rates[name].append(BATCHES * BATCH / (time.perf_counter() - began))
+                rates[name].append(BATCHES * BATCH / (time.perf_counter() - started))
     ratios = [group / plain for group, plain in zip(rates["group"], rates["plain"], strict=True)]
     details = {name: round(statistics.median(found)) for name, found in rates.items()}
     name = "read-process-write as a group ÷ at least once"
@@ -96,7 +97,7 @@ def read_process_write(address: tuple[str, str]) -> None:
 
 
 def at_least_once(client: Client, topic: str) -> None:
-    """Write bills for all orders; after a crash, some of them twice."""
+    """Publish bills for all orders; a crash may duplicate some bills."""
     messages, batch, done = client.consume(topic, consumer="plain"), [], 0
     for message in messages:
         batch.append(message.payload)
@@ -109,7 +110,7 @@ def at_least_once(client: Client, topic: str) -> None:
 
 
 def exactly_once(client: Client, topic: str) -> None:
-    """Write bills for all orders, each once."""
+    """Publish bills for all orders, each exactly once."""
     done, work = 0, client.work(topic, "group", batch=BATCH)
     for tx, batch in work:
         tx.publish("default:bills", [order.payload for order in batch])
@@ -118,22 +119,22 @@ def exactly_once(client: Client, topic: str) -> None:
             work.stop()
 
 
-def open_claims(server: Serve) -> None:
+def measure_open_claims(server: Serve) -> None:
     """Measure the additional cost of a poll and a rollback while the group has many open claims."""
-    spent: dict[str, list[float]] = {"poll": [], "roll back": []}
+    medians: dict[str, list[float]] = {"poll": [], "roll back": []}
     with (
-        opened((server.url, server.transactions)) as client,
+        open_client((server.url, server.transactions)) as client,
         TransactionClient(server.transactions) as manager,
         RestClient(server.port) as rest,
     ):
-        fill(client, "default:claims", 1 + (max(OPEN_CLAIMS) + 1) * CLAIM // BATCH)
+        fill(client, "default:claims", 1 + (max(OPEN_CLAIM_COUNTS) + 1) * CLAIM_MESSAGES // BATCH)
         group = TopicClient(rest, "claims/consumers/group")
         rest.ask("PUT", group.path, json.dumps({"position": str(MessageId(0, 0))}).encode())
-        held = 0
-        for number in OPEN_CLAIMS:
-            for _ in range(held, number):
+        open_count = 0
+        for number in OPEN_CLAIM_COUNTS:
+            for _ in range(open_count, number):
                 claim(group, manager.start_short(600))
-            held, costs = number, {name: list[float]() for name in spent}
+            open_count, costs = number, {name: list[float]() for name in medians}
             for _ in range(POLLS):
                 tx = manager.start_short()
                 before = processor_seconds(server.process.pid)
@@ -144,16 +145,18 @@ def open_claims(server: Serve) -> None:
                 costs["poll"].append(between - before)
                 manager.abort(tx)
             for name, found in costs.items():
-                spent[name].append(statistics.median(found))
-    for name, (few, many) in spent.items():
-        details = {f"ms_{number}": round(1000 * one, 2) for number, one in zip(OPEN_CLAIMS, (few, many), strict=True)}
-        text = f"processor time of a group's {name} with {OPEN_CLAIMS[1]} open claims ÷ {OPEN_CLAIMS[0]}"
+                medians[name].append(statistics.median(found))
+    for name, (few, many) in medians.items():
+        details = {
+            f"ms_{number}": round(1000 * one, 2) for number, one in zip(OPEN_CLAIM_COUNTS, (few, many), strict=True)
+        }
+        text = f"processor time of a group's {name} with {OPEN_CLAIM_COUNTS[1]} open claims ÷ {OPEN_CLAIM_COUNTS[0]}"
         report(Figure("P14", text, round(many / few, 2), at_most=2, details=details))
 
 
 def claim(group: TopicClient, tx: Transaction) -> None:
     """Claim a few messages without an order."""
-    body = encode_poll(None, CLAIM, tx, inclusive=True)
+    body = encode_poll(None, CLAIM_MESSAGES, tx, inclusive=True)
     answer = group.post("poll", body, content_type=AVRO, x_tms_order="none")
     assert (answer.status, bool(answer.body)) == (200, True)
 
@@ -166,10 +169,10 @@ def processor_seconds(pid: int) -> float:
 # --- P15 -------------------------------------------------------------------------------------------------------------
 
 
-def produce(address: tuple[str, str], topic: str, began: Queue[float]) -> None:
+def produce(address: tuple[str, str], topic: str, started: Queue[float]) -> None:
     """Produce each batch in a transaction, and report the start time."""
-    with opened(address) as client:
-        began.put(time.monotonic())
+    with open_client(address) as client:
+        started.put(time.monotonic())
         for _ in range(PRODUCED):
             with client.transaction() as tx:
                 tx.publish(topic, [b"x" * BYTES] * BATCH)
@@ -177,60 +180,64 @@ def produce(address: tuple[str, str], topic: str, began: Queue[float]) -> None:
 
 def consume(address: tuple[str, str], topic: str, done: Queue[tuple[float, int]]) -> None:
     """Work as a member of the group, and report the time and size of each batch."""
-    with opened(address) as client:
+    with open_client(address) as client:
         for _, batch in client.work(topic, "workers", batch=BATCH, order="none", idle_seconds=_IDLE_SECONDS):
             done.put((time.monotonic(), len(batch)))
 
 
 def produce_and_consume(address: tuple[str, str]) -> float:
-    """Return the messages per second from the first publish until all are consumed."""
-    topic, all_of_them = "default:events", PRODUCERS * PRODUCED * BATCH
-    began: Queue[float] = _spawn.Queue()
+    """Return the messages per second from the first publish until all messages are consumed."""
+    topic, total = "default:events", PRODUCERS * PRODUCED * BATCH
+    started: Queue[float] = _spawn.Queue()
     done: Queue[tuple[float, int]] = _spawn.Queue()
-    with opened(address) as client:
+    with open_client(address) as client:
         client.create_topic(topic)
     processes = [_spawn.Process(target=consume, args=(address, topic, done)) for _ in range(CONSUMERS)]
-    processes += [_spawn.Process(target=produce, args=(address, topic, began)) for _ in range(PRODUCERS)]
+    processes += [_spawn.Process(target=produce, args=(address, topic, started)) for _ in range(PRODUCERS)]
     for process in processes:
         process.start()
     consumed, last = 0, 0.0
-    while consumed < all_of_them:
+    while consumed < total:
         at, number = done.get(timeout=120)
         consumed, last = consumed + number, max(last, at)
-    first = min(began.get(timeout=1) for _ in range(PRODUCERS))
+    first = min(started.get(timeout=1) for _ in range(PRODUCERS))
     for process in processes:
         process.join()
-    return all_of_them / (last - first)
+    return total / (last - first)
 
 
 # --- P19 -------------------------------------------------------------------------------------------------------------
 
 
-def late(address: tuple[str, str]) -> None:
+def measure_latency(address: tuple[str, str]) -> None:
     topic, seen = "default:late", SimpleQueue[float]()
-    with opened(address) as client, opened(address) as publisher:
+    with open_client(address) as client, open_client(address) as publisher:
         client.create_topic(topic)
         work = client.work(topic, "workers", batch=BATCH, order="none")
 
-        def working() -> None:
+        def work_on_topic() -> None:
             for _ in work:
                 seen.put(time.monotonic())
 
         with publisher.transaction(timeout_seconds=600) as undecided:
             undecided.publish(topic, [b"undecided"])
-            worker = threading.Thread(target=working)
+            worker = threading.Thread(target=work_on_topic)
             worker.start()
             latencies = []
-            for _ in range(LATE_MESSAGES):
+            for _ in range(LATENCY_MESSAGES):
                 time.sleep(_PAUSE_SECONDS)
-                began = time.monotonic()
+                started = time.monotonic()
                 publisher.publish(topic, [b"next"])
-                latencies.append(seen.get(timeout=60) - began)
+                latencies.append(seen.get(timeout=60) - started)
             undecided.roll_back()
         work.stop()
         publisher.publish(topic, [b"last"])
         worker.join()
-    details = {"messages": LATE_MESSAGES, "p50_ms": milliseconds(latencies, 50), "max_ms": milliseconds(latencies, 100)}
+    details = {
+        "messages": LATENCY_MESSAGES,
+        "p50_ms": milliseconds(latencies, 50),
+        "max_ms": milliseconds(latencies, 100),
+    }
     name = "from publish to a worker's loop with a transaction open, p99, ms"
     report(Figure("P19", name, milliseconds(latencies, 99), at_most=50, details=details))
 

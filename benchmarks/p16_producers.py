@@ -1,19 +1,18 @@
-"""P16 and P17: what it costs to publish once, and in transactions, through a real server.
+"""P16 and P17: the cost of producers and of transactions for publishers, on a real server.
 
-* **P16** requests of producers, whose numbers are written down before their rows, beside plain ones: batches of 500,
-  and single messages of one and of sixteen producers.
-* **P17** the same batches in transactions of 100 ms each, beside plain ones; the call that commits one begins the next.
-  Beside it, in its details, the same as a producer. Also how many syncs a transaction with one batch costs, and how
-  many calls of a transaction (start, canCommit, commit) eight clients get done in the time of a bare synced append to
-  a log.
+* **P16** The rate of producers' requests, which the server announces before it writes their rows, divided by the rate
+  of plain requests: batches of 500, and single messages of one and of sixteen producers.
+* **P17** The rate of the same batches in transactions of 100 ms, divided by the plain rate; one call commits a
+  transaction and starts the next one. The details have the rate of a producer in transactions. Also the syncs per
+  transaction with one batch, and the rate of transaction calls (start, canCommit, commit) of eight clients divided by
+  the rate of bare synced appends to a file.
 
-What was measured last is in ``docs/explanation/scale.md``, with the bars; put new figures there.
+``docs/explanation/scale.md`` has the latest figures and the bars; put new figures there.
 
-Clients are raw sockets, so that what is measured is the server. A disk is not always as fast, and LevelDB merges for
-plain and other requests together, so they take turns of a tenth of a second, in random order, and a figure is the ratio
-of what all turns of each came to, with its standard error. Messages have from 500 to 1,500 bytes: were all of 1,000,
-five plain ones would fit into a block of LevelDB, but only four of those that have eight bytes more for their
-transaction.
+Clients are raw sockets, so that the benchmark measures the server. The speed of a disk varies, and LevelDB merges the
+rows of all requests together. Therefore the kinds of requests take turns of a tenth of a second in random order, and a
+figure is the ratio of their mean rates, with its standard error. Messages have 500 to 1,500 bytes: if all messages had
+1,000 bytes, a block of LevelDB would hold five plain messages, but only four with the eight bytes of a write pointer.
 """
 
 from __future__ import annotations
@@ -55,23 +54,23 @@ from tms_core.transaction.rpc.line import SocketConnection
 TURNS = size("TMS_BENCH_TURNS", 500)
 TURN_SECONDS = 0.1
 TOPIC = "default:bench"
-#: The payloads of a batch, and a single one, in bytes.
+#: The payloads of a batch, and of a single message.
 BATCH, SINGLE = [b"x" * (500 + number * 617 % 1001) for number in range(500)], [b"x" * 1000]
-#: Messages in a request, producers, and the bar.
+#: The payloads of a request, the producers, and the bar.
 CASES = ((BATCH, 1, 0.95), (SINGLE, 1, 0.5), (SINGLE, 16, 0.85))
-#: Of publishing in transactions; of syncs for one, by how many clients there are; and of those in a row.
+#: The bars of P17: the ratio, the syncs per transaction by number of clients, and for consecutive transactions.
 COMMITTED_BAR, SYNC_BARS, IN_A_ROW_BAR = 0.97, ((1, 3), (8, 1.5)), 2
-#: How many times as many turns those in transactions take, which come close to their bar.
-_MORE_TURNS = 2
-#: Turns that do not count, and turns of calls beside bare appends, which take about a second each.
-_WARMING, _CALL_TURNS = 5, 5
+#: The factor of turns for P17, whose ratio is close to its bar and therefore needs a smaller standard error.
+_TURN_FACTOR = 2
+#: The warm-up turns, and the turns of transaction calls and bare appends, which take about a second each.
+_WARM_UP_TURNS, _CALL_TURNS = 5, 5
 _TIMEOUT_SECONDS = 30
-#: Transactions of which the syncs are counted, and the store's calls that sync.
+#: The transactions whose syncs are counted, and the store's calls that sync.
 TRANSACTIONS, _SYNCED = 1000, ("put", "set", "sync", "delete", "invert")
 _HEAD = f"POST /v1/namespaces/default/topics/bench/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: {AVRO}\r\n"
 
 Requests = Iterator[bytes]
-#: Publishes for one turn; returns how many requests were answered.
+#: A function that publishes for one turn and returns the number of responses.
 Turn = Callable[[], int]
 
 
@@ -80,57 +79,65 @@ def main() -> None:
         with Client(server.url, transactions=server.transactions) as client:
             client.create_topic(TOPIC)
             for payloads, producers, bar in CASES:
-                once(client, server.port, payloads, producers, bar)
-            in_transactions(client, server)
+                report_producers(client, server.port, payloads, producers, bar)
+            report_transactions(client, server)
         server.end()
     for clients, bar in SYNC_BARS:
         with tempfile.TemporaryDirectory(prefix="p17-") as folder:
-            syncs(Path(folder), clients, bar)
+            report_syncs(Path(folder), clients, bar)
 
 
-def once(client: Client, port: int, payloads: list[bytes], producers: int, bar: float) -> None:
-    """P16."""
+def report_producers(client: Client, port: int, payloads: list[bytes], producers: int, bar: float) -> None:
+    """Report P16 for one kind of request."""
     body = b"\x02" + block(payloads) + b"\0"
-    plain = [repeated(body) for _ in range(producers)]
+    plain = [repeated_requests(body) for _ in range(producers)]
     names = [f"p{len(payloads)}-{number}" for number in range(producers)]
-    numbers = [numbered(body, said(client, name), count(1)) for name in names]
-    with connected(port, producers) as connections:
-        rates = compared(lambda: publish(connections, plain), lambda: publish(connections, numbers), turns=TURNS)
-    what = f"batches of {len(payloads)}" if payloads is BATCH else f"single messages of {producers} producers"
-    tell("P16", f"published once ÷ plain, {what}", rates, bar, len(payloads))
+    numbers = [numbered_requests(body, producer_headers(client, name), count(1)) for name in names]
+    with open_connections(port, producers) as connections:
+        rates = compare_in_turns(
+            lambda: publish(connections, plain), lambda: publish(connections, numbers), turns=TURNS
+        )
+    case = f"batches of {len(payloads)}" if payloads is BATCH else f"single messages of {producers} producers"
+    report_ratio("P16", f"published once ÷ plain, {case}", rates, bar, len(payloads))
 
 
-def in_transactions(client: Client, server: Serve) -> None:
-    """P17."""
+def report_transactions(client: Client, server: Serve) -> None:
+    """Report P17: the rate in transactions."""
     payloads, sequences = block(BATCH) + b"\0", count(1)
-    producer = said(client, "transactional")
-    with connected(server.port, 1) as connections, Transactions(server.transactions) as transactions:
+    producer = producer_headers(client, "transactional")
+    with open_connections(server.port, 1) as connections, Transactions(server.transactions) as transactions:
 
         def plain() -> int:
-            # Made anew as often as those in transactions are, so that the client has the same to do.
-            return publish(connections, [repeated(b"\x02" + payloads)])
+            # Build the request in each turn, as the transactional client must, so that both clients do the same work.
+            return publish(connections, [repeated_requests(b"\x02" + payloads)])
 
         def transactional(head: str) -> int:
             body = b"\0" + long(transactions.pointer) + payloads
-            answered = publish(connections, [numbered(body, head, sequences) if head else repeated(body)])
-            transactions.go_on()
-            return answered
+            responses = publish(
+                connections, [numbered_requests(body, head, sequences) if head else repeated_requests(body)]
+            )
+            transactions.commit_and_start()
+            return responses
 
-        rates = compared(plain, lambda: transactional(""), lambda: transactional(producer), turns=_MORE_TURNS * TURNS)
+        rates = compare_in_turns(
+            plain, lambda: transactional(""), lambda: transactional(producer), turns=_TURN_FACTOR * TURNS
+        )
     details = {"as_a_producer": round(ratio(rates, 2), 3)}
-    tell("P17", "in transactions of 100 ms ÷ plain, batches of 500", rates, COMMITTED_BAR, len(BATCH), **details)
+    report_ratio(
+        "P17", "in transactions of 100 ms ÷ plain, batches of 500", rates, COMMITTED_BAR, len(BATCH), **details
+    )
 
 
 class Transactions:
-    """Transactions of which the commit of one begins the next.
+    """Consecutive transactions of one client: the commit of each starts the next one.
 
     Attributes:
-        pointer: the write pointer of the one in progress.
+        pointer: the write pointer of the transaction in progress.
     """
 
     def __init__(self, address: str) -> None:
         self._connection = SocketConnection(address, _TIMEOUT_SECONDS)
-        self.pointer = self._begun(wire.message(MessageKind.CALL, "startShort", 1))
+        self.pointer = self._call(wire.message(MessageKind.CALL, "startShort", 1))
 
     def __enter__(self) -> Self:
         return self
@@ -138,18 +145,18 @@ class Transactions:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def go_on(self) -> None:
+    def commit_and_start(self) -> None:
         """Commit, and start the next transaction."""
         fields = (wire.i64(1, self.pointer), wire.string(2, "benchmark"))
-        self.pointer = self._begun(wire.message(MessageKind.CALL, "commitAndStart", 1, *fields))
+        self.pointer = self._call(wire.message(MessageKind.CALL, "commitAndStart", 1, *fields))
 
-    def _begun(self, call: bytes) -> int:
+    def _call(self, call: bytes) -> int:
         transaction = wire.read_message(self._connection.pass_on(call, _TIMEOUT_SECONDS)).fields[0]
         return int(transaction[1])
 
 
-def syncs(folder: Path, clients: int, bar: float) -> None:
-    """P17: syncs of the log and of the store per transaction with one batch, and calls beside bare synced appends."""
+def report_syncs(folder: Path, clients: int, bar: float) -> None:
+    """Report P17: the syncs of log and store per transaction with one batch, and calls ÷ bare synced appends."""
     synced, fdatasync = count(), os.fdatasync
 
     def counting(file: int) -> None:
@@ -186,7 +193,7 @@ def syncs(folder: Path, clients: int, bar: float) -> None:
             list(threads.map(transaction, repeat(False, TRANSACTIONS)))
             return 3 * TRANSACTIONS / (time.perf_counter() - started)
 
-        def counted(name: str, work: Callable[[], object], bar: float) -> None:
+        def report_count(name: str, work: Callable[[], object], bar: float) -> None:
             before = next(synced), sum(store.calls[name] for name in _SYNCED)
             work()
             after = next(synced) - 1, sum(store.calls[name] for name in _SYNCED)
@@ -194,17 +201,19 @@ def syncs(folder: Path, clients: int, bar: float) -> None:
             report(Figure("P17", f"syncs per transaction with a batch, {name}", round(each, 2), at_most=bar))
 
         transaction(True)
-        counted(f"{clients} at a time", lambda: list(threads.map(transaction, repeat(True, TRANSACTIONS))), bar)
+        report_count(f"{clients} at a time", lambda: list(threads.map(transaction, repeat(True, TRANSACTIONS))), bar)
         if clients == 1:
-            counted(
-                "each begun by the commit of the one before", lambda: in_a_row(manager, service, topic), IN_A_ROW_BAR
+            report_count(
+                "each begun by the commit of the one before",
+                lambda: run_consecutive(manager, service, topic),
+                IN_A_ROW_BAR,
             )
         if clients > 1:
             rates = [(bare(), calls()) for _ in range(_CALL_TURNS + 1)][1:]
-            tell("P17", f"start, canCommit and commit, {clients} at a time, ÷ bare synced appends", rates, 2, 1)
+            report_ratio("P17", f"start, canCommit and commit, {clients} at a time, ÷ bare synced appends", rates, 2, 1)
 
 
-def in_a_row(manager: TransactionManager, service: MessagingService, topic: TopicId) -> None:
+def run_consecutive(manager: TransactionManager, service: MessagingService, topic: TopicId) -> None:
     """Run transactions with a batch each; the commit of one starts the next."""
     pointer = manager.start_short().transaction_id
     for _ in range(TRANSACTIONS):
@@ -213,24 +222,24 @@ def in_a_row(manager: TransactionManager, service: MessagingService, topic: Topi
         pointer = manager.commit_and_start(pointer).transaction_id
 
 
-def compared(*kinds: Turn, turns: int) -> list[tuple[float, ...]]:
+def compare_in_turns(*kinds: Turn, turns: int) -> list[tuple[float, ...]]:
     """Return the requests per second of each kind in its turns, after some warm-up turns."""
     order, random = list(enumerate(kinds)), Random(1)
     found: list[tuple[float, ...]] = []
-    for _ in range(_WARMING + turns):
+    for _ in range(_WARM_UP_TURNS + turns):
         rates = [0.0] * len(kinds)
         random.shuffle(order)
-        for at, turn in order:
+        for index, turn in order:
             started = time.perf_counter()
-            answered = turn()
-            rates[at] = answered / (time.perf_counter() - started)
+            responses = turn()
+            rates[index] = responses / (time.perf_counter() - started)
         found.append(tuple(rates))
-    return found[_WARMING:]
+    return found[_WARM_UP_TURNS:]
 
 
-def ratio(rates: Sequence[tuple[float, ...]], at: int = 1) -> float:
-    """Return the rate of one kind relative to the plain one."""
-    return statistics.fmean(one[at] for one in rates) / statistics.fmean(one[0] for one in rates)
+def ratio(rates: Sequence[tuple[float, ...]], index: int = 1) -> float:
+    """Return the rate of one kind of request, divided by the plain rate."""
+    return statistics.fmean(one[index] for one in rates) / statistics.fmean(one[0] for one in rates)
 
 
 def error(rates: Sequence[tuple[float, ...]]) -> float:
@@ -239,9 +248,11 @@ def error(rates: Sequence[tuple[float, ...]]) -> float:
     return statistics.stdev(one[1] - whole * one[0] for one in rates) / plain / math.sqrt(len(rates))
 
 
-def tell(id_: str, name: str, rates: Sequence[tuple[float, ...]], bar: float, messages: int, **more: float) -> None:
+def report_ratio(
+    id_: str, name: str, rates: Sequence[tuple[float, ...]], bar: float, messages: int, **more: float
+) -> None:
     """Report a figure, with messages per second."""
-    plain, other = (round(statistics.fmean(one[at] for one in rates) * messages) for at in (0, 1))
+    plain, other = (round(statistics.fmean(one[index] for one in rates) * messages) for index in (0, 1))
     details = {"plain": plain, "other": other, "standard_error": round(error(rates), 4), **more}
     report(Figure(id_, name, round(ratio(rates), 3), at_least=bar, details=details))
 
@@ -249,26 +260,26 @@ def tell(id_: str, name: str, rates: Sequence[tuple[float, ...]], bar: float, me
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def said(client: Client, name: str) -> str:
+def producer_headers(client: Client, name: str) -> str:
     """Return the headers of a new producer instance's requests."""
     with client.producer(TOPIC, name) as producer:
         return f"X-TMS-Producer: {TOPIC}/{name}\r\nX-TMS-Generation: {producer.generation}\r\n"
 
 
-def repeated(body: bytes) -> Requests:
+def repeated_requests(body: bytes) -> Requests:
     data = f"{_HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body
     while True:
         yield data
 
 
-def numbered(body: bytes, head: str, sequences: Iterator[int]) -> Requests:
+def numbered_requests(body: bytes, head: str, sequences: Iterator[int]) -> Requests:
     front, back = f"{_HEAD}{head}X-TMS-Sequence: ".encode(), f"\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     for sequence in sequences:
         yield b"%s%d%s" % (front, sequence, back)
 
 
 @contextmanager
-def connected(port: int, producers: int) -> Iterator[list[socket.socket]]:
+def open_connections(port: int, producers: int) -> Iterator[list[socket.socket]]:
     """Yield a connection for each producer."""
     connections = [connect(port) for _ in range(producers)]
     try:
@@ -279,8 +290,8 @@ def connected(port: int, producers: int) -> Iterator[list[socket.socket]]:
 
 
 def publish(connections: list[socket.socket], sources: list[Requests]) -> int:
-    """Publish for one turn, with one request of each connection under way at a time; returns how many."""
-    ends, answered = time.perf_counter() + TURN_SECONDS, 0
+    """Publish for one turn with one concurrent request per connection; return the number of responses."""
+    ends, responses = time.perf_counter() + TURN_SECONDS, 0
     with selectors.DefaultSelector() as waiting:
         for connection, source in zip(connections, sources, strict=True):
             connection.sendall(next(source))
@@ -289,21 +300,21 @@ def publish(connections: list[socket.socket], sources: list[Requests]) -> int:
             for key, _ in waiting.select():
                 ready = cast(socket.socket, key.fileobj)
                 receive(ready)
-                answered += 1
+                responses += 1
                 if time.perf_counter() < ends:
                     ready.sendall(next(key.data))
                 else:
                     waiting.unregister(ready)
-    return answered
+    return responses
 
 
 def receive(connection: socket.socket) -> None:
-    """Read an answer to its end; that of a publish in a transaction has a body."""
+    """Read a response completely; only the response to a publish in a transaction has a body."""
     answer = connection.recv(65536)
     while (end := answer.find(b"\r\n\r\n") + 4) < 4 or len(answer) < end + length_of(answer):
         answer += connection.recv(65536)
     if not answer.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(f"the server said {answer!r}")
+        raise RuntimeError(f"the server responded {answer!r}")
 
 
 def length_of(answer: bytes) -> int:

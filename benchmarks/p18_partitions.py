@@ -33,7 +33,7 @@ CORES = os.cpu_count() or 1
 _IDLE_SECONDS = 4
 
 #: The time of a poll of a partition, and the number of returned messages.
-Asked = tuple[float, int]
+Poll = tuple[float, int]
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -42,8 +42,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="p18-") as folder, Serve(configure(Path(folder))) as server:
         address = (server.url, server.transactions)
         for turn in range(TURNS):
-            few, _ = consumed(address, f"default:few{turn}", CORES)
-            many, share = consumed(address, f"default:many{turn}", CONSUMERS)
+            few, _ = measure_consumers(address, f"default:few{turn}", CORES)
+            many, share = measure_consumers(address, f"default:many{turn}", CONSUMERS)
             ratios.append(many / few)
             shares.append(share)
             rates.append(many)
@@ -55,33 +55,33 @@ def main() -> None:
     report(Figure("P18", name, round(statistics.median(ratios), 2), at_least=0.8, details=details))
 
 
-def consumed(address: tuple[str, str], topic: str, consumers: int) -> tuple[float, float]:
+def measure_consumers(address: tuple[str, str], topic: str, consumers: int) -> tuple[float, float]:
     """Return the messages per second of some consumers, a process per core, and the share of polls without messages."""
     with Client(address[0], transactions=address[1]) as client:
         client.create_topic(topic, properties={"partitions": str(PARTITIONS)})
         for _ in range(BATCHES * PARTITIONS):
             client.publish(topic, [b"x" * BYTES] * BATCH)
-    asked: Queue[list[Asked]] = _spawn.Queue()
+    results: Queue[list[Poll]] = _spawn.Queue()
     ready = _spawn.Barrier(CORES)
     shares = [consumers // CORES + (at < consumers % CORES) for at in range(CORES)]
-    processes = [_spawn.Process(target=consume, args=(address, topic, share, ready, asked)) for share in shares]
+    processes = [_spawn.Process(target=run_consumers, args=(address, topic, share, ready, results)) for share in shares]
     for process in processes:
         process.start()
-    polls = sorted(poll for _ in processes for poll in asked.get(timeout=600))
+    polls = sorted(poll for _ in processes for poll in results.get(timeout=600))
     for process in processes:
         process.join()
-    got = [poll for poll in polls if poll[1]]
-    if sum(number for _, number in got) != BATCHES * PARTITIONS * BATCH:
-        raise RuntimeError("something was not consumed, or twice")
-    first, last = polls[0][0], got[-1][0]
-    until = [poll for poll in polls if poll[0] <= last]
-    return BATCHES * PARTITIONS * BATCH / (last - first), 1 - len(got) / len(until)
+    successful = [poll for poll in polls if poll[1]]
+    if sum(number for _, number in successful) != BATCHES * PARTITIONS * BATCH:
+        raise RuntimeError("messages were lost or consumed twice")
+    first, last = polls[0][0], successful[-1][0]
+    counted = [poll for poll in polls if poll[0] <= last]
+    return BATCHES * PARTITIONS * BATCH / (last - first), 1 - len(successful) / len(counted)
 
 
-def consume(address: tuple[str, str], topic: str, consumers: int, ready: Any, asked: Queue[list[Asked]]) -> None:
+def run_consumers(address: tuple[str, str], topic: str, consumers: int, ready: Any, results: Queue[list[Poll]]) -> None:
     """Run a process with some consumers, each a thread with its own client."""
-    polls: list[Asked] = []
-    GroupClaims.claim = noting(GroupClaims.claim, polls)  # type: ignore[method-assign]
+    polls: list[Poll] = []
+    GroupClaims.claim = record_polls(GroupClaims.claim, polls)  # type: ignore[method-assign]
 
     def work() -> None:
         with Client(address[0], transactions=address[1]) as client:
@@ -94,18 +94,18 @@ def consume(address: tuple[str, str], topic: str, consumers: int, ready: Any, as
         thread.start()
     for thread in threads:
         thread.join()
-    asked.put(polls)
+    results.put(polls)
 
 
-def noting(claim: Callable[..., Any], polls: list[Asked]) -> Callable[..., Any]:
+def record_polls(claim: Callable[..., Any], polls: list[Poll]) -> Callable[..., Any]:
     """Return a function that records each poll of a partition."""
 
-    async def noted(self: GroupClaims, *given: Any) -> ClaimedBatch:
-        batch: ClaimedBatch = await claim(self, *given)
+    async def record(self: GroupClaims, *arguments: Any) -> ClaimedBatch:
+        batch: ClaimedBatch = await claim(self, *arguments)
         polls.append((time.monotonic(), len(batch.messages)))
         return batch
 
-    return noted
+    return record
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""P1: rows a LevelDB sweep deletes per second, beside a bare loop that iterates and deletes the same range.
+"""P1: rows that a LevelDB sweep deletes per second, compared with a bare loop that deletes the same range.
 
 Both run on copies of one store of a million expired rows, in turns, with the same batch size, unsynced batches and one
 sync at the end. The sweep's time covers ``run_once``: metadata, guards, adoption, the read before each batch (S2), and
@@ -29,7 +29,7 @@ TURNS = 5
 
 
 class BenchClock(SystemClock):
-    """Real monotonic time, at the store's moment."""
+    """A clock with real monotonic time and the wall time of the benchmark stores."""
 
     def now_ms(self) -> int:
         return NOW_MS

@@ -33,7 +33,8 @@ from tests.support import size
 PERCENT = size("TMS_BENCH_HOSTILE", 100)
 #: The duration of each attack, in seconds.
 SECONDS = size("TMS_BENCH_HOSTILE_SECONDS", 20)
-MEMORY_MB, BESIDE_MB, PING_MS = 256, 100, 100
+#: The server's memory limit and the allowed growth beyond it, and the bar of ``/ping``.
+MEMORY_MB, OVERHEAD_MB, PING_MS = 256, 100, 100
 _PROCESSORS = sorted(os.sched_getaffinity(0))
 #: Whether the server and the attackers are pinned to separate processors.
 PINNED = size("TMS_BENCH_HOSTILE_PINNED", 1) == 1 and len(_PROCESSORS) > 1 and shutil.which("taskset") is not None
@@ -56,49 +57,49 @@ ATTACKS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
 }
 
 
-def served(folder: str) -> Serve:
+def start_server(folder: str) -> Serve:
     """Return a server, on a separate processor if there is one."""
     alone = ["taskset", "-c", str(_PROCESSORS[0])] if PINNED else []
     return Serve(configure(Path(folder)), tms=[*alone, str(TMS)])
 
 
 @contextmanager
-def going_on(name: str, port: int) -> Iterator[None]:
+def run_attack(name: str, port: int) -> Iterator[None]:
     """Run an attack in a separate process."""
     spawning = multiprocessing.get_context("spawn")
-    begun, ended = spawning.Event(), spawning.Event()
-    process = spawning.Process(target=_attack, args=(name, port, begun, ended))
+    started, stop = spawning.Event(), spawning.Event()
+    process = spawning.Process(target=_attack, args=(name, port, started, stop))
     process.start()
     try:
-        begun.wait()
+        started.wait()
         yield
     finally:
-        ended.set()
+        stop.set()
         process.join()
 
 
-def _attack(name: str, port: int, begun: Event, ended: Event) -> None:
+def _attack(name: str, port: int, started: Event, stop: Event) -> None:
     os.nice(_NICE)
     with ATTACKS[name](port):
-        begun.set()
-        ended.wait()
+        started.set()
+        stop.wait()
 
 
-def attacked(name: str) -> Watch:
+def measure_attack(name: str) -> Watch:
     """Return the measurements of one attack."""
-    with tempfile.TemporaryDirectory(prefix="p22-") as folder, served(folder) as server:
+    with tempfile.TemporaryDirectory(prefix="p22-") as folder, start_server(folder) as server:
         attacks.prepare(server, large=10, large_bytes=9 * _MB)
-        with going_on(name, server.port), Watch(server) as watch:
+        with run_attack(name, server.port), Watch(server) as watch:
             time.sleep(SECONDS)
         server.end()
     return watch
 
 
-def abandoned() -> tuple[Watch, float, float]:
-    """Return the measurements of repeated abandoned polls: probes and memory, seconds per topic, and the longest time
-    until all were over.
+def measure_abandoned_polls() -> tuple[Watch, float, float]:
+    """Return the measurements of repeated abandoned polls: probes and memory, the longest response of a topic request,
+    and the longest time until the server had stopped all polls, in seconds.
     """
-    with tempfile.TemporaryDirectory(prefix="p22-") as folder, served(folder) as server:
+    with tempfile.TemporaryDirectory(prefix="p22-") as folder, start_server(folder) as server:
         attacks.prepare(server, invisible=share(2_000_000))
         end = time.monotonic() + SECONDS
         with Watch(server) as watch:
@@ -106,14 +107,14 @@ def abandoned() -> tuple[Watch, float, float]:
             while time.monotonic() < end:
                 rounds.append(attacks.abandoned_polls(server, 16))
         server.end()
-    answered, seconds = map(max, zip(*rounds, strict=True))
-    return watch, answered, seconds
+    topic_seconds, seconds = map(max, zip(*rounds, strict=True))
+    return watch, topic_seconds, seconds
 
 
 def report_attack(name: str, watch: Watch, **more: float) -> None:
     """Report the two figures of an attack."""
     details = watch.figures() | more
-    limit = MEMORY_MB + BESIDE_MB
+    limit = MEMORY_MB + OVERHEAD_MB
     report(Figure("P22", f"{name}: MB more than before", round(watch.grown_mb, 1), at_most=limit, details=details))
     report(Figure("P22", f"{name}: /ping p99, ms", milliseconds(watch.pings, 99), at_most=PING_MS))
 
@@ -122,14 +123,14 @@ def main() -> None:
     if PINNED:
         os.sched_setaffinity(0, _PROCESSORS[1:])
     for name in ATTACKS:
-        report_attack(name, attacked(name))
+        report_attack(name, measure_attack(name))
     report_abandoned()
 
 
 def report_abandoned() -> None:
     """Report the figures of abandoned polls."""
-    watch, answered, seconds = abandoned()
-    more = {"topic_ms": round(answered * 1000, 1), "over_after_seconds": round(seconds, 2)}
+    watch, topic_seconds, seconds = measure_abandoned_polls()
+    more = {"topic_ms": round(topic_seconds * 1000, 1), "over_after_seconds": round(seconds, 2)}
     report_attack("abandoned polls", watch, **more)
 
 

@@ -50,16 +50,16 @@ def main() -> None:
             consumer.start()
             client.publish(_TOPIC, [b"first"])
             seen.get(timeout=PATIENCE_SECONDS)
-            before, own = processor_seconds(server.process.pid), time.process_time()
+            before, consumer_before = processor_seconds(server.process.pid), time.process_time()
             time.sleep(IDLE_SECONDS)
             used = processor_seconds(server.process.pid) - before
-            used_here = time.process_time() - own
+            used_here = time.process_time() - consumer_before
             latencies = []
             for _ in range(MESSAGES):
                 time.sleep(_PAUSE_SECONDS)
-                began = time.monotonic()
+                started = time.monotonic()
                 client.publish(_TOPIC, [b"next"])
-                latencies.append(seen.get(timeout=PATIENCE_SECONDS) - began)
+                latencies.append(seen.get(timeout=PATIENCE_SECONDS) - started)
             messages.stop()
             consumer.join(PATIENCE_SECONDS)
         server.end()

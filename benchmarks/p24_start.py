@@ -31,15 +31,15 @@ def processor_seconds(module: str, arguments: list[str], environment: dict[str, 
 def main() -> None:
     seconds: dict[str, float] = {}
     for name, module in _PROGRAMS.items():
-        completing = {f"_{name.upper()}_COMPLETE": "bash_complete", "COMP_WORDS": f"{name} ", "COMP_CWORD": "1"}
-        asked: dict[str, tuple[list[str], dict[str, str]]] = {
+        completion = {f"_{name.upper()}_COMPLETE": "bash_complete", "COMP_WORDS": f"{name} ", "COMP_CWORD": "1"}
+        commands: dict[str, tuple[list[str], dict[str, str]]] = {
             f"{name} --version": (["--version"], {}),
             f"{name} --help": (["--help"], {}),
-            f"completion of {name}": ([], completing),
+            f"completion of {name}": ([], completion),
         }
-        for words, (arguments, environment) in asked.items():
+        for words, (arguments, environment) in commands.items():
             seconds[words] = median(processor_seconds(module, arguments, environment) for _ in range(RUNS))
-    details = {words: round(taken, 3) for words, taken in seconds.items()}
+    details = {words: round(elapsed, 3) for words, elapsed in seconds.items()}
     report(
         Figure(
             "P24",

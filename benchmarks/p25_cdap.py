@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.figure import Figure, report
-from benchmarks.p4_publish import TOPIC, cdap_server, connect, fetch_pages, publish, publishing, request
+from benchmarks.p4_publish import TOPIC, cdap_server, connect, fetch_pages, publish, publish_request, request
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve, configure
 from tests.server.test_messages import EVERYTHING
@@ -25,25 +25,25 @@ from tests.support import size
 
 TURNS = size("TMS_BENCH_TURNS", 20)
 #: The warm-up turns, in which the JVM of CDAP's server compiles.
-_WARMING = 4
-#: Name, producers, messages in a request, bytes of each, requests in a turn, and the bar.
+_WARM_UP_TURNS = 4
+#: The name, producers, messages in a request, bytes of each message, requests in a turn, and the bar.
 PUBLISHES = (
     ("single messages, 1 producer", 1, 1, 100, 400, 0.7),
     ("single messages, 16 producers", 16, 1, 100, 1200, 1.5),
     ("batches of 500, 1 producer", 1, 500, 1000, 20, 1.0),
 )
-#: How many messages of a kilobyte readers have, and the turns and bars of reading.
+#: The messages of 1 kB that readers read, and the turns and bars of reading.
 _MESSAGES, _READ_TURNS = 50_000, 6
 PAGES_BAR, FETCH_BAR = 0.9, 0.95
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-class Work:
-    """The work of this server and of CDAP's, in turns.
+class Comparison:
+    """A comparison of this server with CDAP's server, in turns.
 
     Args:
-        pid: the process of our server.
+        pid: the process id of this server.
     """
 
     def __init__(self, pid: int) -> None:
@@ -56,20 +56,20 @@ class Work:
     def compare(
         self, name: str, bar: float, units: int, turns: int, ours: Callable[[], float], theirs: Callable[[], float]
     ) -> None:
-        """Report how our rate compares with theirs.
+        """Report the ratio of the two rates.
 
         Args:
-            units: requests of a turn, for the processor time of each.
-            ours, theirs: do a turn and return its rate.
+            units: the requests of a turn, for the processor time per request.
+            ours, theirs: a function that runs a turn and returns its rate.
         """
         pairs, cpu = [], 0.0
-        for turn in range(_WARMING + turns):
+        for turn in range(_WARM_UP_TURNS + turns):
             before = self._cpu_seconds()
             mine = ours()
-            if turn >= _WARMING:
+            if turn >= _WARM_UP_TURNS:
                 cpu += self._cpu_seconds() - before
             pairs.append((mine, theirs()))
-        pairs = pairs[_WARMING:]
+        pairs = pairs[_WARM_UP_TURNS:]
         mine, other = (round(statistics.median(rates)) for rates in zip(*pairs, strict=True))
         details = {"per_second": mine, "cdap_per_second": other, "cdap_best": round(max(rate for _, rate in pairs))}
         details["cpu_us_each"] = round(cpu / turns / units * 1e6)
@@ -78,13 +78,13 @@ class Work:
 
 
 @contextmanager
-def servers(folder: Path) -> Iterator[tuple[Work, int, int | None]]:
+def servers(folder: Path) -> Iterator[tuple[Comparison, int, int | None]]:
     """Start this server and CDAP's, each with an empty topic."""
     (folder / "ours").mkdir()
     with Serve(configure(folder / "ours")) as process, cdap_server(folder / "cdap") as cdap_port:
         with Client(process.port) as client:
             TopicClient(client, TOPIC.topic).create()
-        yield Work(process.process.pid), process.port, cdap_port
+        yield Comparison(process.process.pid), process.port, cdap_port
         process.end()
 
 
@@ -93,30 +93,30 @@ def main() -> None:
         for name, producers, messages, length, requests, bar in PUBLISHES:
             folder = Path(scratch) / str(producers * messages)
             folder.mkdir()
-            with servers(folder) as (work, port, cdap_port):
+            with servers(folder) as (comparison, port, cdap_port):
                 if cdap_port is None:
                     return
-                data = publishing(messages, length)
+                data = publish_request(messages, length)
                 ours, theirs = (partial(publish, one, data, requests, producers) for one in (port, cdap_port))
-                work.compare(name, bar, requests, TURNS, ours, theirs)
+                comparison.compare(name, bar, requests, TURNS, ours, theirs)
         (Path(scratch) / "reading").mkdir()
-        with servers(Path(scratch) / "reading") as (work, port, cdap_port):
+        with servers(Path(scratch) / "reading") as (comparison, port, cdap_port):
             if cdap_port is not None:
-                reading(work, port, cdap_port)
+                compare_reads(comparison, port, cdap_port)
 
 
-def reading(work: Work, port: int, cdap_port: int) -> None:
+def compare_reads(comparison: Comparison, port: int, cdap_port: int) -> None:
     """Measure reads of the same messages from both servers."""
     for one in (port, cdap_port):
-        publish(one, publishing(500, 1000), _MESSAGES // 500, 1)
-    work.compare(
+        publish(one, publish_request(500, 1000), _MESSAGES // 500, 1)
+    comparison.compare(
         "pages of 500",
         PAGES_BAR,
         _MESSAGES // 500,
         _READ_TURNS,
         *(partial(fetch_pages, one, 1000) for one in (port, cdap_port)),
     )
-    work.compare("long fetch", FETCH_BAR, 1, _READ_TURNS, *(partial(fetch_all, one) for one in (port, cdap_port)))
+    comparison.compare("long fetch", FETCH_BAR, 1, _READ_TURNS, *(partial(fetch_all, one) for one in (port, cdap_port)))
 
 
 def fetch_all(port: int) -> float:

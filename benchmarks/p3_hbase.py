@@ -1,17 +1,17 @@
-"""P3: rows that an HBase sweep deletes per second, beside a bare happybase loop and HBase's own Java client.
+"""P3: rows that an HBase sweep deletes per second, compared with a bare happybase loop and HBase's Java client.
 
-All three read keys only and delete the same rows salt by salt, over as many connections, in batches of the same size.
-Each sweep has tables of its own, whose rows are in files: clones of one snapshot. The time of a sweep is all of
-``run_once`` but asking for compaction, which happens in the background and which the loops do not do. HBase runs on the
-same machine.
+All three read only keys and delete the same rows salt by salt, with the same number of connections and the same batch
+size. Each sweep has separate tables, cloned from one snapshot, whose rows are in files. The time of a sweep is the time
+of ``run_once`` without the request for compaction, which runs in the background and which the loops do not make. HBase
+runs on the same machine.
 
-The three take turns on one server. Turns are measured only after two turns of the sweep differ by less than 5 %: the
-JVM of a server that has just started compiles for several turns, and that would be measured otherwise. On a machine
-with other load they may never be as close; then ``steady`` is false, and the ratios scatter.
+The three take turns on one server. Measured turns start after two turns of the sweep differ by less than 5 %, because
+the JVM of a new server compiles for several turns. Under other load two turns may never be that close; then ``steady``
+is false, and the ratios scatter.
 
-A topic has some thousand rows under each salt. The same rows in ten times as many topics are a sweep of many small
-batches, each of which reads its topic's metadata again (invariant S2), while the loop knows no topics; the details have
-that ratio.
+A topic has some thousand rows under each salt. With the same rows in ten times as many topics, a sweep deletes many
+small batches and reads the topic's metadata before each batch (invariant S2), unlike the loop; the details have that
+ratio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from contextlib import contextmanager
 import happybase
 
 from benchmarks.figure import Figure, report
-from benchmarks.hbase import BUCKETS, by_salt, copies, server
+from benchmarks.hbase import BUCKETS, run_by_salt, server, table_copies
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BATCH_ROWS, engine
 from janitor.rules.policy import Rule
@@ -42,11 +42,11 @@ TOPICS = max(1, ROWS // 100_000)
 SMALL_TOPICS = 10 * TOPICS
 WORKERS = 4
 TURNS = size("TMS_BENCH_TURNS", 6)
-#: How much the sweep's seconds in two turns may differ once the server is warm, and how many turns that may take.
-STEADY, WARM_TURNS = 0.05, 10
+#: The largest relative difference of two turns on a warm server, and the maximum number of warm-up turns.
+MAX_DIFFERENCE, WARM_TURNS = 0.05, 10
 
 
-def sweep(address: str, namespace: str) -> tuple[float, float, float]:
+def measure_sweep(address: str, namespace: str) -> tuple[float, float, float]:
     """Return the seconds of a sweep, and its operations and Thrift calls per 1,000 rows."""
     with HBaseStore(HBaseSettings(thrift=(address,), namespace=namespace, connections=WORKERS)) as store:
         started = time.perf_counter()
@@ -58,7 +58,7 @@ def sweep(address: str, namespace: str) -> tuple[float, float, float]:
     return seconds, done.store_calls / ROWS * 1000, calls / ROWS * 1000
 
 
-def bare(address: str, namespace: str) -> float:
+def bare_loop_seconds(address: str, namespace: str) -> float:
     """Return the seconds of a plain loop."""
     started = time.perf_counter()
 
@@ -70,18 +70,18 @@ def bare(address: str, namespace: str) -> float:
             batch.delete(key, columns=[b"d"])
         batch.send()
 
-    by_salt(address, namespace, WORKERS, clean)
+    run_by_salt(address, namespace, WORKERS, clean)
     return time.perf_counter() - started
 
 
 @contextmanager
 def java_client(running: HBaseServer, threads: int) -> Iterator[Callable[[str], float]]:
-    """Start a JVM with HBase's own client; yield a function that cleans a namespace and returns the seconds it took."""
+    """Start a JVM with HBase's client; yield a function that cleans a namespace and returns the seconds."""
     assert running.folder is not None
     class_path = ":".join(map(str, [running.folder / "conf", *maven.build(HERE)]))
     command = ["java", "-cp", class_path, "fixture.Clean", str(BUCKETS), str(threads), str(BATCH_ROWS)]
-    pipe, silent = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=silent) as process:
+    pipe, devnull = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=devnull) as process:
         tables, seconds = process.stdin, process.stdout
         assert tables is not None
         assert seconds is not None
@@ -95,14 +95,14 @@ def java_client(running: HBaseServer, threads: int) -> Iterator[Callable[[str], 
 
 
 def warm_up(turn: Callable[[], float]) -> tuple[int, bool]:
-    """Take turns until two of them in a row differ by less than ``STEADY``; return how many, and whether they did."""
+    """Run turns until two consecutive turns hardly differ; return the number of turns, and whether that happened."""
     before = turn()
     for turns in range(2, WARM_TURNS + 1):
         seconds = turn()
-        if abs(seconds - before) < STEADY * before:
+        if abs(seconds - before) < MAX_DIFFERENCE * before:
             return turns, True
         before = seconds
-    sys.stderr.write(f"P3: the sweep did not become steady in {WARM_TURNS} turns; other load makes figures scatter\n")
+    sys.stderr.write(f"P3: the sweep was not steady after {WARM_TURNS} turns; other load makes figures scatter\n")
     return WARM_TURNS, False
 
 
@@ -112,24 +112,27 @@ def main() -> None:
         calls: dict[str, list[tuple[float, float]]] = {"large": [], "small": []}
 
         def ours(namespace: str, topics: str = "large") -> float:
-            seconds, *counted = sweep(address, namespace)
+            seconds, *counted = measure_sweep(address, namespace)
             calls[topics].append((counted[0], counted[1]))
             return seconds
 
-        contenders: dict[str, tuple[int, Callable[[str], float]]] = {
+        candidates: dict[str, tuple[int, Callable[[str], float]]] = {
             "ours": (TOPICS, ours),
-            "bare": (TOPICS, lambda namespace: bare(address, namespace)),
+            "bare": (TOPICS, lambda namespace: bare_loop_seconds(address, namespace)),
             "java": (TOPICS, java),
             "ours in small topics": (SMALL_TOPICS, lambda namespace: ours(namespace, "small")),
-            "bare in small topics": (SMALL_TOPICS, lambda namespace: bare(address, namespace)),
+            "bare in small topics": (SMALL_TOPICS, lambda namespace: bare_loop_seconds(address, namespace)),
         }
 
-        with copies(tables, ROWS, topics=TOPICS) as large, copies(tables, ROWS, topics=SMALL_TOPICS) as small:
+        with (
+            table_copies(tables, ROWS, topics=TOPICS) as large,
+            table_copies(tables, ROWS, topics=SMALL_TOPICS) as small,
+        ):
             sources = {TOPICS: large, SMALL_TOPICS: small}
 
             def turn() -> dict[str, float]:
                 seconds = {}
-                for name, (topics, clean) in contenders.items():
+                for name, (topics, clean) in candidates.items():
                     with sources[topics]() as namespace:
                         seconds[name] = clean(namespace)
                 return seconds
@@ -152,7 +155,7 @@ def main() -> None:
         "steady": is_steady,
         "turns": TURNS,
         "rows_per_second": {
-            name: round(ROWS / statistics.median(taken[name] for taken in turns)) for name in contenders
+            name: round(ROWS / statistics.median(taken[name] for taken in turns)) for name in candidates
         },
         "ratio_to_java": ratio("ours", "java"),
         "ratio_in_small_topics": ratio("ours in small topics", "bare in small topics"),

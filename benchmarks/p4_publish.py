@@ -47,10 +47,10 @@ TURNS = size("TMS_BENCH_TURNS", 5)
 TOPIC = TopicId("default", "bench")
 #: The batches of 500 messages of 1 kB in a turn, and the single messages.
 LARGE, SINGLE = 100, 3000
-#: How many publish such batches at once, the bar, and what it was before.
+#: The concurrent producers of such batches, the bar, and the value before the optimization.
 BATCH_CASES = ((1, 0.8, 0.63), (4, 1.0, 0.61))
 PRODUCERS = 16
-#: What CDAP's server is asked too, in so many short turns for each turn: producers, messages in a request, requests.
+#: The requests that CDAP's server gets too (producers, messages in a request, requests), and the short turns per turn.
 AGAINST_CDAP = ((1, 1, 3000), (1, 100, 1500), (PRODUCERS, 1, 6000))
 SHORT_TURNS = 10
 #: The messages per page of a paging reader.
@@ -64,7 +64,7 @@ def request(verb: str, body: bytes) -> bytes:
     return f"{head}\r\n\r\n".encode() + body
 
 
-def publishing(messages: int, length: int) -> bytes:
+def publish_request(messages: int, length: int) -> bytes:
     return request("publish", b"\x02" + block([b"x" * length] * messages) + b"\0")
 
 
@@ -83,7 +83,7 @@ def publish(port: int, data: bytes, requests: int, producers: int) -> float:
                 connection = connections[key.data]
                 answer = connection.recv(65536)
                 if not (answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n")):
-                    raise RuntimeError(f"the server said {answer!r}")
+                    raise RuntimeError(f"the server responded {answer!r}")
                 done += 1
                 if sent < requests:
                     connection.sendall(data)
@@ -112,17 +112,17 @@ def fetch_pages(port: int, length: int) -> float:
         length: the length of each message, in bytes.
     """
     found, start = 0, None
-    # Behind the last id: the payload's length and the payload, and the array's end.
-    behind = len(varint(length)) + length + 1
+    # The last id precedes the payload's length, the payload, and the end of the array.
+    tail_bytes = len(varint(length)) + length + 1
     started = time.perf_counter()
     with closing(HTTPConnection("127.0.0.1", port)) as connection:
         while True:
             connection.request("POST", f"{_PATH}/poll", encode_poll(start, _PAGE, None, inclusive=False), _AVRO_HEADERS)
             answer = connection.getresponse().read()
-            if len(answer) < behind:
+            if len(answer) < tail_bytes:
                 return found / (time.perf_counter() - started)
-            start = MessageId.parse(answer[-behind - 20 : -behind])
-            found += round(len(answer) / (behind + 20))
+            start = MessageId.parse(answer[-tail_bytes - 20 : -tail_bytes])
+            found += round(len(answer) / (tail_bytes + 20))
 
 
 def connect(port: int) -> socket.socket:
@@ -131,12 +131,12 @@ def connect(port: int) -> socket.socket:
     return connection
 
 
-class Bare:
+class BareStore:
     """A bare LevelDB with rows as long as the server's."""
 
     def __init__(self, folder: Path) -> None:
         self._database = plyvel.DB(str(folder), create_if_missing=True)
-        self._at = 1_700_000_000_000 << 16
+        self._position = 1_700_000_000_000 << 16
 
     def write(self, messages: int, length: int, batches: int) -> float:
         """Return the synced batches per second."""
@@ -145,8 +145,8 @@ class Bare:
         for _ in range(batches):
             batch = self._database.write_batch(sync=True)
             for _ in range(messages):
-                self._at += 1
-                batch.put(MessageKey(TOPIC, 1, self._at >> 16, self._at & 0xFFFF).pack(), value)
+                self._position += 1
+                batch.put(MessageKey(TOPIC, 1, self._position >> 16, self._position & 0xFFFF).pack(), value)
             batch.write()
         return batches / (time.perf_counter() - started)
 
@@ -186,19 +186,21 @@ def syncs_per_batch(folder: Path, batches: int = 200) -> float:
         return (sum(store.calls[name] for name in writes) - before) / batches
 
 
-def turns(measure: Callable[[], float], beside: Callable[[], float], count: int = TURNS) -> tuple[float, float, float]:
+def compare_in_turns(
+    measure: Callable[[], float], baseline: Callable[[], float], count: int = TURNS
+) -> tuple[float, float, float]:
     """Return the medians of the turns' ratios and of both rates. The first turn is a warm-up."""
-    pairs = [(measure(), beside()) for _ in range(count + 1)][1:]
+    pairs = [(measure(), baseline()) for _ in range(count + 1)][1:]
     ours, others = zip(*pairs, strict=True)
     return statistics.median(o / b for o, b in pairs), statistics.median(ours), statistics.median(others)
 
 
-def batches(scratch: Path) -> None:
+def measure_batches(scratch: Path) -> None:
     """Measure publishes of large batches, and then reads of their messages."""
-    bare, data = Bare(scratch / "bare-large"), publishing(500, 1000)
+    bare, data = BareStore(scratch / "bare-large"), publish_request(500, 1000)
     with server(scratch / "large") as port:
         for producers, bar, before in BATCH_CASES:
-            ratio, ours, other = turns(
+            ratio, ours, other = compare_in_turns(
                 partial(publish, port, data, LARGE, producers), lambda: bare.write(500, 1000, LARGE)
             )
             details = {"before": before, "messages_per_second": round(ours * 500)}
@@ -206,20 +208,20 @@ def batches(scratch: Path) -> None:
             name = f"HTTP publish, 1 kB × 500, {producers} at a time, ÷ bare synced writes"
             report(Figure("P4", name, round(ratio, 3), at_least=bar, details=details))
         rows = len(BATCH_CASES) * LARGE * (TURNS + 1) * 500
-        reading("fetch ÷ bare reads", 0.5, 0.31, turns(lambda: rows / fetch(port), bare.read))
-        pages = turns(lambda: fetch_pages(port, 1000), bare.read)
-        reading(f"fetch in pages of {_PAGE} ÷ bare reads", 0.4, 0.27, pages)
-    transactional(scratch / "transactional")
+        report_read_rates("fetch ÷ bare reads", 0.5, 0.31, compare_in_turns(lambda: rows / fetch(port), bare.read))
+        pages = compare_in_turns(lambda: fetch_pages(port, 1000), bare.read)
+        report_read_rates(f"fetch in pages of {_PAGE} ÷ bare reads", 0.4, 0.27, pages)
+    measure_transactional_reads(scratch / "transactional")
 
 
-def reading(name: str, bar: float, before: float, found: tuple[float, float, float]) -> None:
+def report_read_rates(name: str, bar: float, before: float, found: tuple[float, float, float]) -> None:
     """Report the rates of readers."""
     ratio, ours, other = found
     details = {"before": before, "messages_per_second": round(ours), "beside_per_second": round(other)}
     report(Figure("P4", name, round(ratio, 3), at_least=bar, details=details))
 
 
-def transactional(folder: Path) -> None:
+def measure_transactional_reads(folder: Path) -> None:
     """Compare a reader in a transaction with one outside, on messages published in transactions."""
     folder.mkdir()
     pointer = SystemClock().now_ms() * TX_PER_MS
@@ -235,34 +237,34 @@ def transactional(folder: Path) -> None:
     body = encode_poll(None, None, reader, inclusive=True)
     with Serve(configure(folder)) as process:
         port, rows = process.port, 2 * LARGE * 500
-        pairs = turns(lambda: rows / fetch(port, body), lambda: rows / fetch(port))
+        pairs = compare_in_turns(lambda: rows / fetch(port, body), lambda: rows / fetch(port))
         process.end()
-    reading("fetch in a transaction ÷ without", 0.8, 0.81, pairs)
+    report_read_rates("fetch in a transaction ÷ without", 0.8, 0.81, pairs)
 
 
-def singles(scratch: Path) -> None:
+def measure_singles(scratch: Path) -> None:
     """Measure single publishes, compared with bare LevelDB and, if Java is available, with CDAP's server."""
-    bare, one = Bare(scratch / "bare-single"), publishing(1, 100)
+    bare, one = BareStore(scratch / "bare-single"), publish_request(1, 100)
     with server(scratch / "single") as port, cdap_server(scratch / "cdap") as cdap_port:
-        ratio, ours, other = turns(
+        ratio, ours, other = compare_in_turns(
             lambda: publish(port, one, SINGLE * 4, PRODUCERS), lambda: bare.write(1, 100, SINGLE)
         )
         details: dict[str, float] = {"before": 2.16, "messages_per_second": round(ours)}
         details["bare_messages_per_second"] = round(other)
         name = f"one by one, {PRODUCERS} producers, ÷ bare single synced writes"
         report(Figure("P4", name, round(ratio, 3), at_least=2.0, details=details))
-        ratio, ours, other = turns(lambda: publish(port, one, SINGLE, 1), lambda: bare.write(1, 100, SINGLE))
+        ratio, ours, other = compare_in_turns(lambda: publish(port, one, SINGLE, 1), lambda: bare.write(1, 100, SINGLE))
         details = {"before": 0.86, "messages_per_second": round(ours), "bare_messages_per_second": round(other)}
         report(Figure("P4", "one by one, ÷ bare single synced writes", round(ratio, 3), at_least=0.6, details=details))
         if cdap_port is not None:
             for producers, messages, requests in AGAINST_CDAP:
-                against_cdap(port, cdap_port, producers, messages, requests)
+                compare_with_cdap(port, cdap_port, producers, messages, requests)
 
 
-def against_cdap(port: int, cdap_port: int, producers: int, messages: int, requests: int) -> None:
+def compare_with_cdap(port: int, cdap_port: int, producers: int, messages: int, requests: int) -> None:
     """Measure both servers in short turns, so that both run under the same load of the machine and its disk."""
-    data, share = publishing(messages, 100), requests // SHORT_TURNS
-    ratio, ours, theirs = turns(
+    data, share = publish_request(messages, 100), requests // SHORT_TURNS
+    ratio, ours, theirs = compare_in_turns(
         lambda: publish(port, data, share, producers),
         lambda: publish(cdap_port, data, share, producers),
         TURNS * SHORT_TURNS,
@@ -292,8 +294,8 @@ def cdap_server(folder: Path) -> Iterator[int | None]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="p4-") as scratch:
-        batches(Path(scratch))
-        singles(Path(scratch))
+        measure_batches(Path(scratch))
+        measure_singles(Path(scratch))
         syncs = syncs_per_batch(Path(scratch) / "syncs")
         report(Figure("P4", "synced writes per acknowledged batch", syncs, at_most=2))
 

@@ -28,7 +28,7 @@ import yaml
 
 from benchmarks import hbase
 from benchmarks.figure import Figure, report
-from benchmarks.load import TOPIC, Sample, milliseconds, offer, publishing, top_rate
+from benchmarks.load import TOPIC, Sample, measure_top_rate, percentile_ms, publish_request, send_on_schedule
 from benchmarks.stores import BODY
 from tests.hbase.tables import Tables
 from tests.server.client import Client, TopicClient
@@ -53,15 +53,15 @@ STRETCH_SECONDS = size("TMS_BENCH_SECONDS", 6)
 TOP_REQUESTS = 10_000
 #: The load as a percentage of the top rate; the figure is for the middle value.
 LOADS = (10, 50, 90)
-JUDGED = 50
-#: Rows are older than the short ttl and younger than the long one, in seconds.
-SHORT, AGE, LONG = 3600, 7200, 30 * 86_400
+FIGURE_LOAD = 50
+#: The TTLs of a topic and the age of its rows, in seconds: all rows are due by the short TTL, and none by the long TTL.
+SHORT_TTL, ROW_AGE, LONG_TTL = 3600, 7200, 30 * 86_400
 _JANITOR = Path(sys.executable).with_name("janitor")
 _PUT_ROWS = 5_000
 
 
 @dataclass(frozen=True)
-class Scene:
+class Deployment:
     """A server, a janitor, and topics with a TTL that the benchmark shortens.
 
     Attributes:
@@ -76,21 +76,23 @@ class Scene:
     rows: int
 
     def publish(self, per_second: float, seconds: float) -> list[Sample]:
-        return offer(self.port, lambda _: publishing(BODY), per_second, max(1, round(per_second * seconds)))
+        return send_on_schedule(
+            self.port, lambda _: publish_request(BODY), per_second, max(1, round(per_second * seconds))
+        )
 
     def shorten(self, topic: TopicId) -> None:
         """Make all rows of a topic due."""
         with Client(self.port) as client:
             path = f"{TopicClient(client, topic.topic).path}/properties"
-            answer = client.ask("PUT", path, json.dumps({"ttl": str(SHORT)}).encode())
+            answer = client.ask("PUT", path, json.dumps({"ttl": str(SHORT_TTL)}).encode())
         if answer.status != 200:
             raise RuntimeError(f"the ttl of {topic} could not be shortened: {answer.text}")
 
-    def swept(self, since_ms: float) -> tuple[float, float]:
+    def wait_for_sweep(self, since_ms: float) -> tuple[float, float]:
         """Wait for the sweep that found a topic's rows due; return its start and its finish in ms."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            with urllib.request.urlopen(f"{self.page}api/runs?limit=100") as answer:  # noqa: S310 it is our own
+            with urllib.request.urlopen(f"{self.page}api/runs?limit=100") as answer:  # noqa: S310 our own server
                 runs: list[dict[str, Any]] = json.load(answer)["runs"]
             for run in runs:
                 if run["started_ms"] >= since_ms and run["expired"] and run["finished_ms"]:
@@ -109,39 +111,39 @@ class Turn:
     swept: list[Sample]
     sweep_seconds: float
 
-    def ratio(self, hundredth: int) -> float:
-        return milliseconds(self.swept, hundredth) / milliseconds(self.quiet, hundredth)
+    def ratio(self, percent: int) -> float:
+        return percentile_ms(self.swept, percent) / percentile_ms(self.quiet, percent)
 
 
-def turn(scene: Scene, topic: TopicId, per_second: float) -> Turn:
-    quiet = scene.publish(per_second, STRETCH_SECONDS)
+def run_turn(deployment: Deployment, topic: TopicId, per_second: float) -> Turn:
+    quiet = deployment.publish(per_second, STRETCH_SECONDS)
     wall = time.time() - time.monotonic()
     since_ms = (time.monotonic() + wall) * 1000
-    scene.shorten(topic)
-    samples = scene.publish(per_second, STRETCH_SECONDS)
-    began_ms, ended_ms = scene.swept(since_ms - 1)
-    during = [sample for sample in samples if began_ms <= (sample.due + wall) * 1000 <= ended_ms]
+    deployment.shorten(topic)
+    samples = deployment.publish(per_second, STRETCH_SECONDS)
+    started_ms, finished_ms = deployment.wait_for_sweep(since_ms - 1)
+    during = [sample for sample in samples if started_ms <= (sample.due + wall) * 1000 <= finished_ms]
     # Compactions of LevelDB must not continue in the next quiet stretch.
     time.sleep(1)
-    return Turn(quiet, during, (ended_ms - began_ms) / 1000)
+    return Turn(quiet, during, (finished_ms - started_ms) / 1000)
 
 
-def measure(scene: Scene) -> tuple[float, dict[str, Any]]:
+def measure(deployment: Deployment) -> tuple[float, dict[str, Any]]:
     """Return the figure, and its details."""
-    top_rate(scene.port, publishing(BODY), TOP_REQUESTS)
-    top = top_rate(scene.port, publishing(BODY), TOP_REQUESTS)
-    at_load = {load: scene.publish(top * load / 100, STRETCH_SECONDS) for load in LOADS}
-    turns = [turn(scene, topic, top * JUDGED / 100) for topic in scene.topics][1:]
+    measure_top_rate(deployment.port, publish_request(BODY), TOP_REQUESTS)
+    top = measure_top_rate(deployment.port, publish_request(BODY), TOP_REQUESTS)
+    at_load = {load: deployment.publish(top * load / 100, STRETCH_SECONDS) for load in LOADS}
+    turns = [run_turn(deployment, topic, top * FIGURE_LOAD / 100) for topic in deployment.topics][1:]
     ratios = [one.ratio(99) for one in turns]
     details: dict[str, Any] = {
         "top_requests_per_second": round(top),
-        "p50_ms_at_load_percent": {load: round(milliseconds(found, 50), 2) for load, found in at_load.items()},
-        "p99_ms_at_load_percent": {load: round(milliseconds(found, 99), 2) for load, found in at_load.items()},
-        "rows": scene.rows,
+        "p50_ms_at_load_percent": {load: round(percentile_ms(found, 50), 2) for load, found in at_load.items()},
+        "p99_ms_at_load_percent": {load: round(percentile_ms(found, 99), 2) for load, found in at_load.items()},
+        "rows": deployment.rows,
         "ratios": [round(ratio, 2) for ratio in ratios],
         "ratio_of_p50": round(statistics.median(one.ratio(50) for one in turns), 2),
-        "quiet_p99_ms": round(statistics.median(milliseconds(one.quiet, 99) for one in turns), 2),
-        "sweep_p99_ms": round(statistics.median(milliseconds(one.swept, 99) for one in turns), 2),
+        "quiet_p99_ms": round(statistics.median(percentile_ms(one.quiet, 99) for one in turns), 2),
+        "sweep_p99_ms": round(statistics.median(percentile_ms(one.swept, 99) for one in turns), 2),
         "sweep_seconds": round(statistics.median(one.sweep_seconds for one in turns), 2),
     }
     return round(statistics.median(ratios), 2), details
@@ -150,9 +152,9 @@ def measure(scene: Scene) -> tuple[float, dict[str, Any]]:
 def fill(store: Store, rows: int) -> list[TopicId]:
     """Create a topic for each turn and one for warm-up, without due rows."""
     topics = [TopicId("default", f"swept{number}") for number in range(TURNS + 1)]
-    oldest_ms = (int(time.time()) - AGE) * 1000 - rows
+    oldest_ms = (int(time.time()) - ROW_AGE) * 1000 - rows
     for topic in topics:
-        store.metadata.compare_and_set(topic.prefix, None, encode_properties({"generation": "1", "ttl": str(LONG)}))
+        store.metadata.compare_and_set(topic.prefix, None, encode_properties({"generation": "1", "ttl": str(LONG_TTL)}))
         for first in range(0, rows, _PUT_ROWS):
             numbers = range(first, min(first + _PUT_ROWS, rows))
             keys = (MessageKey(topic, 1, oldest_ms + number, 0).pack() for number in numbers)
@@ -160,14 +162,14 @@ def fill(store: Store, rows: int) -> list[TopicId]:
     return topics
 
 
-def adopt(config: Path) -> None:
+def adopt_store(config: Path) -> None:
     """Adopt the store while no rows are due."""
     command = [str(_JANITOR), "run", "--once", "--adopt", "--config", str(config)]
     with config.with_suffix(".log").open("a") as log:
         subprocess.run(command, check=True, stdout=log, stderr=log)
 
 
-def page(log: Path) -> str:
+def wait_for_page(log: Path) -> str:
     """Wait for the address of the status page in a janitor's log, and return it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -178,7 +180,7 @@ def page(log: Path) -> str:
 
 
 @contextmanager
-def serving(config: Path, *, janitor: bool) -> Iterator[Serve]:
+def run_server(config: Path, *, janitor: bool) -> Iterator[Serve]:
     """Run a server with the topic for publishing."""
     with Serve(config, janitor=janitor) as server:
         with Client(server.port) as client:
@@ -188,19 +190,19 @@ def serving(config: Path, *, janitor: bool) -> Iterator[Serve]:
 
 
 @contextmanager
-def embedded() -> Iterator[Scene]:
-    """Run a server on LevelDB with the embedded janitor."""
+def start_embedded() -> Iterator[Deployment]:
+    """Run a server on LevelDB with an embedded janitor."""
     with tempfile.TemporaryDirectory(prefix="p5-") as folder:
         config = configure(Path(folder))
         with LevelDBStore(Path(folder) / "messaging", create=True) as store:
             topics = fill(store, ROWS)
-        adopt(config)
-        with serving(config, janitor=True) as server:
-            yield Scene(server.port, page(config.with_suffix(".log")), topics, ROWS)
+        adopt_store(config)
+        with run_server(config, janitor=True) as server:
+            yield Deployment(server.port, wait_for_page(config.with_suffix(".log")), topics, ROWS)
 
 
 @contextmanager
-def with_own_counter() -> Iterator[Scene]:
+def start_on_hbase() -> Iterator[Deployment]:
     """Run HBase, a server, and the janitor in a separate process."""
     with ExitStack() as stack:
         running = stack.enter_context(hbase.server())
@@ -217,23 +219,23 @@ def with_own_counter() -> Iterator[Scene]:
             topics = fill(store, HBASE_ROWS)
         # Flush the rows to files, as in an old store, so that HBase does not flush memory during the measurement.
         running.command("compact", f"{namespace}:tms.message")
-        adopt(config)
-        server = stack.enter_context(serving(config, janitor=False))
+        adopt_store(config)
+        server = stack.enter_context(run_server(config, janitor=False))
         log = folder / "janitor.log"
         with log.open("w") as output:
             janitor = subprocess.Popen([str(_JANITOR), "run", "--config", str(config)], stdout=output, stderr=output)
         stack.callback(janitor.wait)
         stack.callback(janitor.kill)
-        yield Scene(server.port, page(log), topics, HBASE_ROWS)
+        yield Deployment(server.port, wait_for_page(log), topics, HBASE_ROWS)
 
 
 def main() -> None:
-    with embedded() as scene:
-        ratio, details = measure(scene)
+    with start_embedded() as deployment:
+        ratio, details = measure(deployment)
     name = "p99 publish latency during a sweep ÷ without: embedded, LevelDB"
     report(Figure("P5", name, ratio, at_most=2.0, details=details))
-    with with_own_counter() as scene:
-        ratio, details = measure(scene)
+    with start_on_hbase() as deployment:
+        ratio, details = measure(deployment)
     name = "p99 publish latency during a sweep ÷ without: a process of its own, HBase"
     report(Figure("P5", name, ratio, at_most=1.2, details=details))
 

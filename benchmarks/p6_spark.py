@@ -39,22 +39,22 @@ from tms_core.transaction.model import TX_PER_MS
 ROWS = size("TMS_BENCH_ROWS", 5_000_000)
 TASKS, TURNS = 8, 5
 #: The number of measurements of decoding and of the bare loop.
-LOOPS = 5
-#: The rows of a write.
-BATCH = 10_000
-EVERYTHING = Piece(None, (ALL_KEYS,))
+MEASUREMENTS = 5
+#: The rows per write.
+BATCH_ROWS = 10_000
+ALL_ROWS = Piece(None, (ALL_KEYS,))
 
 
 def pin(processors: set[int]) -> None:
-    """Keep this process and all that it has started, the JVM with each thread, to some processors."""
+    """Pin this process and its descendants (the JVM, Python workers), with all their threads, to some processors."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    ours = {os.getpid()}
-    while more := {process for process, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    for process in ours:
+    pids = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    for process in pids:
         with suppress(OSError):
             for thread in Path(f"/proc/{process}/task").iterdir():
                 with suppress(OSError):
@@ -74,9 +74,9 @@ def decide(store: Path, cores: int, *, pinned: bool = False) -> list[float]:
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", "1")
     spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
     register(spark)
-    everywhere = os.sched_getaffinity(0)
+    all_processors = os.sched_getaffinity(0)
     if pinned:
-        pin({min(everywhere)})
+        pin({min(all_processors)})
     seconds = []
     for _ in range(TURNS + 1):
         source = spark.read.format("tms").options(leveldb=str(store), now=str(NOW_MS), partitions=str(TASKS))
@@ -85,24 +85,24 @@ def decide(store: Path, cores: int, *, pinned: bool = False) -> list[float]:
         seconds.append(time.perf_counter() - started)
         if sum(row["count"] for row in counted) != ROWS:
             raise RuntimeError(f"{counted} are not {ROWS} rows")
-    pin(everywhere)
+    pin(all_processors)
     spark.stop()
     return seconds[1:]
 
 
-def decoding(store: Path, table: DataTable, rows: int) -> float:
+def decoding_seconds(store: Path, table: DataTable, rows: int) -> float:
     """Return the processor seconds of one process that decodes and evaluates all rows."""
     reader = RowReader(SourceOptions.parse({"leveldb": str(store), "table": table, "now": str(NOW_MS)}, {}))
     with clone(store, store.with_name("scratch")) as cloned:
         started = time.process_time()
-        found = sum(batch.num_rows for batch in reader.batches(cloned, EVERYTHING, None))
+        found = sum(batch.num_rows for batch in reader.batches(cloned, ALL_ROWS, None))
         seconds = time.process_time() - started
     if found != rows:
         raise RuntimeError(f"decoded {found} of {rows} rows")
     return seconds
 
 
-def bare(store: Path, table: DataTable, *, values: bool) -> float:
+def bare_loop_seconds(store: Path, table: DataTable, *, values: bool) -> float:
     """Return the processor seconds of a plain loop over the same rows, or over their keys alone."""
     database = plyvel.DB(str(store / f"system.tms.{table}"))
     started = time.process_time()
@@ -115,32 +115,36 @@ def bare(store: Path, table: DataTable, *, values: bool) -> float:
     return seconds
 
 
-def shares(store: Path, table: DataTable, rows: int) -> tuple[float, float]:
-    """The speed of decoding as a share of the plain loop's over rows, and of that over keys alone."""
+def decoding_shares(store: Path, table: DataTable, rows: int) -> tuple[float, float]:
+    """Return the speed of decoding as a share of a plain loop over rows, and of a plain loop over keys alone."""
     turns = [
-        (decoding(store, table, rows), bare(store, table, values=True), bare(store, table, values=False))
-        for _ in range(LOOPS)
+        (
+            decoding_seconds(store, table, rows),
+            bare_loop_seconds(store, table, values=True),
+            bare_loop_seconds(store, table, values=False),
+        )
+        for _ in range(MEASUREMENTS)
     ]
     decoded, both, keys = (min(seconds) for seconds in zip(*turns, strict=True))
-    return round(both / decoded, 3), round(keys / decoded, 3)
+    return round(both / decoded, 3), round(keys / shares_by_kind, 3)
 
 
 def build_transactional(store: Path, rows: int, payload: bytes | None) -> None:
-    """Messages with write pointers; without a payload of their own each refers to a row of the payload table."""
+    """Write messages of transactions. If ``payload`` is None, each message refers to a row of the payload table."""
     [topic] = topic_names(1)
-    with LevelDBStore(store, create=True) as made:
-        made.metadata.compare_and_set(topic.prefix, None, encode_properties({"generation": "1", "ttl": "3600"}))
-        for first in range(0, rows, BATCH):
-            times = range(NOW_MS - rows + first, NOW_MS - rows + min(first + BATCH, rows))
+    with LevelDBStore(store, create=True) as target:
+        target.metadata.compare_and_set(topic.prefix, None, encode_properties({"generation": "1", "ttl": "3600"}))
+        for first in range(0, rows, BATCH_ROWS):
+            times = range(NOW_MS - rows + first, NOW_MS - rows + min(first + BATCH_ROWS, rows))
             value = [MessageValue(ms * TX_PER_MS, payload) for ms in times]
             keys = [MessageKey(topic, 1, ms, 0).pack() for ms in times]
-            made.message.put(list(zip(keys, value, strict=True)))
+            target.message.put(list(zip(keys, value, strict=True)))
             if payload is None:
-                made.payload.put([(PayloadKey(topic, 1, ms * TX_PER_MS, ms, 0).pack(), BODY) for ms in times])
+                target.payload.put([(PayloadKey(topic, 1, ms * TX_PER_MS, ms, 0).pack(), BODY) for ms in times])
 
 
-def planning(store: Path) -> float:
-    """Seconds in which one process plans a sweep: it reads what is due and nothing else."""
+def plan_seconds(store: Path) -> float:
+    """Return the seconds in which one process plans a sweep; a plan reads only due rows."""
     with clone(store, store.with_name("scratch")) as cloned:
         started = time.perf_counter()
         done = engine(cloned, ManualClock(NOW_MS)).plan().report
@@ -150,17 +154,17 @@ def planning(store: Path) -> float:
     return seconds
 
 
-def decoded(scratch: Path, plain: Path) -> dict[str, tuple[float, float]]:
-    """What :func:`shares` says of each kind of row."""
-    some = ROWS // 5
+def shares_by_kind(scratch: Path, plain: Path) -> dict[str, tuple[float, float]]:
+    """Return the result of :func:`decoding_shares` for each kind of row."""
+    rows = ROWS // 5
     inline, references = scratch / "inline", scratch / "references"
-    build_transactional(inline, some, BODY)
-    build_transactional(references, some, None)
+    build_transactional(inline, rows, BODY)
+    build_transactional(references, rows, None)
     return {
-        "plain": shares(plain, "message", ROWS),
-        "transactional": shares(inline, "message", some),
-        "reference": shares(references, "message", some),
-        "payload": shares(references, "payload", some),
+        "plain": decoding_shares(plain, "message", ROWS),
+        "transactional": decoding_shares(inline, "message", rows),
+        "reference": decoding_shares(references, "message", rows),
+        "payload": decoding_shares(references, "payload", rows),
     }
 
 
@@ -168,8 +172,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="p6-") as scratch:
         store = Path(scratch) / "store"
         build(store, topic_names(10), ROWS // 10, NOW_MS - 7_200_000, 1)
-        by_kind = decoded(Path(scratch), store)
-        single = min(planning(store) for _ in range(LOOPS))
+        by_kind = shares_by_kind(Path(scratch), store)
+        single = min(plan_seconds(store) for _ in range(MEASUREMENTS))
         decide(store, 2)
         kinds = {"one": (1, True), "unpinned": (1, False), "two": (2, False)}
         turns: dict[str, list[float]] = {kind: [] for kind in kinds}

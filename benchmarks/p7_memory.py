@@ -28,7 +28,7 @@ def anonymous_mb() -> float:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError("this kernel does not tell anonymous memory")
+    raise RuntimeError("/proc/self/status has no RssAnon")
 
 
 def sweep(path: Path) -> None:

@@ -28,7 +28,7 @@ RUNS = 5
 MAX_RATIO = 1.2
 MAX_MEMORY_MB = 32
 FIRST_ID = 1_600_000_000_000 * 1_000_000
-#: Failed transactions some 3 ms apart, as in a busy cluster.
+#: The mean distance of failed transactions: 3 ms, as in a busy cluster.
 MEAN_GAP = 3_000_000
 
 
@@ -139,7 +139,7 @@ def _status_kb(field: str) -> int:
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0])
-    raise LookupError(f"this system does not tell {field}")
+    raise LookupError(f"/proc/self/status has no {field}")
 
 
 if __name__ == "__main__":

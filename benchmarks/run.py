@@ -22,12 +22,12 @@ def scripts(ids: Iterable[str]) -> list[Path]:
     """Return the scripts of the named benchmarks (``p1``, ``P8``), or of all of them, ordered by number.
 
     Raises:
-        SystemExit: one of them does not exist.
+        SystemExit: a benchmark does not exist.
     """
     found = {path.stem.partition("_")[0]: path for path in HERE.glob("p[0-9]*.py")}
     wanted = [name.lower() for name in ids] or list(found)
     if unknown := [name for name in wanted if name not in found]:
-        sys.exit(f"no benchmark {', '.join(unknown)}; there are {', '.join(sorted(found, key=_number))}")
+        sys.exit(f"unknown benchmark: {', '.join(unknown)}; choose from {', '.join(sorted(found, key=_number))}")
     return [found[name] for name in sorted(wanted, key=_number)]
 
 
@@ -35,7 +35,7 @@ def measure(script: Path) -> Iterator[dict[str, Any]]:
     """Run a benchmark; print and yield each figure immediately.
 
     Raises:
-        CalledProcessError: it failed.
+        CalledProcessError: the benchmark failed.
     """
     command = [sys.executable, "-m", f"benchmarks.{script.stem}"]
     with subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True) as process:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.p16_producers import CASES, COMMITTED_BAR, IN_A_ROW_BAR, SYNC_BARS
-from benchmarks.p20_slots import BATCH, SET, Measured, model, written
+from benchmarks.p20_slots import BATCH, SETTINGS, Rates, model, render_page
 
 PAGE = Path(__file__).parents[1] / "docs/explanation/scale.md"
 
@@ -20,17 +20,17 @@ def figures() -> list[str]:
 
 def test_the_page_says_what_follows_from_the_figures_that_it_shows() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert written(page, figures()) == page
+    assert render_page(page, figures()) == page
     ratio, *modelled = map(json.loads, figures())
     assert ratio["value"] == pytest.approx(ratio["two"] / ratio["one"], abs=0.01)
     assert [one["nodes"] for one in modelled] == [1, 10, 100]
     for one in modelled:
-        assert one["value"] == model(one["nodes"], Measured(one["node_rate"], one["tx_rate"]), one["batch"])
+        assert one["value"] == model(one["nodes"], Rates(one["node_rate"], one["tx_rate"]), one["batch"])
 
 
 def test_the_page_says_how_servers_were_set_when_the_ratio_was_measured() -> None:
     ratio = json.loads(figures()[0])
-    assert {name: ratio[name] for name in SET} == SET | {"best_of": 5}
+    assert {name: ratio[name] for name in SETTINGS} == SETTINGS | {"best_of": 5}
     sentence = "Each server has one connection to HBase (`storage.hbase.connections`, 4 by default)"
     assert sentence in " ".join(PAGE.read_text(encoding="utf-8").split())
 
@@ -39,14 +39,14 @@ def test_figure_changed_by_hand_is_found() -> None:
     page = PAGE.read_text(encoding="utf-8")
     node = json.loads(figures()[1])["node_rate"]
     forged = page.replace(f'"node_rate": {node}', f'"node_rate": {node + 1}')
-    assert written(forged, [line for line in forged.splitlines() if line.startswith('{"id"')]) != forged
+    assert render_page(forged, [line for line in forged.splitlines() if line.startswith('{"id"')]) != forged
 
 
 @pytest.mark.parametrize(
     ("nodes", "tx_rate", "events"), [(1, 1000, 10_000), (10, 1000, 100_000), (100, 1000, 250_000), (10, 100, 25_000)]
 )
 def test_nodes_add_up_until_the_transactions_are_what_limits(nodes: int, tx_rate: int, events: int) -> None:
-    assert model(nodes, Measured(10_000, tx_rate), BATCH) == events
+    assert model(nodes, Rates(10_000, tx_rate), BATCH) == events
 
 
 def test_the_bars_of_what_once_and_in_transactions_costs_are_the_benchmark_s() -> None:
