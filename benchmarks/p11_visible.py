@@ -90,7 +90,7 @@ def read_sweeps(page_url: str) -> list[Sweep]:
 
 
 def compute_lags(found: Sequence[Sweep]) -> Iterator[tuple[float, float]]:
-    """Yield the finish of each sweep after the first, and how long the oldest row was overdue just before, in seconds."""
+    """Yield the finish of each sweep after the first, and how long the oldest row was overdue just before, in s."""
     for previous, this in pairwise(found):
         yield this.finished, this.finished - previous.started
 

@@ -1,8 +1,9 @@
 """The panels of the dashboard, one for each question of an operator, in the order of the questions.
 
-Of gauges the largest that a release shows counts, so that two pods, or two who scrape one, are not added up.
+Expressions take the maximum of a gauge in each release, because a sum would count a release with two pods, or a pod
+that two Prometheus jobs scrape, twice.
 
-A panel's expressions have ``${scope}`` where the alerts have it, and ``${servers}`` where they are about servers, too.
+In expressions, ``${scope}`` selects the janitors, and ``${servers}`` the janitors and servers, as in the alerts.
 Grafana shows the description of a panel when the mouse points at it.
 """
 
@@ -16,7 +17,7 @@ Kind = Literal["stat", "timeseries", "table"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One expression, and what its lines are called (Grafana's ``{{label}}``)."""
+    """One expression, and the legend of its lines with Grafana's ``{{label}}``."""
 
     expression: str
     legend: str = ""
@@ -24,14 +25,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel.
+    """A panel of the dashboard.
 
     Attributes:
-        unit: as Grafana names it.
-        steps: of a stat, from which value on it has which colour; the first is below all others.
-        words: of a stat, what is written instead of a number.
-        width: of 24 columns.
-        signed: whether there are values below 0.
+        unit: Grafana's name of the unit.
+        steps: the lowest values of a stat's colors; the first color has no lowest value.
+        words: the texts that a stat shows instead of numbers.
+        width: the width in columns; a row has 24.
+        signed: whether values may be negative.
     """
 
     title: str
@@ -47,7 +48,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels that belong together; ``folded`` ones are loaded when they are opened."""
+    """A group of panels. Grafana queries the panels of a ``folded`` row only after a user opens the row."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -57,7 +58,7 @@ class Row:
 BAD = ((None, "green"), (1.0, "red"))
 LATE = ((None, "green"), (3_600.0, "orange"), (86_400.0, "red"))
 YES_IS_A_WARNING = (("0", "no"), ("1", "yes"))
-#: How a line is called of which each janitor has one.
+#: The legend of a panel with one line for each janitor.
 JANITOR = "{{namespace}} {{job}}"
 
 
@@ -117,7 +118,7 @@ OVERVIEW = (
         "Quarantined topics",
         "stat",
         "short",
-        "Topics that failed three times in a row. Runs leave them out.",
+        "Topics that failed three times in a row. Runs skip them.",
         _of("sum(max by (namespace, job) (tms_janitor_quarantined_topics{${scope}}))"),
         BAD,
         width=4,
@@ -160,7 +161,7 @@ WORK = (
         "Time by phase",
         "timeseries",
         "percentunit",
-        "Share of the time spent in each phase of the runs. If the sum is near 100 %, sweeps do not keep up.",
+        "Share of time that runs spend in each phase. If the sum is near 100 %, sweeps do not keep up.",
         _of(
             "sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_sum{${scope}}[$__rate_interval]))",
             "{{phase}}",
@@ -170,7 +171,7 @@ WORK = (
         "Mean duration of a phase",
         "timeseries",
         "s",
-        "Mean of the runs that had the phase.",
+        "Mean over the runs that had this phase.",
         _of(
             "sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_sum{${scope}}[$__rate_interval])) / "
             "(sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_count{${scope}}[$__rate_interval])) > 0)",
@@ -197,8 +198,8 @@ WORK = (
         "s",
         "0: a run is due or in progress; Last success shows a late run. "
         "Empty with CronJobs, whose schedule the janitor does not know.",
-        # The time of the scrape, not of the query: the run may have started since. A status is some seconds old, so
-        # the next run may lie before the scrape without being late.
+        # Subtract the time of the scrape, not of the query, because the run may have started since. The scraped status
+        # is some seconds old, so the next run may precede the scrape without being late; clamp_min shows that as 0.
         _of(
             "clamp_min(max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}"
             " - timestamp(tms_janitor_next_run_timestamp_seconds{${scope}})), 0)",
@@ -270,7 +271,7 @@ WAITING = (
         "Readers blocked by a transaction",
         "timeseries",
         "s",
-        "How long the oldest undecided transaction had blocked readers at the last count, and the age of that count.",
+        "Time since the oldest undecided transaction of the last count started to block readers, and age of that count.",
         (
             Target("time() - min(tms_janitor_blocking_transaction_timestamp_seconds{${scope}})", "blocked for"),
             Target("time() - max(tms_janitor_statistics_timestamp_seconds{${scope}})", "counted ago"),
@@ -334,7 +335,7 @@ TRANSACTIONS = (
         "Clock skew",
         "timeseries",
         "s",
-        "Wall clock minus the reference clock; negative: the wall clock is behind.",
+        "Wall clock minus reference clock. Negative: the wall clock is slow.",
         _of("tms_janitor_clock_skew_seconds{${scope}}", "{{instance}} {{source}}"),
         signed=True,
     ),
@@ -489,7 +490,7 @@ SERVER_TOPICS = (
         "Blocked readers",
         "timeseries",
         "s",
-        "How long readers in transactions have waited for an undecided transaction.",
+        "Time that readers in transactions have waited for an undecided transaction.",
         _of(
             "time() - min by (tms_namespace, topic) (tms_topic_first_undecided_timestamp_seconds{${servers}})",
             "{{tms_namespace}}:{{topic}}",
@@ -539,7 +540,7 @@ ACCESS = (
         "Rejected requests by route",
         "timeseries",
         "reqps",
-        "The same by route.",
+        "Requests rejected with 401, 403 or 429, by route.",
         _of(
             'sum by (route) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval])) or vector(0)',
             "{{route}}",

@@ -1,14 +1,13 @@
 """The alerts and their conditions.
 
 Each alert is one expression over the metrics of ``docs/reference/metrics.md`` and ``docs/reference/rest.md``. Names in
-braces differ between sites: ``${scope}`` selects the janitors, ``${servers}`` also the servers, and the others are the
-thresholds below. A daemon that sweeps every minute needs other thresholds than a CronJob that sweeps every night;
-nothing else differs.
+braces differ between sites: ``${scope}`` selects the janitors, ``${servers}`` the janitors and servers, and the others
+are the thresholds below. A daemon that sweeps every minute and a nightly CronJob differ only in thresholds.
 
-Alerts are about releases (a namespace and a job), never about a pod, which may no longer exist when an operator looks.
+Alerts identify a release (a namespace and a job), never a pod, which may no longer exist when an operator looks.
 
-There are three severities. ``critical`` should wake an operator, because rows may be lost, or deletion has stopped.
-``warning`` can wait until the morning. ``info`` needs no notification.
+Severities: ``critical`` should wake an operator, because rows may be lost, or deletion has stopped. ``warning`` can
+wait until the morning. ``info`` needs no notification.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Threshold:
     Attributes:
         name: its name in values files.
         daemon: the value for a daemon that sweeps every minute.
-        cronjob: the value for runs that are started from outside, at least once a day.
-        meaning: its meaning, with the unit.
+        cronjob: the value for runs that another program starts at least once a day.
+        meaning: the quantity with its unit.
     """
 
     name: str
@@ -47,35 +46,35 @@ class Threshold:
 
 THRESHOLDS = (
     Threshold("downSeconds", 600, 93_600, "seconds without a sign of life before a janitor counts as down"),
-    Threshold("absentSeconds", 600, 600, "seconds in which no janitor is scraped, as while a pod is replaced"),
-    Threshold("newSeconds", 0, 93_600, "seconds that may pass after it was switched on before the first run"),
+    Threshold("absentSeconds", 600, 600, "seconds without a scrape of any janitor, for example during a pod change"),
+    Threshold("newSeconds", 0, 93_600, "seconds from the end of plan-only mode until the first run"),
     Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run"),
     Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards and errors are counted"),
-    Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
+    Threshold("overdueSeconds", 21_600, 43_200, "seconds of the last day in which due rows may stay"),
     Threshold("invalidGrowth", 1_000, 1_000, "transactions by which the invalid list may grow in a day"),
-    Threshold("invalidIds", 200_000, 200_000, "transactions that the invalid list may have"),
-    Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that need no attention"),
-    Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
-    Threshold("pausedSeconds", 86_400, 86_400, "seconds anything may be paused"),
-    Threshold("planOnlySeconds", 604_800, 604_800, "seconds that a janitor may only plan"),
-    Threshold("growthBytes", 1 << 30, 1 << 30, "bytes that a topic may grow by in a day, if it more than doubles"),
-    Threshold("lagMessages", 10_000, 10_000, "messages that a consumer may lag by"),
-    Threshold("lagSeconds", 3_600, 3_600, "age in seconds of the oldest unread message of a consumer that lags"),
-    Threshold("undecidedSeconds", 300, 300, "seconds that readers may wait for a transaction to be decided"),
+    Threshold("invalidIds", 200_000, 200_000, "transactions that the invalid list may contain"),
+    Threshold("repeats", 3, 0, "errors with the same table and reason within windowSeconds that need no alert"),
+    Threshold("skewSeconds", 60, 60, "seconds by which two clocks may differ"),
+    Threshold("pausedSeconds", 86_400, 86_400, "seconds for which topics may be paused"),
+    Threshold("planOnlySeconds", 604_800, 604_800, "seconds for which a janitor may only plan"),
+    Threshold("growthBytes", 1 << 30, 1 << 30, "bytes by which a topic may grow in a day, if it more than doubles"),
+    Threshold("lagMessages", 10_000, 10_000, "messages by which a consumer may lag"),
+    Threshold("lagSeconds", 3_600, 3_600, "age of the oldest unread message of a lagging consumer, in seconds"),
+    Threshold("undecidedSeconds", 300, 300, "seconds that readers may wait for an open transaction"),
     Threshold("unauthorized", 100, 100, "requests without a valid token in five minutes"),
-    Threshold("forSeconds", 300, 300, "seconds most alerts wait before they fire"),
+    Threshold("forSeconds", 300, 300, "seconds for which the condition of most alerts must hold"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert.
+    """An alert.
 
     Attributes:
-        name: the name in Prometheus and of the section in ``docs/operate/alerts.md``.
+        name: the name in Prometheus, and of the section in ``docs/operate/alerts.md``.
         wait: how long the expression must hold: a threshold's name, or ``now``.
         summary: one line with Prometheus' placeholders, for a screen or a telephone.
-        meaning: what it means for the store, and why it matters.
+        meaning: the consequence for the store, or the usual causes.
     """
 
     name: str
@@ -86,17 +85,17 @@ class Alert:
     meaning: str
 
 
-def _of_any_pod(metric: str, labels: str = "") -> str:
-    """Return a gauge of a janitor from any of its pods; if one pod follows another, the last value."""
+def _any_pod(metric: str, labels: str = "") -> str:
+    """Return an expression: a gauge of a janitor from any of its pods; between two pods, the last value."""
     by, series = "max by (namespace, job)", f"{metric}{{{labels}${{scope}}}}"
     return f"({by} ({series}) or {by} (last_over_time({series}[1h])))"
 
 
-def _asks(*conditions: Condition) -> str:
-    """Return whether ``janitor status`` asks an operator to check one of these conditions."""
+def _has_condition(*conditions: Condition) -> str:
+    """Return an expression: whether ``janitor status`` reports one of these conditions."""
     alternatives = "|".join(conditions)
     condition = f'condition="{conditions[0]}",' if len(conditions) == 1 else f'condition=~"{alternatives}",'
-    return _of_any_pod("tms_janitor_attention", condition) + " == 1"
+    return _any_pod("tms_janitor_attention", condition) + " == 1"
 
 
 _TRIPS, _BY_GUARD = "tms_janitor_guard_trips_total{${scope}}", "max by (namespace, job, guard)"
@@ -150,7 +149,7 @@ ALERTS = (
     Alert(
         "TmsSnapshotStale",
         "warning",
-        _asks(Condition.SNAPSHOT_UNUSABLE),
+        _has_condition(Condition.SNAPSHOT_UNUSABLE),
         "forSeconds",
         "No usable transaction snapshot: no rows are inverted, and no boundary is published",
         "The transaction service writes no snapshots, or writes them to another place. Expired rows are still deleted.",
@@ -175,22 +174,22 @@ ALERTS = (
     Alert(
         "TmsBoundaryStuck",
         "warning",
-        _asks(Condition.BOUNDARY_STUCK, Condition.BOUNDARY_REFUTED),
+        _has_condition(Condition.BOUNDARY_STUCK, Condition.BOUNDARY_REFUTED),
         "forSeconds",
         "The prune boundary does not move",
-        "The boundary is four days behind, or was refuted. A topic is paused or quarantined, or a transaction is open.",
+        "The boundary is four days old, or was refuted. A topic is paused or quarantined, or a transaction is open.",
     ),
     Alert(
         "TmsGuardTripped",
         "critical",
-        # The last minute in which the counter rose, also if a new pod followed the previous one with a gap; and whether
-        # a run has succeeded since.
+        # Compare the last minute in which the counter rose with the last success. The subquery over 10 minutes bridges
+        # the gap between two pods.
         f"max_over_time((({_BY_GUARD} ({_TRIPS}) > {_BY_GUARD} (last_over_time({_TRIPS}[10m] offset 1m))) * 0 + time())"
         "[${windowSeconds}s:1m])"
         " > on (namespace, job) group_left ()"
         " (max by (namespace, job) (tms_janitor_last_success_timestamp_seconds{${scope}})"
         f" or 0 * max by (namespace, job) ({_TRIPS}))",
-        # Nothing is deleted before the adoption, and an operator who sets janitor.apply adopts a moment later.
+        # An operator who sets janitor.apply adopts the store shortly after, so wait before this alert fires.
         "forSeconds",
         "The {{ $labels.guard }} guard stopped a run; nothing is deleted",
         "The clock jumped, the store or its transaction system has changed, or the store is not adopted.",
@@ -206,7 +205,7 @@ ALERTS = (
     Alert(
         "TmsPausedTooLong",
         "warning",
-        _of_any_pod("tms_janitor_paused") + " > 0",
+        _any_pod("tms_janitor_paused") + " > 0",
         "pausedSeconds",
         "Topics are paused for a long time; their rows are not deleted",
         "The pause was probably forgotten: janitor resume",
@@ -214,7 +213,7 @@ ALERTS = (
     Alert(
         "TmsPlanOnlyLeftOn",
         "info",
-        _of_any_pod("tms_janitor_plan_only") + " > 0",
+        _any_pod("tms_janitor_plan_only") + " > 0",
         "planOnlySeconds",
         "The janitor only plans; nothing is deleted",
         "janitor.apply is still false after the installation.",
@@ -231,7 +230,7 @@ ALERTS = (
     Alert(
         "TmsClockSkew",
         "warning",
-        # A time ahead of Prometheus' clock would also prevent the alerts on old times.
+        # If a janitor's clock is ahead of Prometheus' clock, the alerts on old timestamps fire too late.
         "max by (namespace, job, source) (abs(tms_janitor_clock_skew_seconds{${scope}})) > ${skewSeconds}"
         " or label_replace(max by (namespace, job) (tms_janitor_heartbeat_timestamp_seconds{${scope}}) - time()"
         ' > ${skewSeconds}, "source", "prometheus", "", "")',
@@ -242,11 +241,11 @@ ALERTS = (
     Alert(
         "TmsMessagesAhead",
         "warning",
-        _asks(Condition.MESSAGES_AHEAD),
+        _has_condition(Condition.MESSAGES_AHEAD),
         "forSeconds",
         "Messages have future timestamps; janitor status names their topics",
-        "A server's clock was ahead. All later messages of such a topic get later times, so they are deleted later than"
-        " their ttl says.",
+        "A server's clock was ahead. Later messages of these topics also get future timestamps, so the janitor deletes"
+        " them after their ttl.",
     ),
     Alert(
         "TmsTopicGrowing",
@@ -276,8 +275,8 @@ ALERTS = (
         "forSeconds",
         "Readers of {{ $labels.tms_namespace }}:{{ $labels.topic }} have waited {{ $value | humanizeDuration }} for"
         " an open transaction",
-        "Readers in transactions continue when it has ended. tms tx list shows the transaction, its client and the"
-        " topics it blocks. To end it, and hide what it wrote: tms tx invalidate ID",
+        "Readers in transactions continue after it ends. tms tx list shows the transaction, its client and the"
+        " blocked topics. tms tx invalidate ID ends the transaction and hides its messages.",
     ),
     Alert(
         "TmsUnauthorizedRequests",
@@ -285,7 +284,7 @@ ALERTS = (
         'sum by (namespace, job) (increase(tms_requests_total{code="401",${servers}}[5m])) > ${unauthorized}',
         "now",
         "{{ $value | humanize }} requests without a valid token in five minutes",
-        "A client has an old token, or an attacker tries tokens. The audit log has their addresses.",
+        "A client has an old token, or an attacker guesses tokens. The audit log has the client's address.",
     ),
 )
 
@@ -301,20 +300,20 @@ def rules(
     """Return the rules in Prometheus' format.
 
     Args:
-        values: the value of each threshold; by default those of a daemon.
+        values: the value of each threshold; by default the values for a daemon.
         scope: the selector of janitors.
         servers: the selector of janitors and servers.
         runbook: the URL of ``docs/operate/alerts.md``, which has a section for each alert; empty: no links.
     """
-    figures = {**(thresholds() if values is None else values), "scope": scope, "servers": servers}
-    return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, figures, runbook) for alert in ALERTS]}]}
+    substitutions = {**(thresholds() if values is None else values), "scope": scope, "servers": servers}
+    return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, substitutions, runbook) for alert in ALERTS]}]}
 
 
-def _rule(alert: Alert, figures: Mapping[str, int | str], runbook: str) -> dict[str, Any]:
+def _rule(alert: Alert, substitutions: Mapping[str, int | str], runbook: str) -> dict[str, Any]:
     return {
         "alert": alert.name,
-        "expr": Template(alert.expression).substitute(figures),
-        **({} if alert.wait == "now" else {"for": f"{figures[alert.wait]}s"}),
+        "expr": Template(alert.expression).substitute(substitutions),
+        **({} if alert.wait == "now" else {"for": f"{substitutions[alert.wait]}s"}),
         "labels": {"severity": alert.severity},
         "annotations": {
             "summary": alert.summary,

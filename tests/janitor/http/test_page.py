@@ -168,7 +168,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(loo
             "released automatically in",
             "not released automatically",
         ],
-        "#aside": ["everything, 1 h ago", "after 4 failures", "tried again in"],
+        "#aside": ["everything, 1 h ago", "after 4 failures", "next attempt in"],
         "#overdue": [
             "111,013 message rows (expired), 8,100 payload rows (of old generations) and 3 message rows (to invert)"
         ],
@@ -197,9 +197,9 @@ def test_page_without_work_says_that_all_is_done_and_how_old_it_is(look: Look) -
         "#held": "No topic is held.",
         "#overdue": "No rows are overdue.",
         "#kept": "The last run kept no rows.",
-        "#guards": "No guard has tripped or warns.",
+        "#guards": "No guard tripped or warned.",
         "#queues tbody": "empty",
-        "#stale": "Old figures. The janitor answers, but its figures are from 10 min",
+        "#stale": "Stale data. The janitor responds, but its data is from 10 min",
     }.items():
         assert sentence in page.text(part)
 
@@ -358,7 +358,7 @@ def test_topic_page_has_sizes_changes_and_ways_out_of_a_hold(look: Look) -> None
         "at most 4.0 kB",
         "at most 4 messages",
         "Keep:",
-        "No consumer is registered, or none has been counted yet.",
+        "No consumer is registered or counted yet.",
     ):
         assert words in shown_text
     assert page.run("document.querySelectorAll('#detail svg.curve polyline').length") == 2
@@ -514,7 +514,7 @@ def test_the_page_can_be_heard_and_walked_through(look: Look) -> None:
       !table.caption || !table.querySelector('thead th[scope=col]'))"""
     assert (page.run(unnamed), page.run(headless)) == ([], [])
     page.press("Tab")
-    assert page.run("document.activeElement.textContent") == "Skip to the figures"
+    assert page.run("document.activeElement.textContent") == "Skip to the data"
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
     assert any(role == "image" and "Rows by rule" in name and "runs in the last" in name for role, name in roles)
@@ -624,7 +624,7 @@ def test_page_without_its_janitor_keeps_the_values_and_comes_back(look: Look) ->
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
     assert page.text("h1").startswith("Cannot reach the janitor. Since ")
-    assert "no connection. Trying again every 5 s." in page.text("h1")
+    assert "no connection. Retrying every 5 s." in page.text("h1")
     assert page.run("document.title") == "Cannot reach the janitor · janitor"
     assert "finance:ledger" in page.text("#held")
     look.serve(views, port=kit.server.port)
