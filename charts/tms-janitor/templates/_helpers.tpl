@@ -13,7 +13,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The name in a namespace; in a shared namespace, the release's namespace is its prefix. Takes a dict: root, namespace. */}}
+{{/* The name of an object; in another namespace, the release's namespace is its prefix. Takes a dict: root, namespace. */}}
 {{- define "tms.nameIn" -}}
 {{- $release := .root.Release.Namespace }}
 {{- if ne (.namespace | default $release) $release }}{{ $release }}.{{ end }}{{ include "tms.fullname" .root }}
@@ -24,7 +24,7 @@ app.kubernetes.io/name: {{ include "tms.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
-{{/* Each label once: the chart's own, then those of the object, then the common ones. Takes a dict: root; component, labels. */}}
+{{/* Labels without duplicates: the chart's labels override the object's, which override commonLabels. Takes a dict: root; component, labels. */}}
 {{- define "tms.labels" -}}
 {{- $root := .root }}
 {{- $own := include "tms.selector" $root | fromYaml }}
@@ -37,7 +37,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- merge $own (.labels | default dict) ($root.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 
-{{/* The image. With an archive it needs Parquet, which is in the image with another tag. */}}
+{{/* The image. An archive needs the image with Parquet, whose tag ends with -archive. */}}
 {{- define "tms.image" -}}
 {{- $name := .Values.image.repository }}
 {{- with .Values.global.imageRegistry | default .Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end }}
@@ -63,7 +63,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* The kinds of pods. "embedded": server, store and janitor are one pod. Not empty means yes. */}}
+{{/* The templates below return "yes" or nothing. "tms.embedded": whether server, store and janitor run in one pod. */}}
 {{- define "tms.embedded" -}}
 {{- if eq .Values.storage.kind "leveldb" }}yes{{ end }}
 {{- end }}
@@ -72,12 +72,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if and .Values.server.enabled (eq .Values.transactions.source "manager") (not (include "tms.embedded" .)) }}yes{{ end }}
 {{- end }}
 
-{{/* Whether there are several servers, or may be. */}}
+{{/* Whether several servers run, or may run because the topics have several slots. */}}
 {{- define "tms.several" -}}
 {{- if or (gt (int .Values.serverReplicas) 1) (gt (int (dig "leader" "slots" 1 (.Values.server | default dict))) 1) }}yes{{ end }}
 {{- end }}
 
-{{/* Whether the manager's log is in the volume; that of several servers is in HBase. */}}
+{{/* Whether the transaction log is in the volume; several servers have it in HBase. */}}
 {{- define "tms.managesInVolume" -}}
 {{- if and (include "tms.hasManager" .) (not (include "tms.several" .)) }}yes{{ end }}
 {{- end }}
@@ -86,7 +86,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if and .Values.spark.enabled (hasPrefix "k8s://" .Values.spark.master) }}yes{{ end }}
 {{- end }}
 
-{{/* Whether Spark starts executors outside the driver, which connect to it. "…OnKubernetes": in pods of this release. */}}
+{{/* Whether Spark's executors run outside the driver and connect to it. With "tms.sparkOnKubernetes", they are pods of this release. */}}
 {{- define "tms.sparkIsCalled" -}}
 {{- if and .Values.spark.enabled (regexMatch "^(k8s|spark)://" .Values.spark.master) }}yes{{ end }}
 {{- end }}
@@ -103,22 +103,22 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Whether pods that delete mount the volume; on HBase, a janitor has no other files. */}}
+{{/* Whether pods that delete rows mount the volume. On HBase, only an archive needs files. */}}
 {{- define "tms.keepsFiles" -}}
 {{- if or (include "tms.embedded" .) (dig "archive" "enabled" false .Values.janitor) }}yes{{ end }}
 {{- end }}
 
-{{/* Seconds until a pod is killed: two timeouts of HBase and a minute, or more. */}}
+{{/* The grace period of a pod in seconds: at least two timeouts of HBase and a minute. */}}
 {{- define "tms.graceSeconds" -}}
 {{- max 120 (int64 .Values.terminationGracePeriodSeconds) (add 60 (mul 2 (dig "hbase" "timeout_seconds" 30 .Values.storage | int64))) }}
 {{- end }}
 
-{{/* The name of the pod with the metrics: the daemon, or the exporter with CronJobs. */}}
+{{/* The component that serves the metrics: the daemon, or the exporter with CronJobs. */}}
 {{- define "tms.component" -}}
 {{- if eq .Values.mode "cronjob" }}exporter{{ else }}janitor{{ end }}
 {{- end }}
 
-{{/* The settings file. JSON is YAML, and its numbers stay whole. */}}
+{{/* The settings file as JSON, which is valid YAML, because toYaml may write large integers with an exponent. */}}
 {{- define "tms.config" -}}
 {{- $settings := dict "storage" .Values.storage "transactions" .Values.transactions "janitor" .Values.janitor }}
 {{- if eq .Values.mode "cronjob" }}
@@ -131,7 +131,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- toPrettyJson $settings }}
 {{- end }}
 
-{{/* The port of this chart's transaction service; empty: there is none, or only its own pod uses it. */}}
+{{/* The port of this chart's transaction service; empty without a service, or if only its own pod uses it. */}}
 {{- define "tms.transactionsPort" -}}
 {{- $listens := .Values.transactions.thrift | default "127." }}
 {{- if include "tms.hasManager" . }}15165
@@ -140,12 +140,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Its HOST:PORT. */}}
+{{/* The HOST:PORT of this chart's transaction service. */}}
 {{- define "tms.transactionsAddress" -}}
 {{- printf "%s-transactions:15165" (include "tms.fullname" .) }}
 {{- end }}
 
-{{/* The store as the program names it; the janitor refuses decisions about another store. */}}
+{{/* The name of the store in the janitor's messages. The janitor refuses decisions about another store. */}}
 {{- define "tms.storeName" -}}
 {{- if include "tms.embedded" . }}{{ clean .Values.storage.leveldb.path }}
 {{- else }}{{ printf "HBase namespace %s at %s" (.Values.storage.hbase.namespace | default "cdap_system") (join ", " .Values.storage.hbase.thrift) }}
@@ -174,24 +174,24 @@ podFailurePolicy:
     - action: FailJob
       onExitCodes: {containerName: {{ .container }}, operator: In, values: {{ toJson .codes }}}
       onPodConditions: []
-    # A disrupted pod is not a failed run.
+    # A pod that Kubernetes evicted does not count as a failed run.
     - action: Ignore
       onPodConditions: [{type: DisruptionTarget, status: "True"}]
 {{- end }}
 
-{{/* Environment variables, each once: the chart's, then the user's. Takes a dict: root, env. */}}
+{{/* Environment variables without duplicates: extraEnv overrides the chart's. Takes a dict: root, env. */}}
 {{- define "tms.env" -}}
 {{- $extra := .root.Values.extraEnv | default list }}
 {{- $names := list }}{{ $capitals := list }}
 {{- range $extra }}{{ $names = append $names .name }}{{ $capitals = append $capitals (upper .name) }}{{ end }}
 {{- $env := list }}
-{{- /* A variable of the user or of a Secret must not enable deletions; this variable overrides both. */}}
+{{- /* This variable prevents extraEnv and extraEnvFrom from enabling deletions. */}}
 {{- $apply := dict "name" "TMS_JANITOR__APPLY" "value" (toString .root.Values.janitor.apply) }}
 {{- $given := append (.env | default list) $apply }}
 {{- if .root.Values.krb5Conf }}{{ $given = append $given (dict "name" "KRB5_CONFIG" "value" "/etc/tms/krb5.conf") }}{{ end }}
 {{- range $given }}
 {{- if and (hasPrefix "TMS_" .name) (has .name $capitals) }}
-{{- fail (printf "extraEnv: %s is what the chart itself tells the pods of this release; leave it out" .name) }}
+{{- fail (printf "extraEnv: the chart sets %s in the pods of this release. Remove it from extraEnv." .name) }}
 {{- else if not (has .name $names) }}
 {{- $env = append $env . }}
 {{- end }}
@@ -368,14 +368,14 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* The template of executor pods on Kubernetes. Spark itself sets their memory and their command. */}}
+{{/* The template of executor pods on Kubernetes. Spark sets their memory and command. */}}
 {{- define "tms.executor" -}}
 {{- $pod := include "tms.pod" (dict "root" . "component" "executor" "image" (include "tms.sparkImage" .) "args" list "restartPolicy" "Never" "data" (eq (include "tms.sparkKeepsFiles" .) "yes")) | fromYaml }}
 {{- $_ := unset (first $pod.spec.containers) "resources" }}
 {{- merge (dict "apiVersion" "v1" "kind" "Pod") $pod | toPrettyJson }}
 {{- end }}
 
-{{/* Probes: started, alive, ready. Takes a dict: root, ready (path), port (its name), tls. */}}
+{{/* Startup, liveness and readiness probes. Takes a dict: root; path (ready), port name (port) and tls of the readiness probe. */}}
 {{- define "tms.probes" -}}
 {{- $seconds := int .root.Values.probePeriodSeconds }}
 startupProbe:
@@ -393,7 +393,7 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end }}
 
-{{/* The janitor's address of the transaction manager, if this chart runs it. */}}
+{{/* The janitor's variables with the address of the transaction manager, if this chart runs it. */}}
 {{- define "tms.janitorEnv" -}}
 {{- if include "tms.hasManager" . }}
 - {name: TMS_TRANSACTIONS__SOURCE, value: thrift}
