@@ -43,7 +43,7 @@ def is_done(current: Session, verb: str, text: str | None) -> bool:
 
 
 @click.command("approve", cls=Command)
-@click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
+@click.argument("topic", type=PatternType(), metavar="[NS:PATTERN]", required=False, shell_complete=complete_topics)
 @click.option("--all", "everything", is_flag=True, help="Release all held topics.")
 @click.option("--clock", is_flag=True, help="Accept this machine's clock; releases no topic.")
 @once_for_option

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The options that select rows.
 selecting = together(
-    click.option("--run", "run_id", metavar="ID", help="Only rows that this run deleted."),
+    click.option("--run", "run_id", metavar="RUN_ID", help="Only rows that this run deleted."),
     click.option("--since", type=TimeType(), help="Only rows published at this time or later."),
     click.option("--until", type=TimeType(), help="Only rows published before this time."),
 )
@@ -62,8 +62,8 @@ def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, un
 
 
 @command.command("restore")
-@click.argument("topic", type=TopicType(), shell_complete=complete_topics)
-@click.option("--to", "target", type=TopicType(), help="Another topic to restore to; it need not be paused.")
+@click.argument("topic", type=TopicType(), metavar="NS:TOPIC", shell_complete=complete_topics)
+@click.option("--to", "target", type=TopicType(), metavar="NS:TOPIC", help="Restore to another topic, paused or not.")
 @click.option("--dry-run", is_flag=True, help="Only list and count the rows; write nothing.")
 @selecting
 @common_options

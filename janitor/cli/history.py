@@ -30,7 +30,7 @@ _FIGURES = (5, 6, 7, 8, 9)
 
 @click.command("history", cls=Command)
 @click.argument("run_id", required=False)
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs to show.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", default=20, show_default=True, help="Runs to show.")
 @click.option("--since", type=SinceType(), help="Only runs that started at this time or later.")
 @common_options
 def command(run_id: str | None, limit: int, since: Moment | None) -> None:

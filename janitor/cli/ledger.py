@@ -28,8 +28,8 @@ _PARTS = {
 
 @click.command("ledger", cls=Command)
 @topic_patterns
-@click.option("--run", "run_id", metavar="ID", help="Only ranges that this run deleted.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Entries to show.")
+@click.option("--run", "run_id", metavar="RUN_ID", help="Only ranges that this run deleted.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", default=20, show_default=True, help="Entries to show.")
 @common_options
 def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
     """Show which key ranges were deleted, and by which rule.

@@ -84,7 +84,12 @@ def common_options(command: Command) -> Command:
 
 
 topic_patterns = click.option(
-    "--topic", "patterns", type=PatternType(), multiple=True, help="Only these topics (shell pattern); repeatable."
+    "--topic",
+    "patterns",
+    type=PatternType(),
+    metavar="NS:PATTERN",
+    multiple=True,
+    help="Only these topics (shell pattern); repeatable.",
 )
 
 

@@ -15,12 +15,12 @@ from tms_core.cli.help import Command
 
 
 @click.command("pause", cls=Command)
-@click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
+@click.argument("topic", type=PatternType(), metavar="[NS:PATTERN]", required=False, shell_complete=complete_topics)
 @common_options
 def command(topic: str | None) -> None:
     """Pause deletions and inversions in topics.
 
-    Without TOPIC, the command pauses everything. A current run stops before its next batch, and later
+    Without a pattern, the command pauses all topics. A current run stops before its next batch, and later
     runs skip the topics until janitor resume. The command works while another process holds the store.
 
     \b

@@ -18,14 +18,14 @@ from tms_core.cli.outcome import DONE, FAILED
 
 
 @click.command("resume", cls=Command)
-@click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
+@click.argument("topic", type=PatternType(), metavar="[NS:PATTERN]", required=False, shell_complete=complete_topics)
 @common_options
 def command(topic: str | None) -> int:
     """Resume paused and quarantined topics.
 
-    With TOPIC, the command resumes one topic, or all topics and patterns within a pattern. Without
-    TOPIC, it resumes everything. The next run then cleans the topics. The exit code is 1 if a wider
-    pattern still pauses the topic.
+    With a pattern, the command resumes all topics and paused patterns within it. Without a pattern,
+    it resumes everything. The next run then cleans the topics. The exit code is 1 if a wider pattern
+    still pauses a topic.
 
     \b
     Examples:

@@ -30,7 +30,7 @@ on_spark = together(
         metavar="URL",
         help="The Spark master: local[*] (the default), spark://…, k8s://…, sc://… (Connect).",
     ),
-    click.option("--partitions", type=click.IntRange(min=1), help="Approximate number of tasks; default: by size."),
+    click.option("--partitions", type=click.IntRange(min=1), metavar="N", help="Approximate number of tasks; default: by size."),
 )
 
 

@@ -134,7 +134,7 @@ def release(options: Remote, topic: TopicId, name: str) -> None:
 
 @consumer.command("redrive")
 @topic_argument
-@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of messages.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of messages.")
 @remote
 def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
     """Publish the dead letters of a topic to the topic again.

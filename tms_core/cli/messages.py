@@ -171,7 +171,7 @@ class PlaceType(click.ParamType[MessageId | Moment]):
 @click.command("poll", cls=Command)
 @topic_argument
 @click.option("-f", "--follow", is_flag=True, help="Wait for new messages, until Ctrl-C.")
-@click.option("-n", "--limit", type=click.IntRange(1), help="Stop after this number of messages.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after this number of messages.")
 @click.option("--since", type=SinceType(), help="Start at a time: 10m (ago), 2026-11-14T22:13:20Z, or milliseconds.")
 @click.option("--from", "first", type=MessageIdType(), metavar="ID", help="Start at this message.")
 @click.option("--after", type=PlaceType(), metavar="ID|TIME", help="Start after this message or millisecond.")
