@@ -151,7 +151,7 @@ class Transactions:
         self.pointer = self._call(wire.message(MessageKind.CALL, "commitAndStart", 1, *fields))
 
     def _call(self, call: bytes) -> int:
-        transaction = wire.read_message(self._connection.pass_on(call, _TIMEOUT_SECONDS)).fields[0]
+        transaction = wire.read_message(self._connection.forward_call(call, _TIMEOUT_SECONDS)).fields[0]
         return int(transaction[1])
 
 

@@ -242,7 +242,7 @@ class Report:
         return run, report
 
 
-def in_order(entries: Iterable[Entry]) -> list[Entry]:
+def sort_entries(entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries with rows, by topic, table, generation and rule."""
     filled = (entry for entry in entries if entry.rows)
     return sorted(filled, key=lambda e: (str(e.topic), e.table, e.generation, e.rule, e.held or ""))
@@ -250,7 +250,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 def largest(entries: Sequence[Entry], limit: int) -> list[Entry]:
     """Return the entries with the most rows, in order."""
-    return in_order(nlargest(limit, entries, key=attrgetter("rows")))
+    return sort_entries(nlargest(limit, entries, key=attrgetter("rows")))
 
 
 def deleted_bytes(mode: Mode, entries: Iterable[Entry]) -> int:

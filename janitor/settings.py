@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from janitor.rules.ranges import Lifetime
 from tms_core.settings import models as core
-from tms_core.settings.fields import Section, setting, wrong
+from tms_core.settings.fields import Section, invalid, setting
 from tms_core.settings.layers import LoadedSettings, load_as
 from tms_core.settings.models import Count, CountOrZero, HostName, Port, Switch, TopicPattern
 
@@ -196,9 +196,9 @@ class JanitorSettings(Section):
     @model_validator(mode="after")
     def _one_schedule(self) -> Self:
         if self.cron is not None and self.every_seconds is not None:
-            raise wrong("cron", "every_seconds is set, too; set one of them, and the other to null")
+            raise invalid("cron", "every_seconds is set, too; set one of them, and the other to null")
         if self.cron is None and self.every_seconds is None:
-            raise wrong("every_seconds", "neither every_seconds nor cron is set; set one of them")
+            raise invalid("every_seconds", "neither every_seconds nor cron is set; set one of them")
         return self
 
 

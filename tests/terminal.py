@@ -122,9 +122,9 @@ class Background:
         monkeypatch.setattr("apscheduler.schedulers.base.datetime", Now)
         monkeypatch.setattr("janitor.app.serve.Daemon", Sweeping)
         monkeypatch.setattr("janitor.app.serve.HttpServer", Server)
-        monkeypatch.setattr("janitor.app.serve.ending", ending)
+        monkeypatch.setattr("janitor.app.serve.handle_signals", ending)
         monkeypatch.setattr("janitor.app.exporter.HttpServer", Server)
-        monkeypatch.setattr("janitor.app.exporter.ending", ending)
+        monkeypatch.setattr("janitor.app.exporter.handle_signals", ending)
 
 
 class Terminal:

@@ -288,7 +288,9 @@ def test_topic_update_with_a_shorter_ttl_says_what_it_hides(
 ) -> None:
     ten = int(datetime(2026, 11, 23, 10, tzinfo=UTC).timestamp() * 1000)
     monkeypatch.setattr(topics, "SystemClock", lambda: ManualClock(ten))
-    monkeypatch.setattr(companions, "installed", lambda: [EntryPoint("janitor", f"{__name__}:Held", companions.GROUP)])
+    monkeypatch.setattr(
+        companions, "find_entry_points", lambda: [EntryPoint("janitor", f"{__name__}:Held", companions.GROUP)]
+    )
     monkeypatch.setattr(Held, "hold_seconds", hold_seconds)
     clock = ManualClock(NOW_MS)
     with own_server(monkeypatch, clock, janitor=True) as client:

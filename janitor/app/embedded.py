@@ -25,7 +25,7 @@ from typing import Any, cast
 from janitor.app.leveldb_place import LevelDBPlace
 from janitor.app.options import Common
 from janitor.app.place import Place
-from janitor.app.serve import opened
+from janitor.app.serve import open_daemon
 from janitor.app.session import Session
 from janitor.daemon.daemon import Daemon
 from janitor.http.server import check_port
@@ -90,8 +90,8 @@ class Start:
         """
         with ExitStack() as stack:
             session = EmbeddedSession(context, stack)
-            with session.attempting("apply" if session.settings.janitor.apply else "plan"):
-                daemon, url = stack.enter_context(opened(session))
+            with session.record_failure("apply" if session.settings.janitor.apply else "plan"):
+                daemon, url = stack.enter_context(open_daemon(session))
             if context.created:
                 daemon.adopt()
             settings = session.settings.janitor

@@ -23,7 +23,7 @@ from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import Deployment, collect
 from janitor.status.status import Status
-from tms_core.cli.entry import ending
+from tms_core.cli.entry import handle_signals
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
@@ -118,6 +118,6 @@ def export(current: Session) -> None:
     exporter.refresh()
     app = guarded(make_app(exporter, settings.http.host, typed), settings.http.token_file)
     stop = Event()
-    with ending(stop.set, text=b""), HttpServer(app, settings.http.host, settings.http.port) as http:
+    with handle_signals(stop.set, text=b""), HttpServer(app, settings.http.host, settings.http.port) as http:
         logger.info("metrics: %s/metrics (status page: %s/)", http.url, http.url)
         exporter.keep_fresh(stop)

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from starlette.types import ASGIApp
 
 from janitor.app.backup import back_up, folders_of
-from janitor.app.session import Session, ending
-from janitor.control.api import ControlBackend, Observers, greeting
+from janitor.app.session import Session, handle_signals
+from janitor.control.api import ControlBackend, Observers, process_identity
 from janitor.control.server import ControlServer
 from janitor.daemon.daemon import Daemon, DaemonPlan, Job
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import CachedSource
-from janitor.daemon.trigger import cron, every
+from janitor.daemon.trigger import cron, interval_trigger
 from janitor.daemon.watched import RunWatcher
 from janitor.http.app import make_app, make_waiting_app
 from janitor.http.guard import guarded
@@ -79,10 +79,12 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
         if not current.place.exclusive:
             waiting.enter_context(_http(current, make_waiting_app(WAITING)))
         try:
-            with ending(stop.set):
+            with handle_signals(stop.set):
                 daemon, _ = _open_when_reachable(
                     lambda: stack.enter_context(
-                        opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby, waiting=waiting)
+                        open_daemon(
+                            current, adopt=adopt, patterns=patterns, stop=stop, standby=standby, waiting=waiting
+                        )
                     ),
                     stop,
                 )
@@ -91,7 +93,7 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
                 raise
             logger.info("the janitor stopped before its first sweep")
             return 0
-        stack.enter_context(ending(daemon.request_stop, hangup=daemon.sweep_now))
+        stack.enter_context(handle_signals(daemon.request_stop, hangup=daemon.sweep_now))
         daemon.run()
     logger.info("the janitor has stopped; the store is closed")
     return 0
@@ -129,7 +131,7 @@ class _OpenStore(NamedTuple):
 
 
 @contextmanager
-def opened(
+def open_daemon(
     current: Session,
     *,
     adopt: bool = False,
@@ -206,7 +208,7 @@ def _assemble(
         daemon.failed(name, error)
 
     schedule = Schedule(clock, failed)
-    trigger = cron(janitor.cron) if janitor.cron else every(janitor.every_seconds or 60)
+    trigger = cron(janitor.cron) if janitor.cron else interval_trigger(janitor.every_seconds or 60)
     sizes = TopicSizeCounter(read_only(store), state, clock, is_stopping=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, sizes.step, after_sweeps=True)]
     transactions = stack.enter_context(current.transactions())
@@ -284,7 +286,7 @@ def _open_control_socket(
         )
         return Questions(deps)
 
-    identity = greeting(store.identity(), current.digest)
+    identity = process_identity(store.identity(), current.digest)
     backup = partial(back_up, folders_of(current.settings), store=store, side=side)
     backup_or_none = backup if current.settings.storage.kind == "leveldb" else None
     backend = ControlBackend(daemon, reader, daemon, identity, observers, page, backup_or_none)

@@ -52,9 +52,11 @@ from tms_core.tables.side import SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
 from tms_core.transaction.source.source import SnapshotSource
 
-#: Handles signals inside a block (:func:`tms_core.cli.entry.ending`). The first SIGTERM or SIGINT requests a stop
-#: between two batches; the second signal stops the process at once. No data is lost: the next run continues.
-ending = partial(entry.ending, text=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")
+#: Handles signals inside a block, as :func:`tms_core.cli.entry.handle_signals`. The first SIGTERM or SIGINT requests a
+#: stop between two batches; the second signal stops the process at once. No data is lost: the next run continues.
+handle_signals = partial(
+    entry.handle_signals, text=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -196,21 +198,21 @@ class Session:
         if not self.place.exclusive:
             return None
         caller = Caller(self.state_path, observer)
-        greeting = caller.greeting()
-        if greeting is None:
+        identity = caller.process_identity()
+        if identity is None:
             return None
-        if greeting.store != self.place.identity():
+        if identity.store != self.place.identity():
             raise ConfigurationError(
-                f"The janitor that responds in {self.state_path} (process {greeting.pid}) holds another store.",
+                f"The janitor that responds in {self.state_path} (process {identity.pid}) holds another store.",
                 "Give each store a separate state folder (janitor.state).",
             )
-        if greeting.settings != self.digest:
+        if identity.settings != self.digest:
             logger.warning(
                 "process %d holds the store with settings that differ from this command; the settings of that process "
                 "apply",
-                greeting.pid,
+                identity.pid,
             )
-        return RemoteEngine(caller, greeting)
+        return RemoteEngine(caller, identity)
 
     def refresh_status(self) -> None:
         """Make the running janitor show changes of the state at once; they take effect in any case."""
@@ -250,7 +252,7 @@ class Session:
         """
         stop, opened_bytes = Event(), self.place.disk_bytes()
         with (
-            ending(stop.set),
+            handle_signals(stop.set),
             self.hold_store() as store,
             self.place.state() as state,
             self.lease(state, store, until=stop if waits else None) as lease,
@@ -265,7 +267,7 @@ class Session:
             yield engine
 
     @contextmanager
-    def attempting(self, mode: Mode = "apply", *, skips_busy: bool = False) -> Iterator[None]:
+    def record_failure(self, mode: Mode = "apply", *, skips_busy: bool = False) -> Iterator[None]:
         """Record a failed run if the block fails to open its objects, and if a state exists.
 
         Args:

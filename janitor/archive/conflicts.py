@@ -21,7 +21,7 @@ from janitor.rules.policy import Transactions
 from tms_core.errors import Refused
 from tms_core.messaging.producers.rows import announced_ahead
 from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, Reads, every, pages
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, Reads, iterate_items, pages
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicMetadata
 
@@ -215,7 +215,7 @@ class Conflicts:
 
     def _payloads(self, pointer: int) -> Iterator[tuple[bytes, bytes]]:
         start = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
-        rows = every(partial(self._store.payload.read, PAYLOADS), start, stop_key(start), _PAGE_ROWS)
+        rows = iterate_items(partial(self._store.payload.read, PAYLOADS), start, stop_key(start), _PAGE_ROWS)
         yield from ((key, _digest(None, value)) for key, value in rows)
 
     def _references(self, pointers: set[int]) -> Iterator[tuple[bytes, int]]:

@@ -12,7 +12,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options, session
-from janitor.cli.outcome import next_pass, typed
+from janitor.cli.outcome import command_line, next_pass
 from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING
 from janitor.state.decided import approval, was_done
@@ -83,7 +83,7 @@ def command(topic: str | None, everything: bool, clock: bool, once_for: str | No
     if topics:
         render.print_next(next_pass(current))
     elif clock:
-        render.print_next(typed(current, "plan"))
+        render.print_next(command_line(current, "plan"))
 
 
 def _lines(topics: list[TopicId], topic: str | None, *, named: bool, clock: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from janitor.archive.restore import Request, RestoreResult
 from janitor.cli import render
 from janitor.cli.options import PARTLY, common_options, session, topic_patterns
 from janitor.cli.state import complete_topics
-from tms_core.cli.help import CommandGroup, together
+from tms_core.cli.help import CommandGroup, combine_options
 from tms_core.cli.outcome import DONE
 from tms_core.cli.typed import Moment, TimeType, TopicType
 from tms_core.topic import TopicId
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from janitor.app.session import Session
 
 #: The options that select rows.
-selecting = together(
+selecting = combine_options(
     click.option("--run", "run_id", metavar="RUN_ID", help="Only rows that this run deleted."),
     click.option("--since", type=TimeType(), help="Only rows published at this time or later."),
     click.option("--until", type=TimeType(), help="Only rows published before this time."),

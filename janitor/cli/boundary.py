@@ -9,7 +9,7 @@ import click
 from janitor.boundary import Limit
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from janitor.cli.outcome import typed
+from janitor.cli.outcome import command_line
 from janitor.run import feedback
 from janitor.state.values import pack
 from tms_core.cli.help import Command
@@ -52,7 +52,7 @@ def command(explain: bool) -> None:
     if proven is None:
         out.print("no boundary is published yet")
         if not explain:
-            out.print(f"next: {typed(current, 'boundary --explain')}")
+            out.print(f"next: {command_line(current, 'boundary --explain')}")
     else:
         out.print(f"{proven.bound}, transactions of {render.moment(proven.bound // 10**6)}, by run {proven.run_id}")
     if explain:

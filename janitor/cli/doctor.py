@@ -229,7 +229,7 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
     holder = current.holder()
     if holder is not None:
         topics = sum(holder.inspect("metadata", (), 0).counts.values())
-        return topics, "", f", held by process {holder.greeting.pid}, which responds"
+        return topics, "", f", held by process {holder.process_identity.pid}, which responds"
     from tms_core.tables.leveldb.clone import clone  # noqa: PLC0415 as in _store
 
     with clone(_path(current), current.state_path) as store:
@@ -320,7 +320,7 @@ def _tables(place: Place) -> Finding:
     found = [
         f"{table.name} has {name} {value}, not {REQUIRED_SETTINGS[name]}"
         for table in place.table_settings()
-        for name, value in table.hindering.items()
+        for name, value in table.unfavorable.items()
     ]
     return _finding(
         "tables",

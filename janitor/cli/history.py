@@ -9,7 +9,7 @@ from rich.text import Text
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from janitor.cli.state import beginning, explain_beginning, open_state, unknown_run
+from janitor.cli.state import explain_start_times, open_state, start_times, unknown_run
 from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.state.base import RunRecord
@@ -54,9 +54,9 @@ def command(run_id: str | None, limit: int, since: Moment | None) -> None:
         if since is not None:
             runs = [run for run in runs if run.started_ms >= since.at(now_ms)]
         if current.as_json:
-            render.print_json({**beginning(state), "runs": [_run_json(current, run) for run in runs]})
+            render.print_json({**start_times(state), "runs": [_run_json(current, run) for run in runs]})
             return
-        lines = explain_beginning(current, state, runs[-1].started_ms if runs else None)
+        lines = explain_start_times(current, state, runs[-1].started_ms if runs else None)
         reports = [state.report(run.id, Report) if state and run.blocked_by else None for run in runs]
         rows = [_cells(current, run, report) for run, report in zip(runs, reports, strict=True)]
     out = render.console()

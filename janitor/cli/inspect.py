@@ -14,7 +14,9 @@ from tms_core.transaction.model import transaction_ms
 
 _HIDDEN = {"key"}
 
-row_limit = click.option("--limit", type=click.IntRange(0), metavar="N", default=20, show_default=True, help="Rows to show.")
+row_limit = click.option(
+    "--limit", type=click.IntRange(0), metavar="N", default=20, show_default=True, help="Rows to show."
+)
 
 
 @click.group("inspect", cls=CommandGroup)

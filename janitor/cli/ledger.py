@@ -8,7 +8,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.cli.state import beginning, explain_beginning, open_state, unknown_run
+from janitor.cli.state import explain_start_times, open_state, start_times, unknown_run
 from janitor.rules.policy import Rule
 from janitor.state.base import LedgerEntry
 from janitor.state.values import Pointer, pack
@@ -48,9 +48,9 @@ def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
         if run_id is not None and not entries and not (state and (state.run(run_id) or state.ledger(1, run_id=run_id))):
             raise unknown_run(current, run_id)
         if current.as_json:
-            render.print_json({**beginning(state), "entries": [_entry_json(entry) for entry in entries]})
+            render.print_json({**start_times(state), "entries": [_entry_json(entry) for entry in entries]})
             return
-        lines = explain_beginning(current, state)
+        lines = explain_start_times(current, state)
     out = render.console()
     for line in lines:
         out.print(line)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from janitor.app.options import Common
-from tms_core.cli.help import LOG_FORMAT, shared, together
+from tms_core.cli.help import LOG_FORMAT, combine_options, shared
 from tms_core.errors import ConfigurationError
 from tms_core.settings import CONFIG_ENV
 
@@ -39,7 +39,7 @@ class PatternType(click.ParamType[str]):
         return str(value)
 
 
-_COMMON = together(
+_COMMON = combine_options(
     # Not with an envvar of click, which would override a file that is given before the verb.
     shared("--config", type=click.Path(path_type=Path), metavar="FILE", env=CONFIG_ENV, help="Settings file (YAML)."),
     shared(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from janitor.control.api import AnyEngine
 
 
-def typed(current: Session, words: str) -> str:
+def command_line(current: Session, words: str) -> str:
     """Return a command of the janitor with the options of the current command."""
     return complete_command(f"janitor {words}", current.arguments())
 
@@ -31,15 +31,15 @@ def typed(current: Session, words: str) -> str:
 def next_pass(current: Session) -> str:
     """Return the next step to delete due rows: a run, or the next sweep of the daemon that holds the store."""
     if not _is_held(current):
-        return typed(current, "run --once")
+        return command_line(current, "run --once")
     if current.place.exclusive:
-        return f"{typed(current, 'sweep-now')}\nor wait for the next sweep of the process that holds the store"
-    return f"{typed(current, 'status')}\nthe daemon that holds the store deletes these rows with its next sweep"
+        return f"{command_line(current, 'sweep-now')}\nor wait for the next sweep of the process that holds the store"
+    return f"{command_line(current, 'status')}\nthe daemon that holds the store deletes these rows with its next sweep"
 
 
 def adoption(current: Session) -> str:
     """Return the command that adopts a new store: with a run, or without a run if a daemon holds the store."""
-    return typed(current, "adopt" if _is_held(current) else "run --once --adopt")
+    return command_line(current, "adopt" if _is_held(current) else "run --once --adopt")
 
 
 def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
@@ -51,12 +51,12 @@ def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
     topics = report.held_topics()
     if Hold.FRONTIER in holds:
         topic = min(topic for topic, hold in topics.items() if hold is Hold.FRONTIER)
-        return f"{typed(current, f'approve {topic}')}\nor wait until the hold expires"
+        return f"{command_line(current, f'approve {topic}')}\nor wait until the hold expires"
     if Hold.PAUSED in holds:
-        return typed(current, f"resume{_paused_pattern(current)}")
+        return command_line(current, f"resume{_paused_pattern(current)}")
     if Hold.QUARANTINED in holds:
         topic = min(topic for topic, hold in topics.items() if hold is Hold.QUARANTINED)
-        return typed(current, f"resume {topic}")
+        return command_line(current, f"resume {topic}")
     return ""
 
 
@@ -119,5 +119,5 @@ def finish(current: Session, report: Report) -> int:
 
 def _next_step(current: Session, report: Report) -> str:
     if any(note.guard in ("adoption", "identity") and note.tripped for note in report.guards):
-        return typed(current, "plan")
+        return command_line(current, "plan")
     return for_held(current, report, set(report.held_topics().values()) - {Hold.PAUSED})

@@ -8,7 +8,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options, session
-from janitor.cli.outcome import typed
+from janitor.cli.outcome import command_line
 from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING, Pause
 from tms_core.cli.help import Command
@@ -43,7 +43,7 @@ def command(topic: str | None) -> None:
     argument = "" if pattern == EVERYTHING else f" {shlex.quote(pattern)}"
     out = render.console()
     out.print(f"paused: {names(pauses)}; a run in progress stops there before its next batch")
-    out.print(f"next: {typed(current, f'resume{argument}')}")
+    out.print(f"next: {command_line(current, f'resume{argument}')}")
 
 
 def names(pauses: list[Pause]) -> str:

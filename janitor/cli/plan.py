@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.cli.outcome import adoption, for_held, next_pass, require_topics, show, typed
+from janitor.cli.outcome import adoption, command_line, for_held, next_pass, require_topics, show
 from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.run import plan_file as plan
@@ -62,10 +62,10 @@ def _next_step(current: Session, report: Report, out: Path | None, what_if: bool
     if what_if or not report.topics:
         return ""
     if any(note.guard == "identity" for note in report.guards):
-        return typed(current, "adopt")
+        return command_line(current, "adopt")
     file = "" if out is None else shlex.quote(str(out))
     if Hold.FIRST_CONTACT in holds:
-        return typed(current, f"apply {file} --adopt") if out else adoption(current)
+        return command_line(current, f"apply {file} --adopt") if out else adoption(current)
     if Hold.FRONTIER in holds or all(entry.held for entry in report.topics):
         return for_held(current, report, holds)
-    return typed(current, f"apply {file}") if out else next_pass(current)
+    return command_line(current, f"apply {file}") if out else next_pass(current)

@@ -8,7 +8,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from janitor.cli.outcome import typed
+from janitor.cli.outcome import command_line
 from tms_core.cli.help import Command
 from tms_core.errors import ConfigurationError
 
@@ -40,4 +40,4 @@ def command(folder: Path) -> None:
         return
     out = render.console()
     out.print(f"restored: {', '.join(map(str, made))}")
-    out.print(f"next: {typed(current, 'plan')}, then: {typed(current, 'adopt')}")
+    out.print(f"next: {command_line(current, 'plan')}, then: {command_line(current, 'adopt')}")

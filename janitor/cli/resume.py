@@ -9,7 +9,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options, session
-from janitor.cli.outcome import typed
+from janitor.cli.outcome import command_line
 from janitor.cli.pause import names
 from janitor.cli.state import complete_topics, open_state
 from janitor.state.base import EVERYTHING, Pause, State
@@ -45,7 +45,7 @@ def command(topic: str | None) -> int:
         _show(pattern, resumed, retried, pauses)
         for pause in wider_pauses:
             wider = "" if pause.pattern == EVERYTHING else f" {shlex.quote(pause.pattern)}"
-            render.console().print(f"next: {typed(current, f'resume{wider}')}")
+            render.console().print(f"next: {command_line(current, f'resume{wider}')}")
     return FAILED if wider_pauses else DONE
 
 

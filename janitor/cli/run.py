@@ -53,11 +53,11 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
                 from janitor.app.serve import serve  # noqa: PLC0415 only the daemon needs its servers
 
                 mode: Mode = "apply" if current.settings.janitor.apply else "plan"
-                with current.attempting(mode, skips_busy=skip_if_locked):
+                with current.record_failure(mode, skips_busy=skip_if_locked):
                     return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
             if not current.settings.janitor.apply:
                 return _only_plan(current, patterns)
-            with current.attempting(skips_busy=skip_if_locked):
+            with current.record_failure(skips_busy=skip_if_locked):
                 engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:

@@ -15,7 +15,7 @@ from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
 from janitor.run.log import RunLog
-from tms_core.cli.help import CommandGroup, together
+from tms_core.cli.help import CommandGroup, combine_options
 from tms_core.errors import StateBusy, StoreBusy
 from tms_core.logs.printable import duration, printable
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from janitor.spark.stats import GenerationStats
 
 #: The options for Spark's address and the number of tasks.
-on_spark = together(
+on_spark = combine_options(
     click.option(
         "--master",
         metavar="URL",
         help="The Spark master: local[*] (the default), spark://…, k8s://…, sc://… (Connect).",
     ),
-    click.option("--partitions", type=click.IntRange(min=1), metavar="N", help="Approximate number of tasks; default: by size."),
+    click.option(
+        "--partitions", type=click.IntRange(min=1), metavar="N", help="Approximate number of tasks; default: by size."
+    ),
 )
 
 
@@ -138,7 +140,7 @@ def sweep(
 
     with ExitStack() as stack:
         try:
-            with nullcontext() if dry_run else current.attempting(skips_busy=skip_if_locked):
+            with nullcontext() if dry_run else current.record_failure(skips_busy=skip_if_locked):
                 spark = stack.enter_context(on.session(master))
                 tasks = SessionOnSpark(current.common, current.clock, spark, partitions)
                 if dry_run:

@@ -92,7 +92,7 @@ def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
     return Path(f"{store.resolve()}.janitor")
 
 
-def beginning(state: State | None) -> dict[str, Any]:
+def start_times(state: State | None) -> dict[str, Any]:
     """Return the times of the creation of the state and of the adoption, as JSON values."""
     record = state.store() if state else None
     return {
@@ -101,7 +101,7 @@ def beginning(state: State | None) -> dict[str, Any]:
     }
 
 
-def explain_beginning(current: Session, state: State | None, oldest_ms: int | None = None) -> list[str]:
+def explain_start_times(current: Session, state: State | None, oldest_ms: int | None = None) -> list[str]:
     """Return sentences about the time from which on the state has records, and the reason for missing records.
 
     Args:
@@ -113,7 +113,7 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
         return [
             f"no state at {current.place.state_name}: no janitor has run here yet, or the state was lost; {archive}"
         ]
-    known = beginning(state)
+    known = start_times(state)
     since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
     if since_ms is None:
         return ["this state has no record of its creation"]

@@ -6,7 +6,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from janitor.cli.outcome import typed
+from janitor.cli.outcome import command_line
 from tms_core.cli.help import Command
 from tms_core.errors import StoreError
 
@@ -26,7 +26,7 @@ def command() -> None:
     current = session()
     holder = current.holder()
     if holder is None:
-        hint = f"Sweep from here: {typed(current, 'run --once')}"
+        hint = f"Sweep from here: {command_line(current, 'run --once')}"
         if current.place.exclusive:
             raise StoreError(f"No janitor responds in {current.state_path}, so no sweep was started.", hint)
         raise StoreError(
@@ -35,6 +35,8 @@ def command() -> None:
         )
     holder.sweep_now()
     if current.as_json:
-        render.print_json({"pid": holder.greeting.pid})
+        render.print_json({"pid": holder.process_identity.pid})
     else:
-        render.console().print(f"process {holder.greeting.pid} sweeps now; see: {typed(current, 'status')}")
+        render.console().print(
+            f"process {holder.process_identity.pid} sweeps now; see: {command_line(current, 'status')}"
+        )

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from janitor.cli.outcome import typed
+from janitor.cli.outcome import command_line
 from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
@@ -45,7 +45,7 @@ def command(topic: TopicId) -> None:
     with open_state(current) as state:
         found = topic_detail(state, collect(state, current.deployment(), current.clock), topic) if state else None
     if found is None:
-        hint = typed(current, "inspect meta")
+        hint = command_line(current, "inspect meta")
         raise click.UsageError(
             f"unknown topic {topic}: the janitor knows a topic after its first run; list the topics: {hint}"
         )
@@ -94,7 +94,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
         rule = entry["rule"].replace("_", " ")
         at = render.when(entry["at_ms"], now_ms)
         yield render.line("deleted", f"{rows} of the {entry['table']} table, {rule}", at, f"run {entry['run_id']}")
-    yield render.line("one message", typed(current, f"why {topic} MESSAGE_ID"))
+    yield render.line("one message", command_line(current, f"why {topic} MESSAGE_ID"))
 
 
 def lag(consumer: Mapping[str, Any], now_ms: int) -> str:

@@ -12,7 +12,7 @@ from janitor.archive import index
 from janitor.cli import render
 from janitor.cli.ledger import policy
 from janitor.cli.options import common_options, session
-from janitor.cli.outcome import typed
+from janitor.cli.outcome import command_line
 from janitor.cli.state import complete_topics
 from janitor.inspect.answer import FoundRow, MissingRow, Trace, Why
 from janitor.inspect.fate import Fate
@@ -74,9 +74,9 @@ def _restore_commands(current: Session, answer: Why) -> Iterator[str]:
     if run_id is None:
         return
     yield "it is archived; to restore it into a paused topic:"
-    yield f"  {typed(current, f'pause {answer.topic}')}"
+    yield f"  {command_line(current, f'pause {answer.topic}')}"
     window = f"--run {run_id} --since {at_ms} --until {at_ms + 1}"
-    yield f"  {typed(current, f'archive restore {answer.topic} {window}')}"
+    yield f"  {command_line(current, f'archive restore {answer.topic} {window}')}"
 
 
 def lines(answer: Why, arguments: str = "") -> Iterator[str]:

@@ -98,7 +98,7 @@ class AnyEngine(ReadEngine, OperatorCommands, Protocol):
 class Decider(OperatorCommands, Protocol):
     """The engine, or its wrapper, that carries out decisions in the process that holds the store."""
 
-    def at_work(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether a run is in progress, so that the decisions in ``WAITING`` must wait."""
         ...
 
@@ -119,7 +119,7 @@ class Views(Protocol):
         ...
 
 
-class Greeting(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """The identity of the responding process.
 
     Attributes:
@@ -166,7 +166,7 @@ class Observers:
         observe(phase, topic, rows)
 
     @contextmanager
-    def joined(self, observer: Observer) -> Iterator[None]:
+    def with_observer(self, observer: Observer) -> Iterator[None]:
         """Notify this observer, too, of the progress of this thread inside the block."""
         self._of_call.observer = observer
         try:
@@ -182,7 +182,7 @@ class ControlBackend(NamedTuple):
         decider: the engine that writes; stop it before the server, which waits for it.
         make_reader: creates a read-only engine for one query.
         views: the views of the process.
-        greeting: the identity of the process (:func:`greeting`).
+        process_identity: the identity of the process (:func:`process_identity`).
         observers: the observers of the writing engine, so that a client sees the progress of its run.
         page: the status page and its API; None without a page.
         back_up: writes a backup into a new folder, and returns its size in bytes; None if backups are not possible.
@@ -191,15 +191,15 @@ class ControlBackend(NamedTuple):
     decider: Decider
     make_reader: MakeReader
     views: Views
-    greeting: Greeting
+    process_identity: ProcessIdentity
     observers: Observers
     page: ASGIApp | None = None
     back_up: Callable[[Path], int] | None = None
 
 
-def greeting(store: str, settings: str) -> Greeting:
-    """Return the identity of this process; arguments as of :class:`~janitor.control.api.Greeting`."""
-    return Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
+def process_identity(store: str, settings: str) -> ProcessIdentity:
+    """Return the identity of this process; arguments as of :class:`~janitor.control.api.ProcessIdentity`."""
+    return ProcessIdentity(metadata.version("tms-janitor"), os.getpid(), store, settings)
 
 
 def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer, disconnect: Event) -> Any:
@@ -216,12 +216,12 @@ def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer,
     try:
         request = json.loads(body)
     except ValueError as error:
-        raise not_understood(str(error)) from error
+        raise invalid_request(str(error)) from error
     arguments = request.get("params") if isinstance(request, dict) else None
     if not isinstance(arguments, dict):
-        raise not_understood("params are missing")
+        raise invalid_request("params are missing")
     if request.get("protocol") != PROTOCOL:
-        pid, version = backend.greeting.pid, backend.greeting.version
+        pid, version = backend.process_identity.pid, backend.process_identity.version
         raise StoreBusy(
             f"The janitor that holds the store (process {pid}, version {version}) uses protocol {PROTOCOL}, this "
             f"command {request.get('protocol')}.",
@@ -238,7 +238,7 @@ def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer,
 def _serve(backend: ControlBackend, method: str, arguments: Mapping[str, Any]) -> Any:
     """Execute the calls that do not need an engine."""
     if method == "hello":
-        return values.pack(backend.greeting)
+        return values.pack(backend.process_identity)
     if method == "status":
         return values.pack(backend.views.status())
     if method == "refresh_status":
@@ -249,7 +249,7 @@ def _serve(backend: ControlBackend, method: str, arguments: Mapping[str, Any]) -
     if method == "back_up" and backend.back_up is not None:
         logger.info("received backup on the control socket")
         return backend.back_up(Path(str(arguments.get("folder"))))
-    raise not_understood(f"method {method} does not exist")
+    raise invalid_request(f"method {method} does not exist")
 
 
 def _decide(
@@ -259,7 +259,7 @@ def _decide(
     if method in WAITING:
         _wait(backend.decider, observe, disconnect)
     logger.info("received %s on the control socket", method)
-    with backend.observers.joined(observe):
+    with backend.observers.with_observer(observe):
         result = _call(backend.decider, OperatorCommands, method, arguments)
     backend.views.refresh_status()
     return result
@@ -271,7 +271,7 @@ def _wait(decider: Decider, observe: Observer, disconnect: Event) -> None:
     Raises:
         StopRequested: the client has disconnected, or the janitor is stopping.
     """
-    while decider.at_work() and not disconnect.is_set():
+    while decider.is_running() and not disconnect.is_set():
         observe("wait", None, 0)
         disconnect.wait(LOOK_SECONDS)
     if disconnect.is_set():
@@ -286,11 +286,11 @@ def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, A
         inspect.signature(function).bind(engine, **arguments)
         decoded = {name: values.unpack(kinds[name], value) for name, value in arguments.items()}
     except (ValueError, TypeError) as error:
-        raise not_understood(f"{method}: {error}") from error
+        raise invalid_request(f"{method}: {error}") from error
     return values.pack(getattr(engine, method)(**decoded))
 
 
-def not_understood(why: str) -> TmsError:
+def invalid_request(why: str) -> TmsError:
     """Return the error for an invalid request."""
     return TmsError(f"The request is invalid: {why}.")
 

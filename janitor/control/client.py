@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from janitor.archive.restore import Request, RestoreResult
 from janitor.boundary import Boundary
 from janitor.control import api, wire
-from janitor.control.api import Greeting
+from janitor.control.api import ProcessIdentity
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import EXPECTED, Observer, Report, ignore_progress
@@ -36,9 +36,9 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     import httpx2
 
-#: The timeouts for a greeting and for the next line of a response, in seconds; a working janitor sends a line every few
-#: seconds.
-GREETING_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+#: The timeouts for the process identity and for the next line of a response, in seconds; a running janitor sends a line
+#: every few seconds.
+IDENTITY_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
 #: The errors of a connection to a socket on which no process listens.
 _CONNECTION_ERRORS = (FileNotFoundError, NotADirectoryError, ConnectionError)
@@ -64,7 +64,7 @@ class Caller:
         self._observer = observer
         self._answer_seconds = answer_seconds
 
-    def greeting(self) -> Greeting | None:
+    def process_identity(self) -> ProcessIdentity | None:
         """Return the identity of the listening janitor; None if no janitor listens.
 
         Raises:
@@ -74,7 +74,7 @@ class Caller:
         if not self._path.exists():
             return None
         try:
-            return self._ask("hello", Greeting, {}, min(GREETING_SECONDS, self._answer_seconds))
+            return self._ask("hello", ProcessIdentity, {}, min(IDENTITY_SECONDS, self._answer_seconds))
         except _CONNECTION_ERRORS:
             return None
 
@@ -104,7 +104,7 @@ class Caller:
             try:
                 found: T = values.unpack(kind, self._result(answer))
             except (ValueError, TypeError) as error:
-                raise self._not_understood(error) from error
+                raise self._invalid_response(error) from error
         return found
 
     @property
@@ -133,7 +133,7 @@ class Caller:
             # not HTTP, so another program listens.
             if is_started or "disconnected" in str(error):
                 raise ConnectionResetError("the other side closed the connection") from error
-            raise self._not_understood(error) from error
+            raise self._invalid_response(error) from error
         except httpx2.NetworkError as error:
             raise ConnectionResetError("the other side closed the connection") from error
 
@@ -170,7 +170,7 @@ class Caller:
             "Check its log; if it hangs, restart it.",
         )
 
-    def _not_understood(self, error: Exception) -> StoreError:
+    def _invalid_response(self, error: Exception) -> StoreError:
         return StoreError(
             f"The response from {self._path} cannot be read: {error}.", "Use the same version on both sides."
         )
@@ -197,18 +197,18 @@ class RemoteEngine:
 
     Args:
         caller: the client of that process.
-        greeting: the identity of that process.
+        identity: the identity of that process.
     """
 
-    def __init__(self, caller: Caller, greeting: Greeting) -> None:
+    def __init__(self, caller: Caller, identity: ProcessIdentity) -> None:
         self._caller = caller
-        self.greeting = greeting
+        self.process_identity = identity
 
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> PlanResult:
         """Return a plan with the settings of the other janitor, whose digest replaces ``digest``."""
-        settings = self.greeting.settings or digest
+        settings = self.process_identity.settings or digest
         return self._caller.ask("plan", PlanResult, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
 
     def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows:
@@ -263,5 +263,5 @@ class RemoteEngine:
         try:
             yield
         except KeyboardInterrupt:
-            logger.warning("process %d finishes the command; its progress: janitor status", self.greeting.pid)
+            logger.warning("process %d finishes the command; its progress: janitor status", self.process_identity.pid)
             raise

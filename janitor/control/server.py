@@ -203,7 +203,7 @@ class ControlServer:
         except ClientDisconnect:
             return Response()
         except ValueError as error:
-            return _rejection(413, api.not_understood(str(error)))
+            return _rejection(413, api.invalid_request(str(error)))
         exchange = _RunningCall(abort_of(request.scope))
         work = (exchange, request.path_params["method"], body, request.scope["client"][1])
         thread = Thread(target=self._work, args=work, name="control-client", daemon=True)

@@ -20,7 +20,7 @@ from threading import Event, Lock
 from janitor.archive.restore import Request, RestoreResult
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import CachedSource
-from janitor.daemon.trigger import Trigger, every
+from janitor.daemon.trigger import Trigger, interval_trigger
 from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
 from janitor.report import Report
@@ -206,21 +206,21 @@ class Daemon:
         with self._watched.run():
             return self.engine.restore(folder, request)
 
-    def at_work(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether a run is in progress."""
-        return self.engine.at_work()
+        return self.engine.is_running()
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def _add_jobs(self) -> None:
         if self._source is not None:
-            self._add("snapshot", every(self._plan.snapshot_seconds), self._source.refresh, at_once=True)
+            self._add("snapshot", interval_trigger(self._plan.snapshot_seconds), self._source.refresh, at_once=True)
         self._add("sweep", self._plan.trigger, self.sweep, at_once=True)
-        self._add("topics", every(TOPICS_SECONDS), self._show_topics, at_once=True)
-        self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.prune_history, at_once=True)
-        self._add("tick", every(TICK_SECONDS), self.tick, at_once=True)
+        self._add("topics", interval_trigger(TOPICS_SECONDS), self._show_topics, at_once=True)
+        self._add("housekeeping", interval_trigger(HOUSEKEEPING_SECONDS), self.engine.prune_history, at_once=True)
+        self._add("tick", interval_trigger(TICK_SECONDS), self.tick, at_once=True)
         for job in self._plan.jobs:
-            self._add(job.name, every(job.seconds), job.task, at_once=True)
+            self._add(job.name, interval_trigger(job.seconds), job.task, at_once=True)
 
     def _show_topics(self) -> None:
         self.engine.remember_topics()

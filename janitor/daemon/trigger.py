@@ -78,7 +78,7 @@ class Calendar(BaseTrigger):
 Trigger = Callable[[Clock], Interval | Calendar]
 
 
-def every(seconds: float) -> Trigger:
+def interval_trigger(seconds: float) -> Trigger:
     """Return a trigger with an interval in seconds of monotonic time, independent of the wall clock."""
     return partial(Interval, seconds)
 

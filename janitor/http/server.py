@@ -8,7 +8,7 @@ from __future__ import annotations
 import uvicorn
 from starlette.types import ASGIApp
 
-from tms_core.web.protocol import bounded
+from tms_core.web.protocol import limited_protocol
 from tms_core.web.thread import ThreadedServer, listen
 
 #: The time limit for running responses when the server stops, in seconds.
@@ -45,7 +45,7 @@ class HttpServer(ThreadedServer):
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http=bounded(MAX_CONNECTIONS),
+            http=limited_protocol(MAX_CONNECTIONS),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -69,13 +69,13 @@ def why(
         run.unparsed.get(topic.prefix, ""),
         tuple(found),
         tuple(missing),
-        remembered(state, now_ms, history_days),
+        find_ledger_reach(state, now_ms, history_days),
         tuple(pattern for pattern in run.paused if topic.matches((pattern,))),
         work is not None and work.topic.consumed,
     )
 
 
-def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
+def find_ledger_reach(state: State, now_ms: int, history_days: int) -> LedgerReach:
     """Return the period for which the state's ledger is complete.
 
     Raises:

@@ -86,11 +86,11 @@ def families(topics: Sequence[TopicFigures], named: Collection[TopicName]) -> li
     own = [topic for topic in topics if (topic.tms_namespace, topic.topic) in named]
     others = [topic for topic in topics if (topic.tms_namespace, topic.topic) not in named]
     # Share one set of labels between all series of a topic, since there may be very many.
-    labelled = [(_labels(topic), topic) for topic in (*own, together(others))]
+    labelled = [(_labels(topic), topic) for topic in (*own, sum_topics(others))]
     return [_family(definition, value, labelled) for definition, value in _SERIES]
 
 
-def together(topics: Collection[TopicFigures]) -> TopicFigures:
+def sum_topics(topics: Collection[TopicFigures]) -> TopicFigures:
     """Sum up topics as one topic, with the oldest count and message and the newest message."""
 
     def known(value: Callable[[TopicFigures], int | None]) -> list[int]:

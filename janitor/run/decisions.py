@@ -109,7 +109,7 @@ class OperatorDecisions(Questions):
             finally:
                 self.deps.restored(request.target or request.source)
 
-    def at_work(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether another thread executes a run, or a decision that excludes runs."""
         if not self._run_lock.acquire(blocking=False):
             return True

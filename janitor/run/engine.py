@@ -65,7 +65,7 @@ class Engine(OperatorDecisions):
             StoreError, StateError: the store or the state failed as a whole.
         """
         with self._run_lock:
-            with record.preparing(self.deps, "apply"):
+            with record.record_failed_preparation(self.deps, "apply"):
                 ready = self._adopt_if_unknown(prepare(self.deps), adopt=adopt)
                 due: PassKind = "incremental" if incremental else "frequent"
                 kind = "full" if self._is_full_due(ready) else due
@@ -80,7 +80,7 @@ class Engine(OperatorDecisions):
             StoreError, StateError: the store or the state failed as a whole.
         """
         with self._run_lock:
-            with record.preparing(self.deps, "apply"):
+            with record.record_failed_preparation(self.deps, "apply"):
                 ready = prepare(self.deps)
                 present = make_run(self.deps, ready, kind="full")
                 present.load_topics()
@@ -99,7 +99,7 @@ class Engine(OperatorDecisions):
             StoreError, StopRequested: as for a plan.
         """
         with self._run_lock:
-            with record.preparing(self.deps, "plan"):
+            with record.record_failed_preparation(self.deps, "plan"):
                 ready = prepare(self.deps)
                 known = self.deps.state.note(record.REHEARSED, int)
                 is_recent = known is not None and 0 <= ready.now.wall_ms - known < FULL_EVERY_MS

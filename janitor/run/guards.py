@@ -176,7 +176,7 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
     """
     reason = state.note(RESTORED, str)
     if reason is None and record.adopted_ms is not None:
-        reason = store.restored_since(state.note(LINEAGE) or {})
+        reason = store.find_restore_evidence(state.note(LINEAGE) or {})
         if reason is not None:
             record = StoreRecord(successor_mark(record.mark, record.identity), record.identity)
             with state.transaction():

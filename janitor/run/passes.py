@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from janitor.report import EXPECTED, Report, Totals, deleted_bytes, in_order
+from janitor.report import EXPECTED, Report, Totals, deleted_bytes, sort_entries
 from janitor.rules.policy import Rule
 from janitor.run.prepare import Deps
 from janitor.state.base import ProvenBoundary, State, TopicCount
@@ -131,7 +131,7 @@ def report(
     ready = run.ready
     deps.unknown_row_log.name(outcome, deps.store.metadata)
     outcome.calls = costs.calls()
-    topics = in_order(outcome.entries.values())
+    topics = sort_entries(outcome.entries.values())
     return Report(
         id=run.id,
         mode=run.mode,

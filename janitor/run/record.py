@@ -65,7 +65,7 @@ def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode
 
 
 @contextmanager
-def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
+def record_failed_preparation(deps: Deps, mode: Mode) -> Iterator[None]:
     """Record a failed run if its preparation in the block fails."""
     try:
         yield
@@ -111,7 +111,7 @@ def recover(deps: Deps) -> list[str]:
         # Skip other runs: announcements of a closed run may remain if its process died before it deleted them.
         state.add_ledger(entry for entry in (state.intents() if lost else ()) if entry.run_id in lost)
         for run_id, run in lost.items():
-            state.add_counters(state.booked(run_id))
+            state.add_counters(state.running_counters(run_id))
             error = "the process died during the run"
             state.finish_run(replace(run, finished_ms=clock.now_ms(), result="lost", error=error))
         state.add_counters(_results("lost", len(lost)))

@@ -35,7 +35,7 @@ from tms_core.errors import ConfigurationError, Interrupted, TmsError, hint_for_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["translated"]
+__all__ = ["convert_spark_errors"]
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
     builder = SparkSession.builder.appName("tms-janitor")
     # Filters for sources in Python.
     builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
-    with translated():
+    with convert_spark_errors():
         if remote:
             builder = builder.remote(str(master))
         elif submitted:
@@ -306,7 +306,7 @@ def _read_log_level() -> str:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def convert_spark_errors() -> Iterator[None]:
     """Convert errors of Spark.
 
     Raises:

@@ -234,7 +234,7 @@ class RecordedRuns(Documents):
         if run_id in going:
             self.driver.loose.put([(_booked_key(run_id), pack_value(pack(amounts)))])
 
-    def booked(self, run_id: str) -> dict[CounterKey, float]:
+    def running_counters(self, run_id: str) -> dict[CounterKey, float]:
         """Return the intermediate counters of a running run; empty for other runs."""
         _, going = self._unfinished()
         return self._booked_of([run_id]).get(run_id, {}) if run_id in going else {}

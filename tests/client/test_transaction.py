@@ -426,7 +426,7 @@ async def test_client_closed_while_a_task_is_cancelled_ends_what_began(server: I
 
     client = server.async_client(limits=Limits(connections=1))
     wire = client._wire
-    task = asyncio.create_task(wire.begin(begins, ended.append))
+    task = asyncio.create_task(wire.start_or_undo(begins, ended.append))
     await asyncio.sleep(0)
     # The thread returns, and the loop has not run since: the task still waits.
     go.set()

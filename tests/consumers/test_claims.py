@@ -28,7 +28,7 @@ from tms_core.consumers.claims import (
     Segment,
     batch_limit,
     claim_outcome,
-    isolating_size,
+    isolated_batch_size,
     marks,
     rank,
     runs,
@@ -115,7 +115,7 @@ def test_together_halves_after_each_delivery_to_one(limit: int, tries: int, most
     [(0, 0, 500, 500), (1, 20, 20, 10), (1, 20, 5, 5), (3, 1, 1, 1), (1, 20, 21, 21), (1, 0, 20, 20), (2, 3, 3, 1)],
 )
 def test_share_of_a_failed_batch_is_half_and_of_several_all(tries: int, size: int, found: int, expected: int) -> None:
-    assert isolating_size(Segment(at(0), None, tries, size), found) == expected
+    assert isolated_batch_size(Segment(at(0), None, tries, size), found) == expected
 
 
 def test_void_claims_that_are_claimed_in_part_keep_their_tries() -> None:

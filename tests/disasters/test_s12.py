@@ -252,7 +252,7 @@ def test_former_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pytes
             pair.leases[1].acquire(sole=True)
 
     watch(pair.store, before=take_over)
-    monkeypatch.setattr(MemoryStore, "restored_since", lambda *_: "it is older" if len(syncs) == 2 else None)
+    monkeypatch.setattr(MemoryStore, "find_restore_evidence", lambda *_: "it is older" if len(syncs) == 2 else None)
     report = pair.first.engine.run_once()
     assert (len(syncs), report.guards[-1].guard) == (2, "lease")
     record = pair.first.state.store()

@@ -264,7 +264,7 @@ def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_proven
     kit.snapshots.invalid = [OLD]
     kit.engine.adopt()
     restored: list[str] = []
-    with patch.object(type(store), "restored_since", lambda *_: restored[0] if restored else None):
+    with patch.object(type(store), "find_restore_evidence", lambda *_: restored[0] if restored else None):
         watch(store, after=lambda call: restored.append("is back") if call.name == "message.invert" else None)
         report = kit.engine.run_once()
     assert report.tripped

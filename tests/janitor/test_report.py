@@ -19,7 +19,7 @@ from janitor.report import (
     SnapshotUsed,
     Totals,
     deleted_bytes,
-    in_order,
+    sort_entries,
 )
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.figures import GuardNote
@@ -48,7 +48,7 @@ def rows(number: int, key: EntryKey | None = None) -> Entry:
 def report(
     *entries: Entry, mode: Mode = "apply", kept: Mapping[Reason, int] = MappingProxyType({}), **changes: Any
 ) -> Report:
-    topics = in_order(entries)
+    topics = sort_entries(entries)
     plain = Report(
         id="1700000000000-abcd",
         mode=mode,

@@ -18,7 +18,7 @@ from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.auth.gate import Gate
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
-from tms_core.server.rest.context import ServerContext, Turns
+from tms_core.server.rest.context import ServerContext, ThreadShares
 from tms_core.server.rest.known_publish import KNOWN_HEADS
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -74,9 +74,9 @@ def serving(
     )
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        turns = Turns(4)
+        turns = ThreadShares(4)
         context = ServerContext(
-            service, threads, metrics, MAX_REQUEST_BYTES, gate, turns=turns, poll_turns=turns, **options
+            service, threads, metrics, MAX_REQUEST_BYTES, gate, thread_shares=turns, poll_thread_shares=turns, **options
         )
         app = make_app(context, loopback=loopback, access_log=access_log)
         heads: Heads | None = RecentlySet(KNOWN_HEADS) if knows_heads and not access_log else None

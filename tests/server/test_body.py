@@ -8,7 +8,7 @@ import zlib
 import pytest
 from starlette.exceptions import HTTPException
 
-from tms_core.server.rest.body import GZIP, BodyLimit, unpacked
+from tms_core.server.rest.body import GZIP, BodyLimit, decompress_body
 
 
 def test_unpack_of_a_bomb_holds_no_more_than_the_limit() -> None:
@@ -18,7 +18,7 @@ def test_unpack_of_a_bomb_holds_no_more_than_the_limit() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(HTTPException, match="1000000"):
-            unpacked(bomb, BodyLimit(1_000_000, "a test"))
+            decompress_body(bomb, BodyLimit(1_000_000, "a test"))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()

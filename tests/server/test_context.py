@@ -15,7 +15,7 @@ from starlette.types import Message
 from tests.support import in_event_loop
 from tms_core.messaging.service import MessagingService
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.rest.context import ServerContext, Turns
+from tms_core.server.rest.context import ServerContext, ThreadShares
 
 ZIPPED = {b"content-encoding": b"gzip"}
 
@@ -50,7 +50,7 @@ class Calls:
     """Calls of principals with turns, which last until the test ends them."""
 
     def __init__(self, threads: int) -> None:
-        self._turns = Turns(threads)
+        self._turns = ThreadShares(threads)
         self.running: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
 

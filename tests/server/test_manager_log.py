@@ -18,7 +18,7 @@ from tests.transaction.managers import BASE, NOW_MS, state
 from tms_core.clock import ManualClock
 from tms_core.errors import FormatError, StoreError, StoreUnavailable
 from tms_core.server.ha import manager_log
-from tms_core.server.ha.leadership import not_leading
+from tms_core.server.ha.leadership import not_leader_error
 from tms_core.server.ha.manager_log import SideLog, SideStorage, leadership_lost, root_of
 from tms_core.tables.base import Page
 from tms_core.tables.leveldb.side import LevelDBSide
@@ -167,13 +167,13 @@ def test_manager_of_a_follower_waits_until_it_leads(side: MemorySide, clock: Man
 
     def lease() -> Callable[[], bool]:
         if not leads:
-            raise not_leading()
+            raise not_leader_error()
         return lambda: True
 
     manager = TransactionManager(SideStorage(side, lease), clock)
     assert not manager.running
     assert manager.last_pointer == 0
-    each_raises(StoreUnavailable, manager.start_short, manager.begin, manager.expire, match=not_leading().message)
+    each_raises(StoreUnavailable, manager.start_short, manager.begin, manager.expire, match=not_leader_error().message)
     assert rows(side) == []
     leads = True
     manager.begin()
@@ -423,7 +423,7 @@ def test_given_damaged_rows_when_recovered_then_it_does_not_start(
     damage(side)
     with pytest.raises(FormatError, match=said):
         manager_of(side, clock)
-    tries = iter([not_leading()])
+    tries = iter([not_leader_error()])
 
     def later() -> Callable[[], bool]:
         for error in tries:

@@ -14,7 +14,7 @@ from tests.transaction.managers import NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import NotInProgress, StoreUnavailable, TmsError
 from tms_core.server.ha import manager_log
-from tms_core.server.ha.leadership import not_leading
+from tms_core.server.ha.leadership import not_leader_error
 from tms_core.server.ha.manager_log import SideStorage
 from tms_core.tables.base import Page
 from tms_core.tables.side import MemorySide
@@ -67,7 +67,7 @@ class Node:
     def _lease(self) -> Callable[[], bool]:
         fence = self.fence
         if fence != self._history.fence:
-            raise not_leading()
+            raise not_leader_error()
         return lambda: fence == self._history.fence
 
     def do(self, work: Callable[[], object]) -> None:

@@ -28,7 +28,7 @@ from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
 from tms_core.web import protocol, thread
 from tms_core.web.listener import Listener, ListenerOptions
-from tms_core.web.protocol import HttpProtocol, KnownHead, bounded
+from tms_core.web.protocol import HttpProtocol, KnownHead, limited_protocol
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
 #: What is inside a body, and must never be carried out.
@@ -464,12 +464,12 @@ def _gets_in(port: int) -> bool:
 
 def test_connections_take_half_of_few_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
-    assert bounded(64).limit == 64
+    assert limited_protocol(64).limit == 64
     assert caplog.text == ""
-    assert bounded(500).limit == 64
+    assert limited_protocol(500).limit == 64
     assert "ulimit -n" in caplog.text
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert bounded(5000).limit == 5000
+    assert limited_protocol(5000).limit == 5000
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tms_core.server.rest.app import routed
+from tms_core.server.rest.app import combine_routes
 
 
 class Noting:
@@ -41,7 +41,7 @@ def ask(app: ASGIApp, method: str, path: str) -> list[Message]:
 def test_given_a_path_when_asked_for_then_its_route_has_it(name: str) -> None:
     first, second, default = Noting(), Noting(), Noting()
     routes = [Route("/{topic}/a", first, methods=["POST"], name="a"), Route("/{topic}", second, name="b")]
-    paths = routed(routes, default)
+    paths = combine_routes(routes, default)
     ask(paths, "POST", f"/{name}/a")
     ask(paths, "GET", f"/{name}")
     ask(paths, "GET", f"/{name}/b")
@@ -53,7 +53,7 @@ def test_given_a_path_when_asked_for_then_its_route_has_it(name: str) -> None:
 
 def test_path_with_a_slash_at_the_end_counts_without_it() -> None:
     app, default = Noting(), Noting()
-    paths = routed([Route("/{topic}", app, methods=["PUT"])], default)
+    paths = combine_routes([Route("/{topic}", app, methods=["PUT"])], default)
     for _ in range(2):
         ask(paths, "PUT", "/t/")
         [start, *_] = ask(paths, "GET", "/t/")
@@ -66,7 +66,7 @@ def test_path_with_a_slash_at_the_end_counts_without_it() -> None:
 
 def test_given_a_path_that_has_no_such_method_when_asked_then_those_it_has_are_named() -> None:
     app = Noting()
-    paths = routed([Route("/{topic}", app, methods=["PUT"]), Route("/{other}", app, methods=["POST"])], app)
+    paths = combine_routes([Route("/{topic}", app, methods=["PUT"]), Route("/{other}", app, methods=["POST"])], app)
     for _ in range(2):
         start, *_ = ask(paths, "DELETE", "/t")
         assert (start["status"], dict(start["headers"])[b"allow"]) == (405, b"PUT")

@@ -27,7 +27,7 @@ from tests.server.client import JSON, Client, TopicClient
 from tests.server.process import configure, port_of
 from tests.support import PATIENCE_SECONDS
 from tms_core.cli import serve as command
-from tms_core.cli.entry import ending
+from tms_core.cli.entry import handle_signals
 from tms_core.cli.main import execute
 from tms_core.clock import Clock, ManualClock
 from tms_core.errors import ConfigurationError, TmsError
@@ -82,7 +82,7 @@ def guest(monkeypatch: pytest.MonkeyPatch) -> Guest:
 
 def install(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     entry = EntryPoint("janitor", value, companions.GROUP)
-    monkeypatch.setattr(companions, "installed", lambda: [entry])
+    monkeypatch.setattr(companions, "find_entry_points", lambda: [entry])
 
 
 def memory(folder: Path, transactions: dict[str, str] | None = None, **server: object) -> Path:
@@ -361,7 +361,7 @@ def test_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch, capfd: 
     asked, ended = threading.Event(), list[int]()
     monkeypatch.setattr(os, "_exit", ended.append)
     before = signal.getsignal(signal.SIGTERM)
-    with ending(asked.set):
+    with handle_signals(asked.set):
         signal.raise_signal(signal.SIGTERM)
         assert asked.wait(60)
         assert ended == []
@@ -373,7 +373,7 @@ def test_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch, capfd: 
 
 def test_signal_in_another_thread_asks_to_end() -> None:
     asked = threading.Event()
-    with ending(asked.set):
+    with handle_signals(asked.set):
         other = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
         other.start()
         assert asked.wait(60)
@@ -424,7 +424,7 @@ def test_given_another_thread_when_it_waits_for_signals_then_they_stay_as_they_a
     seen = []
 
     def elsewhere() -> None:
-        with ending(lambda: None):
+        with handle_signals(lambda: None):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     before = signal.getsignal(signal.SIGTERM)

@@ -238,9 +238,9 @@ def test_bad_calls_are_forwarded_and_answered_as_by_the_leader(servers: Servers)
     answers = []
     for node in (servers.first, servers.second):
         line = SocketConnection(node.service.address, 60)
-        answers.append(line.pass_on(without_its_argument, 60))
+        answers.append(line.forward_call(without_its_argument, 60))
         with pytest.raises(EOFError):
-            line.pass_on(b"\xff" * 1000, 60)
+            line.forward_call(b"\xff" * 1000, 60)
         line.close()
     assert answers[0] == answers[1]
     assert wire.read_message(answers[0]).fields[2] == Failure.PROTOCOL_ERROR
@@ -313,7 +313,7 @@ def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, mo
         goes_on.wait(60)
         raise ServiceUnavailable("it is gone.")
 
-    monkeypatch.setattr(servers.second.shared, "pass_on", paused)
+    monkeypatch.setattr(servers.second.shared, "forward_call", paused)
     with ThreadPoolExecutor(WORKERS) as threads:
         try:
             stuck = [threads.submit(servers.clients[1].start_short) for _ in range(WORKERS)]

@@ -13,7 +13,7 @@ from tests.support import PATIENCE_SECONDS
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
 from tms_core.messaging.service import MessagingService
-from tms_core.server.companions import Companion, Standby, started
+from tms_core.server.companions import Companion, Standby, start_companion
 from tms_core.server.ha.member import HaMember
 from tms_core.settings.models import LeaderSettings, load
 from tms_core.tables.lease import LeaseRecord
@@ -118,7 +118,7 @@ HELD = LeaseHeld("another one has the lease.", "Wait.")
 def test_standby_janitor_waits_and_can_be_stopped(caplog: pytest.LogCaptureFixture) -> None:
     janitor = Janitor(HELD)
     with caplog.at_level(logging.INFO):
-        waiting = started("janitor", janitor)
+        waiting = start_companion("janitor", janitor)
     waiting.stop()
     assert janitor.asked == 1
     assert "the janitor of this server waits: another one has the lease." in caplog.text

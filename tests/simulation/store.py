@@ -105,7 +105,7 @@ class SimulatedStore(MemoryStore):
         self._recognised = True
         return {"sequence": self.sequence}
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
         if (self.sequence if self._recognised else self._opened) < known.get("sequence", 0):
             return "it went back"
         self._recognised = True

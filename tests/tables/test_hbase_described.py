@@ -12,9 +12,9 @@ TABLE = TableSettings("ns:tms.message", [b"", b"\x01", b"\x02"], 3, REQUIRED_SET
 
 
 def test_given_what_a_sweep_needs_or_nothing_set_then_no_setting_hinders_it() -> None:
-    assert TABLE.hindering == {}
-    assert replace(TABLE, settings={}).hindering == {}
-    assert replace(TABLE, settings={"READONLY": "FALSE", "KEEP_DELETED_CELLS": "false"}).hindering == {}
+    assert TABLE.unfavorable == {}
+    assert replace(TABLE, settings={}).unfavorable == {}
+    assert replace(TABLE, settings={"READONLY": "FALSE", "KEEP_DELETED_CELLS": "false"}).unfavorable == {}
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_given_what_a_sweep_needs_or_nothing_set_then_no_setting_hinders_it() ->
     [("READONLY", "true"), ("TTL", "604800"), ("VERSIONS", "3"), ("MIN_VERSIONS", "1"), ("KEEP_DELETED_CELLS", "TTL")],
 )
 def test_given_a_setting_that_keeps_or_loses_rows_then_it_hinders(setting: str, value: str) -> None:
-    assert replace(TABLE, settings={**REQUIRED_SETTINGS, setting: value}).hindering == {setting: value}
+    assert replace(TABLE, settings={**REQUIRED_SETTINGS, setting: value}).unfavorable == {setting: value}
 
 
 def test_salts_without_a_region_are_missing() -> None:

@@ -75,10 +75,10 @@ def test_given_a_store_that_only_grows_when_asked_then_it_was_not_restored(path:
         with LevelDBStore(path) as store:
             known = store.lineage()
             store.message.compact(b"", b"\xff")
-            assert store.restored_since(known) is None
+            assert store.find_restore_evidence(known) is None
         write(path / MESSAGE, batches=3, rows=number, row_bytes=MANY_BYTES // 3)
         with LevelDBStore(path) as store:
-            assert store.restored_since(known) is None
+            assert store.find_restore_evidence(known) is None
 
 
 def went_back(path: Path) -> None:
@@ -110,7 +110,7 @@ def test_given_a_backup_in_the_stores_folders_when_asked_then_it_was_restored(
     shutil.copytree(backup, path, dirs_exist_ok=True)
     then(path)
     with LevelDBStore(path) as store:
-        reason = store.restored_since({"message": known["message"]})
+        reason = store.find_restore_evidence({"message": known["message"]})
         assert "the message table went back" in (reason or "")
 
 
@@ -121,7 +121,7 @@ def test_lineage_known_before_opening_outlives_later_writes(path: Path) -> None:
     with LevelDBStore(path) as store:
         for number in range(9):
             store.metadata.compare_and_set(b"%d" % number, None, b"")
-        assert "the metadata table went back" in (store.restored_since(known) or "")
+        assert "the metadata table went back" in (store.find_restore_evidence(known) or "")
 
 
 def test_folder_that_tells_less_is_no_restore(path: Path) -> None:
@@ -129,7 +129,7 @@ def test_folder_that_tells_less_is_no_restore(path: Path) -> None:
         known = dict(store.lineage())
     known["message"] = {**known["message"], "birth_ns": None, "generation": None}
     with LevelDBStore(path) as store:
-        assert store.restored_since(known) is None
+        assert store.find_restore_evidence(known) is None
 
 
 def test_lineage_of_a_log_that_becomes_a_table_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,4 +166,4 @@ def test_given_a_clone_when_asked_then_it_tells_of_the_original_as_it_was(path: 
     known = trace.current_marks()
     write(path / MESSAGE, rows=9)
     assert trace.current_marks() == known
-    assert trace.restored_since(known) is None
+    assert trace.find_restore_evidence(known) is None

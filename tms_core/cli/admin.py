@@ -40,7 +40,10 @@ _FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
 @click.option("--thrift2", metavar="HOST:PORT[,…]", help="HBase Thrift 2 servers (storage.hbase.thrift2).")
 @click.option("--namespace", metavar="NAME", help="HBase namespace (storage.hbase.namespace, cdap_system by default).")
 @click.option(
-    "--buckets", type=click.IntRange(1, 256), metavar="N", help="Number of salt buckets (storage.hbase.buckets, 16 by default)."
+    "--buckets",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Number of salt buckets (storage.hbase.buckets, 16 by default).",
 )
 @click.option(
     "--compression",

@@ -39,7 +39,7 @@ def _exit_at_once(number: int, _: FrameType | None) -> None:
 
 
 @contextmanager
-def ending(
+def handle_signals(
     ask: Callable[[], None],
     *,
     text: bytes = b"finishing accepted work; a second Ctrl-C or SIGTERM stops at once\n",

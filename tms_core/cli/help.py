@@ -55,7 +55,7 @@ CONFIG_FILE: dict[str, Any] = {
 }
 
 
-def together(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def combine_options(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Combine the decorators of several options into one decorator."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:

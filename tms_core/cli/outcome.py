@@ -38,7 +38,7 @@ CODES: tuple[tuple[type[TmsError], int], ...] = (
 
 
 @contextmanager
-def completing() -> Iterator[None]:
+def complete_hints() -> Iterator[None]:
     """Add the typed options to the commands in the texts of errors that the block raises."""
     try:
         yield

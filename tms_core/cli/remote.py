@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from tms_core.cli.help import CONFIG_FILE, shared
-from tms_core.cli.outcome import completing
+from tms_core.cli.outcome import complete_hints
 from tms_core.cli.typed import TopicType
 from tms_core.errors import ConfigurationError, TmsError
 from tms_core.logs.printable import printable
@@ -166,7 +166,7 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         format: str,  # noqa: A002
         **rest: Any,
     ) -> None:
-        with completing():
+        with complete_hints():
             command(Remote(server, token_file, ca_file, config, format), **rest)
 
     return wrapped

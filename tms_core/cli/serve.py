@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tms_core.cli.entry import ending
+from tms_core.cli.entry import handle_signals
 from tms_core.cli.help import CONFIG_FILE, LOG_FORMAT, Command, shared
-from tms_core.cli.outcome import arguments, completing
+from tms_core.cli.outcome import arguments, complete_hints
 from tms_core.logs.loggers import LogFormat, configure
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def serve(
     from tms_core.server.serving import serving  # noqa: PLC0415 help texts do not need it
 
     with (
-        completing(),
-        ending(stop.set, hangup=partial(_run_companions, running)),
+        complete_hints(),
+        handle_signals(stop.set, hangup=partial(_run_companions, running)),
         serving(config, os.environ, flags, janitor=not no_janitor) as started,
     ):
         running += started.companions.values()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.help import CommandGroup, together
+from tms_core.cli.help import CommandGroup, combine_options
 from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import TtlType
@@ -27,7 +27,7 @@ ALLOWANCE = timedelta(minutes=5)
 
 
 #: The options for properties of a topic.
-_changes = together(
+_changes = combine_options(
     click.option("--ttl", type=TtlType(), help="Time to live of the messages: 7d, 1h30m, or seconds."),
     click.option(
         "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Set another property; repeatable."

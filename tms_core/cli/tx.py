@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tms_core.cli.help import CommandGroup, shared
-from tms_core.cli.outcome import completing
+from tms_core.cli.outcome import complete_hints
 from tms_core.cli.remote import OutputOptions, config_option, format_option
 from tms_core.cli.typed import AddressType, Moment, TimeType, TransactionIdType
 from tms_core.clock import SystemClock
@@ -77,7 +77,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
     @format_option
     @wraps(command)
     def wrapped(*, tx_server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002
-        with completing():
+        with complete_hints():
             command(CommandOptions(tx_server, config, format), **rest)
 
     return wrapped

@@ -91,7 +91,7 @@ class Instance:
                 self._fenced = error
                 raise
 
-    def signing(self, label: str) -> Core:
+    def sign_writes(self, label: str) -> Core:
         """Return a core that sends the writes of a transaction as requests of this instance, with a label."""
 
         async def write(call: Call[T]) -> T:
@@ -132,13 +132,13 @@ class Instance:
         if not pointers:
             return set()
         core = self.core
-        entries = await core.repeat(lambda _: core.wire.blocking(core.service.in_progress), again=True)
+        entries = await core.repeat(lambda _: core.wire.call_blocking(core.service.in_progress), again=True)
         parents = {checkpoint: entry.write_pointer for entry in entries for checkpoint in entry.checkpoints}
         return {parents.get(pointer, pointer) for pointer in pointers}
 
     async def _invalidate(self, transaction_id: int) -> None:
         core = self.core
-        await core.repeat(lambda _: core.wire.blocking(core.service.invalidate, transaction_id), again=True)
+        await core.repeat(lambda _: core.wire.call_blocking(core.service.invalidate, transaction_id), again=True)
 
 
 class _ProducerParticipant(Participant):
@@ -194,7 +194,7 @@ class _Producer:
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
         producer_calls.check_label(label)
         participants = [_ProducerParticipant(self._instance)]
-        return kind(self._instance.signing(label), timeout_seconds, long=long, participants=participants)
+        return kind(self._instance.sign_writes(label), timeout_seconds, long=long, participants=participants)
 
 
 class AsyncProducer(_Producer):
@@ -230,7 +230,7 @@ class AsyncProducer(_Producer):
         """
         where = self._instance.home if topic is None else topic
         participants = [_ProducerParticipant(self._instance)]
-        await publish(self._instance.signing(""), where, messages, ttl, key, participants)
+        await publish(self._instance.sign_writes(""), where, messages, ttl, key, participants)
 
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False

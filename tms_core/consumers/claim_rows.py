@@ -19,7 +19,7 @@ from tms_core.consumers.claims import CLAIM, TRANSACTIONAL, ConsumerGroup, Group
 from tms_core.consumers.positions import Positions, highest_id
 from tms_core.errors import FormatError, quoted
 from tms_core.rowkey import GENERATION_BYTES, MessageId, generation_prefix, stop_key, topic_prefix
-from tms_core.tables.base import every
+from tms_core.tables.base import iterate_items
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -148,7 +148,7 @@ def list_previous_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
     """Return the keys of claims and drained partitions of a topic's old generations."""
     start = TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
     stop = TRANSACTIONAL + topic.rows_prefix
-    return [key for key, _ in every(side.rows, start, stop)]
+    return [key for key, _ in iterate_items(side.rows, start, stop)]
 
 
 def first_unread(side: SideTable, prefix: bytes) -> int:
@@ -166,7 +166,7 @@ def first_unread(side: SideTable, prefix: bytes) -> int:
 
 
 def _rows(side: SideTable, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-    return every(side.rows, start or prefix, stop_key(prefix))
+    return iterate_items(side.rows, start or prefix, stop_key(prefix))
 
 
 def _group(key: bytes) -> tuple[bytes, ConsumerGroup | None]:

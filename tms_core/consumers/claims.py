@@ -307,7 +307,7 @@ def batch_limit(limit: int, tries: int, max_deliveries: int | None) -> int:
     return max(1, limit >> tries)
 
 
-def isolating_size(segment: Segment, found: int) -> int:
+def isolated_batch_size(segment: Segment, found: int) -> int:
     """Return how many of a segment's ``found`` first messages to deliver, so that a poison message is isolated.
 
     The size is half of the failed batch. If the segment joins several failed batches, as after an outage,

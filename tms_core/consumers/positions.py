@@ -29,7 +29,7 @@ from tms_core.rowkey import (
     time_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import MESSAGES, Reads, every
+from tms_core.tables.base import MESSAGES, Reads, iterate_items
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -138,7 +138,7 @@ class Positions:
         return found
 
     def _rows(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        return every(self._table.rows, start, stop)
+        return iterate_items(self._table.rows, start, stop)
 
 
 class Floor:
@@ -238,7 +238,7 @@ def highest_id(side: SideTable, prefix: bytes) -> MessageId:
         prefix: the row key prefix of a topic's generation.
     """
     start = _CONSUMER + prefix
-    rows = every(side.rows, start, stop_key(start))
+    rows = iterate_items(side.rows, start, stop_key(start))
     found = (_position(key[len(start) :].decode("ascii"), value) for key, value in rows)
     return max((one.id for one in found if one.id.publish_ms <= one.updated_ms), default=MessageId(0, 0))
 

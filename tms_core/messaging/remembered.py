@@ -8,7 +8,7 @@ from threading import Lock
 
 from tms_core.errors import BadRequest
 from tms_core.rowkey import stop_key
-from tms_core.tables.base import every
+from tms_core.tables.base import iterate_items
 from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
@@ -112,7 +112,7 @@ class CountedNames:
         """
         number = self._numbers.get(prefix, MAX_NAMES)
         if number >= MAX_NAMES:
-            number = sum(1 for _ in islice(every(self._side.rows, prefix, stop_key(prefix)), MAX_NAMES))
+            number = sum(1 for _ in islice(iterate_items(self._side.rows, prefix, stop_key(prefix)), MAX_NAMES))
         if number >= MAX_NAMES:
             raise BadRequest(f"Topic {topic} has {MAX_NAMES} {kind}, the maximum.", hint)
         self._numbers[prefix] = number + 1

@@ -92,7 +92,7 @@ class Checked(Protocol):
         ...
 
 
-def installed() -> Iterable[EntryPoint]:
+def find_entry_points() -> Iterable[EntryPoint]:
     """Return the entry points of the installed companions."""
     return entry_points(group=GROUP)
 
@@ -113,9 +113,9 @@ def load(entry: EntryPoint) -> Start:
     return found
 
 
-def loaded() -> dict[str, Start]:
+def load_all() -> dict[str, Start]:
     """Return the functions of all entry points, by name; raises as :func:`load`."""
-    return {entry.name: load(entry) for entry in installed()}
+    return {entry.name: load(entry) for entry in find_entry_points()}
 
 
 def check(
@@ -179,7 +179,7 @@ class Standby:
             return
 
 
-def started(name: str, start: Callable[[], Companion]) -> Companion:
+def start_companion(name: str, start: Callable[[], Companion]) -> Companion:
     """Start a companion; if another server's companion has the lease, return a :class:`Standby`.
 
     Raises:

@@ -32,7 +32,7 @@ from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
 from tms_core.server.rest.app import make_app
-from tms_core.server.rest.context import PollLimit, ServerContext, Turns, Waiting
+from tms_core.server.rest.context import PollLimit, ServerContext, ThreadShares, WaitingPolls
 from tms_core.server.rest.known_publish import KNOWN_HEADS
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
@@ -114,7 +114,7 @@ def serving(
     gate = make_gate(settings.server.auth, clock, connection_limit(settings.server.max_connections))
     _check_certificate(settings.server.tls)
     check_manager(settings)
-    starts = companions.loaded() if janitor else {}
+    starts = companions.load_all() if janitor else {}
     for sentence in exposure_warnings(settings):
         logger.warning("%s", sentence)
     with ExitStack() as stack:
@@ -162,10 +162,10 @@ def serving(
             )
             for name, function in starts.items():
                 start = partial(function, companion_context)
-                started[name] = companion = start() if member is None else companions.started(name, start)
+                started[name] = companion = start() if member is None else companions.start_companion(name, start)
                 stack.callback(companion.stop)
         # The waiting polls of one principal may use at most half of the connections.
-        waiting = Waiting(max(1, connection_limit(settings.server.max_connections) // 2))
+        waiting = WaitingPolls(max(1, connection_limit(settings.server.max_connections) // 2))
         forwarder = member.forwarder if member else None
         listener = _listen(settings, service, gate, registry, forwarder, waiting, transactions, started, stack)
         if member is None:
@@ -302,14 +302,14 @@ def _listen(
     gate: Gate | None,
     registry: CollectorRegistry,
     forwarder: Forwarder | None,
-    waiting: Waiting,
+    waiting: WaitingPolls,
     transactions: ServerTransactions,
     started: Mapping[str, companions.Companion],
     stack: ExitStack,
 ) -> Listener:
     server, manager = settings.server, transactions.manager
-    most_polls = _POLL_THREADS[settings.storage.kind]
-    poll_threads = ThreadPoolExecutor(most_polls, thread_name_prefix="poll")
+    poll_thread_count = _POLL_THREADS[settings.storage.kind]
+    poll_threads = ThreadPoolExecutor(poll_thread_count, thread_name_prefix="poll")
     metrics = ServerMetrics(registry, service)
     context = ServerContext(
         service,
@@ -321,8 +321,8 @@ def _listen(
         memory=Memory(server.memory << 20),
         poll_limit=PollLimit(server.poll_limit.messages, server.poll_limit.bytes),
         waiting=waiting,
-        turns=Turns(_THREADS),
-        poll_turns=Turns(most_polls),
+        thread_shares=ThreadShares(_THREADS),
+        poll_thread_shares=ThreadShares(poll_thread_count),
         transaction_ids=server.max_transaction_ids,
         present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
         hold_seconds=lambda: next((one.hold_seconds for one in started.values() if one.hold_seconds is not None), None),

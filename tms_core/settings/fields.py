@@ -50,7 +50,7 @@ def setting(
     )
 
 
-def wrong(name: str, problem: str) -> PydanticCustomError:
+def invalid(name: str, problem: str) -> PydanticCustomError:
     """Return the error of a check across settings; ``name`` is the setting to change."""
     return PydanticCustomError("setting", "{problem}", {"setting": name, "problem": problem})
 

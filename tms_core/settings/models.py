@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, Strict, model_validator
 
-from tms_core.settings.fields import Section, setting, wrong
+from tms_core.settings.fields import Section, invalid, setting
 from tms_core.settings.layers import Flags, LoadedSettings, load_as
 from tms_core.topic import INT_MAX, TopicId
 
@@ -178,7 +178,7 @@ class ClientTlsSettings(Section):
     def _check_key_pair(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             missing = "certificate" if self.certificate is None else "key"
-            raise wrong(missing, "certificate and key belong together; set both or neither")
+            raise invalid(missing, "certificate and key belong together; set both or neither")
         return self
 
 
@@ -406,7 +406,7 @@ class AuthRule(Section):
     @model_validator(mode="after")
     def _require_topics(self) -> Self:
         if not self.topics and set(self.can) != {"observe"}:
-            raise wrong("topics", "a rule that allows more than observe needs topics; write NAMESPACE:TOPIC, or *:*")
+            raise invalid("topics", "a rule that allows more than observe needs topics; write NAMESPACE:TOPIC, or *:*")
         return self
 
 
@@ -472,13 +472,13 @@ class AuthSettings(Section):
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if self.kind == "tokens" and self.tokens_file is None:
-            raise wrong("tokens_file", "kind tokens needs this setting; write the path of a file")
+            raise invalid("tokens_file", "kind tokens needs this setting; write the path of a file")
         if self.kind == "jwt" and self.key_file is None:
-            raise wrong("key_file", "kind jwt needs this setting; write the path of a PEM or JWKS file")
+            raise invalid("key_file", "kind jwt needs this setting; write the path of a PEM or JWKS file")
         if self.kind == "none" and self.quotas:
-            raise wrong("quotas", "kind none has no principals; write kind: tokens or jwt, or no quotas")
+            raise invalid("quotas", "kind none has no principals; write kind: tokens or jwt, or no quotas")
         if self.kind == "none" and self.rules:
-            raise wrong("rules", "kind none does not authenticate clients; write kind: tokens or jwt, or no rules")
+            raise invalid("rules", "kind none does not authenticate clients; write kind: tokens or jwt, or no rules")
         return self
 
 
@@ -648,7 +648,7 @@ class ServerSettings(Section):
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
         if self.memory < _MEMORY_OF_REQUEST * self.max_request_mb:
-            raise wrong(
+            raise invalid(
                 "memory",
                 f"a request of {self.max_request_mb} MB (max_request_mb) needs {_MEMORY_OF_REQUEST} times as much; "
                 f"write {_MEMORY_OF_REQUEST * self.max_request_mb} or more",
@@ -658,7 +658,7 @@ class ServerSettings(Section):
     @model_validator(mode="after")
     def _check_host(self) -> Self:
         if self.auth.kind == "none" and not is_loopback(self.host):
-            raise wrong(
+            raise invalid(
                 "host", f"without authentication {self.host} is open to all; write 127.0.0.1, or set server.auth"
             )
         return self
@@ -683,21 +683,21 @@ class Settings(Section):
     def _check_leader(self) -> Self:
         leader = self.server.leader
         if leader.slots > 1 and leader.advertise is None:
-            raise wrong("server.leader.slots", "several slots need several servers; also set server.leader.advertise")
+            raise invalid("server.leader.slots", "several slots need several servers; also set server.leader.advertise")
         if leader.servers > leader.slots:
-            raise wrong(
+            raise invalid(
                 "server.leader.servers", f"each server needs a slot, and there are {leader.slots}; set more slots"
             )
         if leader.advertise is None:
             return self
         if self.storage.kind != "hbase":
-            raise wrong(
+            raise invalid(
                 "server.leader.advertise", "only servers on HBase can share a store; omit it, or set storage.kind"
             )
         host, _ = split_address(self.transactions.thrift)
         reached = urlsplit(leader.advertise).hostname or ""
         if self.transactions.source == "manager" and is_loopback(host) and not is_loopback(reached):
-            raise wrong(
+            raise invalid(
                 "transactions.thrift",
                 f"only this machine can connect to {host}, but with source manager the other servers connect to it; "
                 f"write {reached}:15165, or 0.0.0.0:15165",
@@ -710,7 +710,7 @@ class Settings(Section):
         if self.storage.kind != "leveldb" or "://" in str(place):
             return
         if Path(place).resolve().is_relative_to(store.resolve()):
-            raise wrong(name, f"{place} lies inside the store {store}; write a folder next to it")
+            raise invalid(name, f"{place} lies inside the store {store}; write a folder next to it")
 
 
 #: The flags of all commands, and the settings that they set.

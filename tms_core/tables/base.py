@@ -111,7 +111,7 @@ def pages(
         resume = page.resume
 
 
-def every(
+def iterate_items(
     read: Callable[[bytes, bytes | None, int], Page[list[Item]]], start: bytes, stop: bytes | None, limit: int = 1000
 ) -> Iterator[Item]:
     """Yield all items of a range; arguments and errors as of :func:`pages`."""
@@ -514,7 +514,7 @@ class Reads(ABC):
         """
 
     @abstractmethod
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
         """Return the evidence that this store is a restored backup or another store.
 
         Args:

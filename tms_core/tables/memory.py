@@ -176,7 +176,7 @@ class MemoryStore(Store):
         """Return no marks, because a store in memory is never restored from a backup."""
         return {}
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
         """Return None, because a store in memory is never restored from a backup."""
         return None
 

@@ -20,7 +20,7 @@ from threading import Lock
 from typing import NamedTuple, Self
 
 from tms_core.rowkey import MessageKey, stop_key
-from tms_core.tables.base import Page, every, pages
+from tms_core.tables.base import Page, iterate_items, pages
 from tms_core.topic import TopicId
 
 #: First bytes of keys: an expiry by its time, an expiry by its message.
@@ -219,7 +219,7 @@ class Expiries:
 
     def expiry_times(self, keys: Sequence[bytes]) -> dict[bytes, int]:
         """Return the expiry times of all messages from the first to the last of some ordered keys."""
-        return dict(every(self.between, keys[0], keys[-1] + b"\0", _PAGE_ROWS)) if keys else {}
+        return dict(iterate_items(self.between, keys[0], keys[-1] + b"\0", _PAGE_ROWS)) if keys else {}
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         """Return the keys of messages with a separate TTL, written or not: new messages must not use their ids."""

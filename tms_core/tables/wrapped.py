@@ -165,8 +165,8 @@ class WrappedStore(Reads):
     def lineage(self) -> Mapping[str, Any]:
         return self._store.lineage()
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        return self._store.restored_since(known)
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
+        return self._store.find_restore_evidence(known)
 
     def close(self) -> None:
         """Do nothing, because the caller closes the wrapped store."""

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Scope
 
 from tms_core.security.tls import ServerCertificate
 from tms_core.settings.models import TlsSettings, is_loopback
-from tms_core.web.protocol import Heads, bounded
+from tms_core.web.protocol import Heads, limited_protocol
 from tms_core.web.thread import ThreadedServer
 
 #: The maximum number of connections that wait to be accepted.
@@ -75,7 +75,7 @@ class Listener(ThreadedServer):
             app,
             interface="asgi3",
             loop="uvloop",
-            http=bounded(options.max_connections, heads),
+            http=limited_protocol(options.max_connections, heads),
             ws="none",
             lifespan="on" if options.lifespan else "off",
             log_config=None,

@@ -81,7 +81,7 @@ def connection_limit(max_connections: int) -> int:
     return max_connections if files == resource.RLIM_INFINITY else min(max_connections, max(1, files // 2))
 
 
-def bounded(max_connections: int, heads: Heads | None = None) -> type[HttpProtocol]:
+def limited_protocol(max_connections: int, heads: Heads | None = None) -> type[HttpProtocol]:
     """Return the protocol class of a server with :func:`connection_limit`.
 
     Args:
@@ -163,7 +163,7 @@ class Heads(Protocol):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection; :func:`bounded` creates the class for a server.
+    """One connection; :func:`limited_protocol` creates the class for a server.
 
     Attributes:
         limit: the maximum number of connections.

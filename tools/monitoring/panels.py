@@ -271,7 +271,7 @@ WAITING = (
         "Readers blocked by a transaction",
         "timeseries",
         "s",
-        "Time since the oldest undecided transaction of the last count started to block readers, and age of that count.",
+        "Time for which the oldest undecided transaction of the last count blocks readers, and age of the count.",
         (
             Target("time() - min(tms_janitor_blocking_transaction_timestamp_seconds{${scope}})", "blocked for"),
             Target("time() - max(tms_janitor_statistics_timestamp_seconds{${scope}})", "counted ago"),

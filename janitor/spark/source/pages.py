@@ -28,7 +28,7 @@ from tms_core.tables.base import (
     MessageValue,
     Page,
     PayloadReads,
-    every,
+    iterate_items,
 )
 from tms_core.tables.leveldb.store import STORED, LevelDBMessageReads, decode, pointer_of
 
@@ -137,7 +137,7 @@ def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes
     """Return message rows with their pointers, without reading payloads."""
     pointers: dict[bytes, int] = {}
     if page.items:
-        cells = every(partial(table.read, CELLS), page.items[0], page.items[-1] + b"\x00", len(page.items))
+        cells = iterate_items(partial(table.read, CELLS), page.items[0], page.items[-1] + b"\x00", len(page.items))
         pointers = {cell.key: cell.pointer for cell in cells}
     return Rows(page.items, _pointers([pointers.get(key) for key in page.items])), page.resume
 

@@ -23,7 +23,7 @@ from urllib.request import urlopen
 import pytest
 
 from janitor.app.options import Common
-from janitor.app.serve import opened
+from janitor.app.serve import open_daemon
 from janitor.app.session import Session
 from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
@@ -371,5 +371,5 @@ def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_kit: Ma
 def test_page_of_a_daemon_shows_commands_for_any_folder(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
     common = Common(Path("janitor.yaml"))
-    with opened(Session(common, kit.clock)) as (_, url), urlopen(f"{url}api/status") as answer:  # noqa: S310
+    with open_daemon(Session(common, kit.clock)) as (_, url), urlopen(f"{url}api/status") as answer:  # noqa: S310
         assert json.load(answer)["adopt_command"] == f"janitor adopt --config {kit.folder}/janitor.yaml"

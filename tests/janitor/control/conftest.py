@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from janitor.control import api
-from janitor.control.api import ControlBackend, Observers, ReadEngine, greeting
+from janitor.control.api import ControlBackend, Observers, ReadEngine, process_identity
 from janitor.control.client import Caller, RemoteEngine
 from janitor.control.server import ControlServer
 from janitor.inspect.rows import Audit
@@ -87,7 +87,7 @@ class ControlKit:
             options.pop("decider", self.janitor.engine),
             self.make_reader,
             self.views,
-            greeting(STORE, SETTINGS),
+            process_identity(STORE, SETTINGS),
             self.observers,
             options.pop("page", None),
         )
@@ -97,9 +97,9 @@ class ControlKit:
 
     def remote(self, observer: Observer | None = None, **options: Any) -> RemoteEngine:
         caller = Caller(self.folder, *([observer] if observer else []), **options)
-        greeting = caller.greeting()
-        assert greeting is not None
-        return RemoteEngine(caller, greeting)
+        process_identity = caller.process_identity()
+        assert process_identity is not None
+        return RemoteEngine(caller, process_identity)
 
     def connect(self) -> Client:
         return Client(self.folder)

@@ -20,7 +20,7 @@ from threading import Semaphore, Thread
 
 from janitor.app.options import Common
 from janitor.app.session import Session
-from janitor.control.api import ControlBackend, Observers, ReadEngine, greeting
+from janitor.control.api import ControlBackend, Observers, ReadEngine, process_identity
 from janitor.control.server import ControlServer
 from janitor.report import Observer
 from janitor.run.engine import Engine
@@ -75,7 +75,7 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
             watch(face, before=stop)
             return current.engine(face, state, observer=observer, is_stopping=is_stopping)
 
-        who = greeting(store.identity(), config_digest(current.settings))
+        who = process_identity(store.identity(), config_digest(current.settings))
         behind = ControlBackend(engine, make_reader, Shown(current, state), who, observers)
         server = ControlServer(current.state_path, behind)
         server.start()

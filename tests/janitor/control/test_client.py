@@ -14,12 +14,12 @@ from threading import Thread
 import pytest
 
 from janitor.control import api, wire
-from janitor.control.api import Greeting
+from janitor.control.api import ProcessIdentity
 from janitor.control.client import Caller, RemoteEngine
 from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, TmsError
 
-GREETING = Greeting("0", 1, "memory:1", "digest")
+IDENTITY = ProcessIdentity("0", 1, "memory:1", "digest")
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def server(folder: Path, behave: Callable[[socket.socket], None], answer_seconds
         thread = Thread(target=serve)
         thread.start()
         try:
-            yield RemoteEngine(Caller(folder, answer_seconds=answer_seconds), GREETING)
+            yield RemoteEngine(Caller(folder, answer_seconds=answer_seconds), IDENTITY)
         finally:
             thread.join()
 
@@ -65,13 +65,13 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
 
 
 def test_given_nobody_then_nobody_answers(tmp_path: Path) -> None:
-    assert Caller(tmp_path).greeting() is None
-    assert Caller(tmp_path / "missing").greeting() is None
+    assert Caller(tmp_path).process_identity() is None
+    assert Caller(tmp_path / "missing").process_identity() is None
 
 
 def test_given_a_holder_that_has_ended_since_then_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="stopped before it responded"):
-        RemoteEngine(Caller(tmp_path), GREETING).verify()
+        RemoteEngine(Caller(tmp_path), IDENTITY).verify()
 
 
 def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_given_a_server_that_refuses_before_it_has_read_all_then_its_reason_is_h
         remote.approve(("default:" + "x" * (1 << 20),))
 
 
-def test_greeting_of_another_users_socket_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_of_another_users_socket_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / api.SOCKET_NAME).touch()
     monkeypatch.setattr(api, "address", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(StoreBusy, match="runs as another user"):
-        Caller(tmp_path).greeting()
+        Caller(tmp_path).process_identity()
 
 
 def test_given_lines_in_pieces_then_each_comes_as_a_whole_and_a_cut_one_not_at_all() -> None:
@@ -174,4 +174,4 @@ def test_address_of_a_path_of_any_length_exists(tmp_path: Path, length: int) -> 
 def test_socket_of_a_dead_process_answers_nobody(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(tmp_path / api.SOCKET_NAME))
-    assert Caller(tmp_path).greeting() is None
+    assert Caller(tmp_path).process_identity() is None

@@ -54,7 +54,7 @@ def test_given_the_socket_of_a_dead_process_then_it_is_replaced(kit: ControlKit)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(kit.folder / "control.sock"))
     kit.start()
-    assert kit.remote().greeting.store == STORE
+    assert kit.remote().process_identity.store == STORE
 
 
 def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(kit: ControlKit, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(kit: C
     second = ControlKit(tmp_path, kit.janitor, kit.observers)
     with pytest.raises(StoreBusy, match="Another janitor listens"):
         second.start()
-    assert kit.remote().greeting.store == STORE
+    assert kit.remote().process_identity.store == STORE
 
 
 def test_given_a_file_of_that_name_then_it_is_left_alone(kit: ControlKit) -> None:
@@ -132,7 +132,7 @@ def test_garbage_is_refused_and_the_next_client_answered(kit: ControlKit, method
         assert kind_of(answer) == "TmsError"
         assert "is invalid" in answer["error"]["message"]
         assert client.line() == b""
-    assert kit.remote().greeting.settings == SETTINGS
+    assert kit.remote().process_identity.settings == SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_text_that_is_no_question_is_refused(kit: ControlKit, said: bytes) -> No
     with kit.connect() as client:
         client.say(said)
         assert client.response.status in (400, 404)
-    assert kit.remote().greeting.settings == SETTINGS
+    assert kit.remote().process_identity.settings == SETTINGS
 
 
 def test_given_an_endless_question_then_it_is_refused(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_bug_is_told_to_the_client_and_logged(kit: ControlKit, caplog: pytest.Lo
     kit.start()
     assert "ZeroDivisionError" in kit.ask("verify")["error"]["message"]
     assert "ZeroDivisionError" in caplog.text
-    assert kit.remote().greeting.store == STORE
+    assert kit.remote().process_identity.store == STORE
 
 
 def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(kit: ControlKit) -> None:
@@ -326,7 +326,7 @@ class Working:
         self.asked, self.idle = Event(), Event()
         self.adopted = 0
 
-    def at_work(self) -> bool:
+    def is_running(self) -> bool:
         self.asked.set()
         return not self.idle.is_set()
 

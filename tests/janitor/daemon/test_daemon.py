@@ -12,7 +12,7 @@ import pytest
 
 from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, DaemonPlan, Job
 from janitor.daemon.snapshot_refresh import CachedSource
-from janitor.daemon.trigger import every
+from janitor.daemon.trigger import interval_trigger
 from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
 from janitor.state.base import EVERYTHING, RunRecord
@@ -73,7 +73,7 @@ def daemon_kit(
             time.schedule,
             Deployment("memory", mode, "every 60 s", kit.engine.deps.terms),
             Metrics("top", 200),
-            DaemonPlan(every(60), adopt=adopt, jobs=jobs),
+            DaemonPlan(interval_trigger(60), adopt=adopt, jobs=jobs),
         )
         time.schedule.start()
         time.advance(0)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from janitor.daemon.schedule import Schedule
-from janitor.daemon.trigger import cron, every
+from janitor.daemon.trigger import cron, interval_trigger
 from tests.builders import HOUR, MINUTE
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock, SystemClock
@@ -55,7 +55,9 @@ def time(clock: ManualClock) -> Iterator[VirtualTime]:
 
 
 def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = False) -> Job:
-    time.schedule.add("sweep", every(trigger) if isinstance(trigger, int) else cron(trigger), job, at_once=at_once)
+    time.schedule.add(
+        "sweep", interval_trigger(trigger) if isinstance(trigger, int) else cron(trigger), job, at_once=at_once
+    )
     time.schedule.start()
     return job
 
@@ -93,7 +95,7 @@ def test_interval_with_the_clock_set_forward_makes_up_for_nothing(time: VirtualT
 def test_interval_with_a_late_watch_runs_early_once_after_a_jump(clock: ManualClock) -> None:
     with virtual_time(clock, watch_seconds=20) as time:
         other = Job(clock)
-        time.schedule.add("other", every(10), other)
+        time.schedule.add("other", interval_trigger(10), other)
         job = started(time, 60, Job(clock))
         time.advance(85)
         clock.step(50 * YEAR)
@@ -210,7 +212,7 @@ def test_given_a_wish_while_the_job_runs_when_it_ends_then_it_runs_once_more(tim
             time.schedule.watch()
 
     job = Job(time.clock, 10)
-    time.schedule.add("sweep", every(60), wish)
+    time.schedule.add("sweep", interval_trigger(60), wish)
     time.schedule.start()
     time.advance(90)
     assert job.at == [60, 70]
@@ -223,7 +225,7 @@ def test_given_a_wish_for_no_job_when_made_then_it_is_refused(time: VirtualTime)
 
 def test_run_now_before_the_start_and_after_the_end_does_nothing(time: VirtualTime) -> None:
     job = Job(time.clock)
-    time.schedule.add("sweep", every(60), job)
+    time.schedule.add("sweep", interval_trigger(60), job)
     time.schedule.run_now("sweep")
     time.schedule.watch()
     time.schedule.start()
@@ -239,7 +241,7 @@ def test_job_that_raises_is_logged_and_goes_on(
     time: VirtualTime, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     other = Job(time.clock)
-    time.schedule.add("other", every(60), other)
+    time.schedule.add("other", interval_trigger(60), other)
     job = started(time, 60, Job(time.clock, raises=error))
     time.advance(120)
     assert job.at == other.at == [60, 120]
@@ -273,7 +275,7 @@ class Threads:
 
     def start(self, seconds: float, *, at_once: bool = False) -> None:
         """Start the schedule, and wait until its job runs."""
-        self.schedule.add("job", every(seconds), self.job, at_once=at_once)
+        self.schedule.add("job", interval_trigger(seconds), self.job, at_once=at_once)
         self.schedule.start()
         assert self.began.acquire(timeout=60)
 
@@ -306,7 +308,7 @@ def test_run_now_during_a_run_in_threads_runs_once_more(threads: Threads) -> Non
 
 def test_job_that_runs_on_is_not_run_beside_itself(threads: Threads) -> None:
     ticked = threading.Semaphore(0)
-    threads.schedule.add("other", every(0.01), ticked.release)
+    threads.schedule.add("other", interval_trigger(0.01), ticked.release)
     threads.start(0.01)
     assert all(ticked.acquire(timeout=60) for _ in range(5))
     assert threads.runs == 1
@@ -322,7 +324,7 @@ def test_shutdown_waits_for_a_job_that_may_still_ask(threads: Threads) -> None:
 
 
 def test_run_now_of_a_signal_handler_is_granted_by_the_main_loop(threads: Threads) -> None:
-    threads.schedule.add("job", every(3600), threads.job)
+    threads.schedule.add("job", interval_trigger(3600), threads.job)
     threads.schedule.start()
     before = signal.signal(signal.SIGHUP, lambda *_: threads.schedule.run_now("job"))
     try:

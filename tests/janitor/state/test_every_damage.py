@@ -62,7 +62,7 @@ ROWS: dict[bytes, Callable[[State], Any]] = {
 LOOSE: dict[bytes, Callable[[State], Any]] = {
     runs.BEAT: State.unfinished_runs,
     runs.INTENT: State.intents,
-    runs.BOOKED: lambda state: state.booked("two"),
+    runs.BOOKED: lambda state: state.running_counters("two"),
 }
 
 

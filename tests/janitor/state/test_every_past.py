@@ -203,12 +203,12 @@ def test_counters_show_the_last_booking_until_the_run_ends(state: State) -> None
     state.begin_run(RunRecord("run", "apply", 1))
     state.book("run", {ROWS: 2, BYTES: 3})
     state.book("run", {ROWS: 5, BYTES: 7})
-    assert state.booked("run") == {ROWS: 5, BYTES: 7}
+    assert state.running_counters("run") == {ROWS: 5, BYTES: 7}
     assert state.counters() == {ROWS: 5, BYTES: 8}
     with state.transaction():
         state.add_counters({ROWS: 6, BYTES: 9})
         state.finish_run(RunRecord("run", "apply", 1, 2, "done"))
-    assert state.booked("run") == {}
+    assert state.running_counters("run") == {}
     assert state.counters() == {ROWS: 6, BYTES: 10}
 
 
@@ -217,7 +217,7 @@ def test_given_a_run_that_is_unknown_or_over_when_it_books_then_nothing_is_count
     state.finish_run(RunRecord("over", "apply", 1, 2, "lost"))
     for run_id in ("over", "unknown"):
         state.book(run_id, {ROWS: 5})
-        assert (state.booked(run_id), state.counters()) == ({}, {})
+        assert (state.running_counters(run_id), state.counters()) == ({}, {})
 
 
 def test_given_a_run_that_has_booked_when_its_end_is_undone_then_it_still_counts(state: State) -> None:

@@ -172,7 +172,7 @@ def test_file_of_a_long_run_stays_small_and_complete(tmp_path: Path, monkeypatch
             state.beat("run", number)
         assert (tmp_path / FILE_NAME).stat().st_size < 5_000
         assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
-        assert (state.intents(), state.booked("run")) == ([FIRST], {CounterKey("rows"): 499})
+        assert (state.intents(), state.running_counters("run")) == ([FIRST], {CounterKey("rows"): 499})
         assert [run.heartbeat_ms for run in state.unfinished_runs()] == [499]
 
 

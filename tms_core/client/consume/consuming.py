@@ -180,7 +180,7 @@ class Consuming:
         self._start, self._inclusive = self._stored, False
 
     async def _poll(self) -> calls.Call[None]:
-        view = await self._core.wire.blocking(view_of, self._core.service) if self._committed else None
+        view = await self._core.wire.call_blocking(view_of, self._core.service) if self._committed else None
         wait_seconds = WAIT_SECONDS if self._plan.wait_seconds is None else self._plan.wait_seconds
         return calls.poll(self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=wait_seconds)
 

@@ -102,10 +102,10 @@ class BlockingWire:
             found.set()
         return found
 
-    async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
 
-    async def begin(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
+    async def start_or_undo(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
         return start()
 
     async def close(self) -> None:
@@ -215,11 +215,11 @@ class LoopWire:
             found.set()
         return found
 
-    async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.settle()
         return await asyncio.wrap_future(self._submit(partial(function, *args, **kwargs)))
 
-    async def begin(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
+    async def start_or_undo(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
         self.settle()
 
         def run_start() -> tuple[T, bool]:

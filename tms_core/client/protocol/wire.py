@@ -80,11 +80,11 @@ class Wire(Protocol):
         """Create a stop signal that is also set when the client is closed."""
         ...
 
-    async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that may block."""
         ...
 
-    async def begin(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
+    async def start_or_undo(self, start: Callable[[], T], undo: Callable[[T], object]) -> T:
         """Call the blocking function ``start``; if the caller is cancelled, pass the result to ``undo``."""
         ...
 

@@ -30,7 +30,7 @@ from tms_core.client.protocol.endpoint import Options
 from tms_core.client.protocol.messages import payloads_of, seconds
 from tms_core.client.protocol.wire import run
 from tms_core.client.publish.buffer import DueCallback, MessageBatch, MessageBuffer, OnDelivery, PublishFigures
-from tms_core.client.transactions.partitions import to_partition
+from tms_core.client.transactions.partitions import send_to_partition
 from tms_core.errors import BufferFull, NotPublished, TmsError
 from tms_core.topic import TopicId
 
@@ -74,7 +74,7 @@ class _Background:
         for failures in count(1):
             is_last = core.monotonic() >= deadline
             try:
-                await to_partition(core, batch.topic, number, send)
+                await send_to_partition(core, batch.topic, number, send)
                 break
             except (*NOT_DONE, *UNKNOWN) as error:
                 if is_last or not retry.again(failures):

@@ -19,7 +19,7 @@ from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import topic_id
 from tms_core.client.protocol.core import Core
 from tms_core.client.protocol.messages import payloads_of, seconds
-from tms_core.client.transactions.partitions import Key, changing, number_for, places, read_again, read_layout
+from tms_core.client.transactions.partitions import Key, detect_change, number_for, places, read_again, read_layout
 from tms_core.errors import PartitionsChanged
 from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
@@ -131,7 +131,7 @@ class Outbox:
             previous = dict(self._stored)
             self._stored[topic] = None
             try:
-                with changing(batch[0].topic, topic):
+                with detect_change(batch[0].topic, topic):
                     await self._core.ask(calls.store(topic, [message.payload for message in batch], self._pointer))
             except PartitionsChanged as error:
                 if topic in previous:
@@ -149,7 +149,7 @@ class Outbox:
         self._published_topics.add(topic)
         for batch, rest in self._batches(pending):
             try:
-                with changing(batch[0].topic, topic):
+                with detect_change(batch[0].topic, topic):
                     await self._publish(topic, [message.payload for message in batch], batch[0].ttl_seconds)
             except PartitionsChanged as error:
                 await self._move([*batch, *rest], error)

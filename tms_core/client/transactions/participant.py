@@ -198,7 +198,7 @@ class Failures:
             raise self._first
 
 
-async def done(result: Awaitable[None] | None) -> None:
+async def wait_for_result(result: Awaitable[None] | None) -> None:
     """Wait for the result of a participant's method, if the method is a coroutine."""
     if isawaitable(result):
         await result

@@ -106,7 +106,7 @@ async def read_again(core: Core, topic: TopicId, attempts: int, error: Partition
 
 
 @contextmanager
-def changing(topic: TopicId, partition: TopicId) -> Iterator[None]:
+def detect_change(topic: TopicId, partition: TopicId) -> Iterator[None]:
     """Treat a missing partition as a change of the topic's partitions.
 
     Raises:
@@ -120,7 +120,7 @@ def changing(topic: TopicId, partition: TopicId) -> Iterator[None]:
         raise PartitionsChanged(error.message, error.hint) from error
 
 
-async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[TopicId], Awaitable[T]]) -> T:
+async def send_to_partition(core: Core, topic: TopicId, number: int, send: Callable[[TopicId], Awaitable[T]]) -> T:
     """Publish to the current partition; read the layout again if the partitions have changed.
 
     Raises:
@@ -129,7 +129,7 @@ async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[
     for attempts in count(1):
         [place] = places(core, topic, number)
         try:
-            with changing(topic, place.partition):
+            with detect_change(topic, place.partition):
                 return await send(place.partition)
         except PartitionsChanged as error:
             await read_again(core, topic, attempts, error)

@@ -26,8 +26,8 @@ from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Call, Topic, topic_id
 from tms_core.client.protocol.core import INTERRUPTED, UNKNOWN, Core
 from tms_core.client.transactions.outbox import Outbox
-from tms_core.client.transactions.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
-from tms_core.client.transactions.partitions import Key, Rotation, number_for, places, read_layout, to_partition
+from tms_core.client.transactions.participant import ClaimedBatch, Failures, GroupClaims, Participant, wait_for_result
+from tms_core.client.transactions.partitions import Key, Rotation, number_for, places, read_layout, send_to_partition
 from tms_core.errors import (
     ClientClosed,
     Conflict,
@@ -92,7 +92,9 @@ class ClientTransaction:
         def start() -> Transaction:
             return service.start_long(_holder()) if long else service.start_short(timeout_seconds, _holder())
 
-        transaction = await core.repeat(lambda _: core.wire.begin(start, partial(_give_up, service)), again=True)
+        transaction = await core.repeat(
+            lambda _: core.wire.start_or_undo(start, partial(_give_up, service)), again=True
+        )
         work = cls(core, transaction, timeout_seconds)
         for participant in participants:
             await work.register(participant)
@@ -104,7 +106,7 @@ class ClientTransaction:
         """Add a participant, and start the transaction in it."""
         with self._step():
             self._participants.append(participant)
-            await done(participant.start_tx(self.transaction))
+            await wait_for_result(participant.start_tx(self.transaction))
 
     async def publish(
         self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | str | None = None, key: Key | None = None
@@ -120,14 +122,14 @@ class ClientTransaction:
 
     async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
         """Send a publish with one of its pointers, and include it in a rollback."""
-        with self._asking():
+        with self._run_request():
             published = await core.ask(call)
             self._outbox.note(topic, published)
             return published
 
     async def store_now(self, core: Core, call: Call[None]) -> None:
         """Send a store with one of its pointers."""
-        with self._asking():
+        with self._run_request():
             await core.ask(call)
 
     async def checkpoint(self) -> None:
@@ -135,10 +137,10 @@ class ClientTransaction:
         with self._step():
             # A participant writes with the old pointer until it gets the new one, so it writes before the checkpoint.
             for participant in self._participants:
-                await done(participant.commit_tx())
+                await wait_for_result(participant.commit_tx())
             self.transaction = await self._call(self._service.checkpoint, self.transaction)
             for participant in self._participants:
-                await done(participant.update_tx(self.transaction))
+                await wait_for_result(participant.update_tx(self.transaction))
 
     async def next_batch(
         self,
@@ -222,7 +224,7 @@ class ClientTransaction:
         """
         await self._write_all()
         pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
-        await self._commit(lambda: self._core.wire.blocking(self._service.commit, *pointers))
+        await self._commit(lambda: self._core.wire.call_blocking(self._service.commit, *pointers))
         await self._follow()
 
     async def commit_and_begin(self) -> ClientTransaction | None:
@@ -241,7 +243,7 @@ class ClientTransaction:
         await self._write_all()
         pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
         next_transaction = await self._commit(
-            lambda: core.wire.begin(
+            lambda: core.wire.start_or_undo(
                 lambda: service.commit_and_start(*pointers, timeout_seconds, _holder()),
                 lambda next_transaction: None if next_transaction is None else _give_up(service, next_transaction),
             )
@@ -252,7 +254,7 @@ class ClientTransaction:
             if next_transaction is not None:
                 # A client that was closed in the meantime has aborted it already, or it times out.
                 with suppress(ClientClosed):
-                    await core.wire.blocking(_give_up, service, next_transaction)
+                    await core.wire.call_blocking(_give_up, service, next_transaction)
             raise
         return None if next_transaction is None else ClientTransaction(core, next_transaction, timeout_seconds)
 
@@ -271,7 +273,7 @@ class ClientTransaction:
             # Roll back before the abort: an abort makes the writes visible, so they must be gone by then.
             for participant in self._participants:
                 with failures:
-                    await done(participant.rollback_tx())
+                    await wait_for_result(participant.rollback_tx())
                     self._undone += 1
             with failures:
                 await self._take_back_messages()
@@ -316,8 +318,8 @@ class ClientTransaction:
         if self._changes():
             await self._ask()
         for participant in self._participants:
-            await done(participant.commit_tx())
-        with self._doubting():
+            await wait_for_result(participant.commit_tx())
+        with self._mark_doubtful():
             await self._outbox.publish()
 
     def _changes(self) -> list[bytes]:
@@ -329,7 +331,7 @@ class ClientTransaction:
         Raises:
             Conflict: another transaction has changed one of them.
         """
-        with self._doubting():
+        with self._mark_doubtful():
             await self._call(self._service.can_commit, self.transaction.transaction_id, self._changes())
 
     async def _commit(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
@@ -365,7 +367,7 @@ class ClientTransaction:
         failures = Failures()
         for participant in self._participants:
             with failures:
-                await done(participant.post_tx_commit())
+                await wait_for_result(participant.post_tx_commit())
         try:
             failures.raise_first()
         except Exception as error:
@@ -402,7 +404,7 @@ class ClientTransaction:
         failures = Failures()
         for participant in self._participants:
             with failures:
-                await done(participant.rollback_tx())
+                await wait_for_result(participant.rollback_tx())
         failures.raise_first()
         raise Invalidated(
             f"The commit of transaction {pointer} got no response and was not executed.",
@@ -448,28 +450,28 @@ class ClientTransaction:
         return await self._call(self._service.invalidate, self.transaction.transaction_id, again=True)
 
     async def _call(self, function: Callable[..., T], *args: object, again: bool = False) -> T:
-        return await self._core.repeat(lambda _: self._core.wire.blocking(function, *args), again=again)
+        return await self._core.repeat(lambda _: self._core.wire.call_blocking(function, *args), again=again)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
         """Run a step that the transaction needs: if it fails, the transaction cannot commit any longer."""
         self.require_open()
         try:
-            with self._doubting():
+            with self._mark_doubtful():
                 yield
         except BaseException:
             self._incomplete = True
             raise
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _run_request(self) -> Iterator[None]:
         """Run a request of the program: a rejected request did nothing, so the transaction may still commit."""
         self.require_open()
-        with self._doubting():
+        with self._mark_doubtful():
             yield
 
     @contextmanager
-    def _doubting(self) -> Iterator[None]:
+    def _mark_doubtful(self) -> Iterator[None]:
         """Mark the transaction as doubtful if a request may have been executed: no response, or an interrupted wait."""
         try:
             yield
@@ -497,7 +499,7 @@ async def publish(
         await read_layout(core, name)
     try:
         if len(places(core, name, number)) == 1 and not isinstance(number, Mapping):
-            await to_partition(core, name, number, lambda place: core.ask(calls.publish(place, messages, ttl)))
+            await send_to_partition(core, name, number, lambda place: core.ask(calls.publish(place, messages, ttl)))
             return
     except PartitionsChanged:
         if len(places(core, name, number)) == 1:
@@ -529,7 +531,7 @@ async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transact
 
 async def visible_now(core: Core, pointers: Sequence[int]) -> set[int]:
     """Return the pointers whose writes are visible to a new transaction."""
-    later = await core.repeat(lambda _: core.wire.blocking(view_of, core.service), again=True)
+    later = await core.repeat(lambda _: core.wire.call_blocking(view_of, core.service), again=True)
     return {pointer for pointer in pointers if later.is_visible(pointer)}
 
 

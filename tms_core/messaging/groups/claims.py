@@ -29,7 +29,7 @@ from tms_core.consumers.claims import (
     Segment,
     batch_limit,
     claim_outcome,
-    isolating_size,
+    isolated_batch_size,
     marks,
     rank,
     release_claims,
@@ -491,7 +491,7 @@ class Groups:
         )
         fetch = Fetch(self._read_path, metadata, fetch_request, skips_undecided=request.order is Order.NONE)
         messages, end = _collect(fetch, segment)
-        share = isolating_size(segment, len(messages))
+        share = isolated_batch_size(segment, len(messages))
         if share < len(messages):
             messages, end = messages[:share], MessageId.parse(messages[share - 1].id)
         holes = [(_before(first), _before(stop)) for first, stop in fetch.holes]

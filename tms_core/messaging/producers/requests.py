@@ -21,7 +21,7 @@ from tms_core.messaging.producers.rows import ProducerName, StartedTransaction, 
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
-from tms_core.tables.base import every
+from tms_core.tables.base import iterate_items
 from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
@@ -336,7 +336,7 @@ class Requests:
         if not announced.until:
             return RememberedRequest(raw, announced)
         since = announced.first + announced.number
-        found = every(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
+        found = iterate_items(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
         tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
         # `is_written` stays False: a failed write of a transaction may have left inverted rows, so a repeated request
         # checks the rows.

@@ -24,7 +24,7 @@ from tms_core.errors import FormatError, quoted
 from tms_core.messaging.ids import tail
 from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.rowkey import GENERATION_BYTES, generation_prefix, stop_key, topic_prefix
-from tms_core.tables.base import every
+from tms_core.tables.base import iterate_items
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import transaction_ms
@@ -233,7 +233,7 @@ def transactions_of(
     """
     stop = stop_key(producer.transactions_prefix) if before is None else producer.transaction_key(before)
     rows = (
-        every(side.rows, producer.transactions_prefix, stop)
+        iterate_items(side.rows, producer.transactions_prefix, stop)
         if limit is None
         else side.rows(producer.transactions_prefix, stop, limit).items
     )
@@ -440,7 +440,7 @@ def _mark_previous(side: SideTable, key: bytes, value: bytes, is_invalid: Callab
 
 
 def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return every(side.rows, prefix, stop_key(prefix))
+    return iterate_items(side.rows, prefix, stop_key(prefix))
 
 
 def _producer(key: bytes) -> ProducerName | None:

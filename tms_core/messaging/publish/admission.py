@@ -160,7 +160,7 @@ def is_late(context: WriterContext, entry: PublishEntry) -> bool:
     return admission is not None and context.requests.is_void(admission.keys.producer, entry.pointer)
 
 
-def ended(pointer: int | None) -> TransactionEnded:
+def transaction_ended_error(pointer: int | None) -> TransactionEnded:
     """Return the error for a request whose transaction is not in progress."""
     return TransactionEnded(
         f"Transaction {pointer} is not in progress, so it cannot write.", "Start another transaction."
@@ -174,7 +174,7 @@ def _refusal(context: WriterContext, entry: PublishEntry) -> TmsError:
             context.requests.require_newest(entry.sent)
         except TmsError as error:
             return error
-    return ended(entry.pointer)
+    return transaction_ended_error(entry.pointer)
 
 
 def _may_be_deleted(context: WriterContext, topic: TopicMetadata, entry: PublishEntry, first: int, now_ms: int) -> bool:

@@ -30,7 +30,7 @@ from tms_core.messaging.model import MessageList
 from tms_core.messaging.producers.announcements import AnnouncedAhead
 from tms_core.messaging.producers.rows import ProducerName, first_unannounced, topics_requested
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix, stop_key
-from tms_core.tables.base import KEYS, MESSAGES, Store, every
+from tms_core.tables.base import KEYS, MESSAGES, Store, iterate_items
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import TX_PER_MS, transaction_ms
@@ -247,7 +247,7 @@ class OpenTopics:
         prefix = topic.rows_prefix
         start = prefix + tail(position(max(0, transaction_ms(pointer) - self.allowance_ms)))
         read = partial(self._store.message.read, MESSAGES.limit_bytes(_PAGE_BYTES))
-        return any(value == (pointer, None) for _, value in every(read, start, stop_key(prefix), _PAGE_ROWS))
+        return any(value == (pointer, None) for _, value in iterate_items(read, start, stop_key(prefix), _PAGE_ROWS))
 
     def _stored_of(self, topic: TopicMetadata) -> _Stored:
         prefix = topic.rows_prefix

@@ -37,11 +37,11 @@ from tms_core.messaging.publish.admission import (
     admit_producers,
     admit_transactions,
     check_stored_payloads,
-    ended,
     is_in_time,
     is_late,
     release,
     require_open,
+    transaction_ended_error,
 )
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry, remaining
@@ -118,7 +118,7 @@ class WriteBatch(ABC):
             if entry.pointer is not None and is_late(self.context, entry):
                 self.rows.roll_back([entry])
                 entry.row_pointer = -entry.pointer
-                entry.drop(ended(entry.pointer))
+                entry.drop(transaction_ended_error(entry.pointer))
         return remaining(entries)
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tms_core.errors import StoreError, TooLarge, Unavailable
 from tms_core.messaging.producers.rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
-from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
+from tms_core.server.ha.leadership import Leadership, Term, not_leader_error, unknown_outcome_error
 from tms_core.server.ha.sealed_ranges import FRAME_ROWS, FailedWrite, Gaps, PositionRange, SealedRanges
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import (
@@ -78,7 +78,7 @@ class _Fence:
             try:
                 term = stack.enter_context(leadership.writing())
             except Unavailable as error:
-                raise undecided() from error
+                raise unknown_outcome_error() from error
             try:
                 yield
             except StoreError:
@@ -97,7 +97,7 @@ class _Fence:
         term = leadership.term()
         yield term
         if not leadership.is_still(term):
-            raise not_leading()
+            raise not_leader_error()
 
 
 class TableFence(Hook):
@@ -117,7 +117,7 @@ class TableFence(Hook):
             return table.read(want, start, stop, limit)
 
     def delete(self, table: KeyTable, keys: Sequence[bytes], origin: Origin | None) -> None:
-        for some in self._slots.divided(keys, lambda key: key):
+        for some in self._slots.group_by_slot(keys, lambda key: key):
             with self._changing(some[0]):
                 table.delete(some, origin)
 
@@ -138,7 +138,7 @@ class TableFence(Hook):
         try:
             for number, piece in enumerate(pieces):
                 if number and not leadership.is_still(term):
-                    raise undecided()
+                    raise unknown_outcome_error()
                 try:
                     put(piece)
                 except TooLarge as error:
@@ -174,7 +174,7 @@ class MessageFence(TableFence):
         if is_visible is None or want.part == "cells":
             # Cells include hidden rows, because a rollback must invert hidden rows as well.
             return page
-        return page._replace(items=_only(page.items, is_visible))
+        return page._replace(items=_keep_visible(page.items, is_visible))
 
     def invert(self, table: MessageTable, cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
         self._settle_all([cell.key for cell in cells])
@@ -187,7 +187,7 @@ class MessageFence(TableFence):
 
     def hide(self, table: MessageTable, keys: Sequence[bytes]) -> None:
         prefix = keys[0][:-MESSAGE_TAIL_BYTES]
-        with self._reading(prefix) as term, self._settling(prefix, term) as confirm:
+        with self._reading(prefix) as term, self._change_gaps(prefix, term) as confirm:
             self._sealed_ranges.hide(term, prefix, _span(keys[0], keys[-1]), confirm)
 
     def put(self, table: MessageTable | PayloadTable, rows: Sequence[tuple[bytes, Any]]) -> None:
@@ -221,22 +221,22 @@ class MessageFence(TableFence):
             for prefix in {key[:-MESSAGE_TAIL_BYTES] for key in keys}:
                 self._settle(prefix)
         except Unavailable as error:
-            raise undecided() from error
+            raise unknown_outcome_error() from error
 
     def _gaps(self, term: Term, prefix: bytes) -> Gaps:
         """Return the gaps of a generation in a term, after an undecided write is settled."""
         if (known := self._sealed_ranges.known(term, prefix)) is not None:
             return known
-        with self._settling(prefix, term) as confirm:
+        with self._change_gaps(prefix, term) as confirm:
             return self._sealed_ranges.settle(term, prefix, confirm)
 
     @contextmanager
-    def _settling(self, prefix: bytes, term: Term) -> Iterator[Callable[[Term], None]]:
+    def _change_gaps(self, prefix: bytes, term: Term) -> Iterator[Callable[[Term], None]]:
         """Run a change of the gaps in a term; yield the function that confirms the term."""
         leadership = self._slots.of(prefix)
         with leadership.writing() as now:
             if now is not term:
-                raise not_leading()
+                raise not_leader_error()
             try:
                 yield leadership.confirm
             except BaseException:
@@ -277,39 +277,39 @@ class FencedSide(SideTable):
     def get(self, key: bytes) -> bytes | None:
         if is_of_producer(key):
             return self._side.get(key)
-        with self._fence.reading(_about(key)):
+        with self._fence.reading(_strip_kind(key)):
             return self._side.get(key)
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         # A scan over all topics needs no leadership; a later change of a row needs the leadership of its topic.
-        if is_of_producer(start) or (stop is not None and not _about(stop)):
+        if is_of_producer(start) or (stop is not None and not _strip_kind(stop)):
             return self._side.rows(start, stop, limit)
-        with self._fence.reading(_about(start)):
+        with self._fence.reading(_strip_kind(start)):
             return self._side.rows(start, stop, limit)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        for some in self._slots.divided(rows, lambda row: _about(row[0])):
-            with self._fence.changing(_about(some[0][0])):
+        for some in self._slots.group_by_slot(rows, lambda row: _strip_kind(row[0])):
+            with self._fence.changing(_strip_kind(some[0][0])):
                 self._side.put(some)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        for some in self._slots.divided(keys, _about):
-            with self._fence.changing(_about(some[0])):
+        for some in self._slots.group_by_slot(keys, _strip_kind):
+            with self._fence.changing(_strip_kind(some[0])):
                 self._side.delete(some)
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         # The first row of each change belongs to the same topic; additional rows may belong to the producer's home.
-        with self._fence.changing(_about(changes[0].key)):
+        with self._fence.changing(_strip_kind(changes[0].key)):
             return self._side.exchange_each(changes)
 
     def have_one_leader(self, *keys: bytes) -> bool:
-        return len({self._slots.number(_about(key)) for key in keys}) == 1
+        return len({self._slots.number(_strip_kind(key)) for key in keys}) == 1
 
     def close(self) -> None:
         """Do nothing: the caller closes the table."""
 
 
-def _only(items: Any, is_visible: Callable[[bytes], bool]) -> Any:
+def _keep_visible(items: Any, is_visible: Callable[[bytes], bool]) -> Any:
     """Return the visible items of a page."""
     if isinstance(items, MessageColumns):
         return items.select(list(map(is_visible, items.keys)))
@@ -336,7 +336,7 @@ def _pieces(rows: Sequence[tuple[bytes, V]]) -> Iterator[Sequence[tuple[bytes, V
         first = stop
 
 
-def _about(key: bytes) -> bytes:
+def _strip_kind(key: bytes) -> bytes:
     """Return the key of a side table's row without the kind byte; it starts with the topic."""
     return key[1:]
 

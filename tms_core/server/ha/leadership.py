@@ -107,7 +107,7 @@ class Leadership:
         """
         term = self._term
         if term is None or not self.leads:
-            raise not_leading()
+            raise not_leader_error()
         return term
 
     def is_still(self, term: Term) -> bool:
@@ -122,7 +122,7 @@ class Leadership:
         """
         fence = self._lease.fence
         if not fence or self._lease.remaining_ms <= 0:
-            raise not_leading()
+            raise not_leader_error()
         return lambda: self._lease.fence == fence and self._lease.remaining_ms > 0
 
     @contextmanager
@@ -152,12 +152,12 @@ class Leadership:
         try:
             self._lease.confirm()
         except LeaseLost as error:
-            raise undecided() from error
+            raise unknown_outcome_error() from error
         except StoreError:
             self.doubt()
             raise
         if self._term is not term:
-            raise undecided()
+            raise unknown_outcome_error()
 
     def doubt(self) -> None:
         """Record a failed write, which HBase may still execute."""
@@ -318,12 +318,12 @@ class LeaseWatcher:
             self._stop.wait(LOOK_SECONDS)
 
 
-def not_leading() -> Unavailable:
+def not_leader_error() -> Unavailable:
     """Return the error of a server that does not lead."""
     return Unavailable("This server is not the leader.", "Try again in a few seconds.")
 
 
-def undecided() -> StoreUnavailable:
+def unknown_outcome_error() -> StoreUnavailable:
     """Return the error of a write whose outcome is unknown because the server lost the leadership."""
     return StoreUnavailable(
         "This server lost the leadership during the write, so the outcome is unknown.",

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 
 from tms_core.errors import FormatError, StoreError, StoreFull, Unavailable
 from tms_core.rowkey import stop_key
-from tms_core.tables.base import every
+from tms_core.tables.base import iterate_items
 from tms_core.tables.side import SideTable
 from tms_core.transaction.codec.edits import Edit, decode_edit
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
@@ -163,7 +163,7 @@ class SideStorage:
         if start_ms != snapshot_ms:
             first = self._next
         # List old rows before the change of the root: rows that appear later may belong to the next leader's snapshot.
-        old = [key for key, _ in every(self._side.rows, _PART, stop_key(_PART), _ROWS)]
+        old = [key for key, _ in iterate_items(self._side.rows, _PART, stop_key(_PART), _ROWS)]
         name = secrets.token_bytes(_NAME_BYTES)
         parts = _parts(snapshot)
         for number, part in enumerate(parts):
@@ -199,7 +199,7 @@ class SideStorage:
         closing_cell = _CLOSES + secrets.token_bytes(_NAME_BYTES)
         while True:
             at = first + len(cells)
-            for key, value in every(self._side.rows, _cell_key(at), stop_key(_CELL), _ROWS):
+            for key, value in iterate_items(self._side.rows, _cell_key(at), stop_key(_CELL), _ROWS):
                 if key != _cell_key(first + len(cells)):
                     raise FormatError(f"cell {first + len(cells)} of the transaction log in the side table is missing")
                 cells.append(value)
@@ -213,7 +213,9 @@ class SideStorage:
 
     def _snapshot(self, root: LogRoot) -> Snapshot:
         name = bytes.fromhex(root.name)
-        parts = [value for _, value in every(self._side.rows, _part_key(name, 0), _part_key(name, root.parts), _ROWS)]
+        parts = [
+            value for _, value in iterate_items(self._side.rows, _part_key(name, 0), _part_key(name, root.parts), _ROWS)
+        ]
         if len(parts) != root.parts:
             raise FormatError(f"the transaction snapshot in the side table has {len(parts)} of {root.parts} rows")
         return read_snapshot(io.BytesIO(b"".join(parts)))
@@ -235,7 +237,7 @@ class SideStorage:
             # This manager has written all of these cells, so none of them closes a log.
             obsolete = [_cell_key(number) for number in range(self._deleted_to, first)]
         else:
-            rows = every(self._side.rows, _CELL, _cell_key(first), _ROWS)
+            rows = iterate_items(self._side.rows, _CELL, _cell_key(first), _ROWS)
             obsolete = [key for key, value in rows if not value.startswith(_CLOSES)]
         self._side.delete(obsolete)
         self._deleted_to = first

@@ -37,7 +37,7 @@ from tms_core.errors import StoreUnavailable
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
-from tms_core.tables.base import KEYS, MessageTable, every
+from tms_core.tables.base import KEYS, MessageTable, iterate_items
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
@@ -277,7 +277,7 @@ class SealedRanges:
     def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:
         if first >= stop:
             return []
-        keys = every(partial(self._table.read, KEYS), prefix + tail(first), prefix + tail(stop), FRAME_ROWS)
+        keys = iterate_items(partial(self._table.read, KEYS), prefix + tail(first), prefix + tail(stop), FRAME_ROWS)
         return positions(prefix, list(keys))
 
     def _gaps_to_keep(self, prefix: bytes, spans: Iterable[PositionRange], retention_ms: int) -> list[PositionRange]:

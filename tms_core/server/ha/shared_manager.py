@@ -113,7 +113,7 @@ class SharedManager:
         """See :class:`~tms_core.transaction.rpc.service.ManagerOfSeveral`."""
         return self._storage.name if self._leadership.leads else ""
 
-    def pass_on(self, frame: bytes) -> bytes:
+    def forward_call(self, frame: bytes) -> bytes:
         """Forward a call to the leader's manager; see :class:`~tms_core.transaction.rpc.service.ManagerOfSeveral`."""
         other = self._find_service()
         try:
@@ -205,7 +205,7 @@ class OtherService:
             try:
                 if self._is_over:
                     raise _unavailable(self.address, "another server has taken over")
-                answer = line.pass_on(frame, _SECONDS)
+                answer = line.forward_call(frame, _SECONDS)
             finally:
                 self._busy_lines.discard(line)
             if _is_refused(answer):

@@ -64,7 +64,7 @@ class Slots:
         """Return the leadership of a key's slot."""
         return self.leaderships[self.number(key)]
 
-    def divided(self, items: Sequence[T], key: Callable[[T], bytes]) -> Iterator[list[T]]:
+    def group_by_slot(self, items: Sequence[T], key: Callable[[T], bytes]) -> Iterator[list[T]]:
         """Yield the items of each slot, in their order."""
         parts: dict[int, list[T]] = {}
         for item in items:

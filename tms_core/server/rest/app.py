@@ -130,7 +130,7 @@ def make_app(
         forwarder: forwards requests to other leaders; None: this is the only server.
     """
     gates = [route.guard(context.gate) for route in routes(context)]
-    paths = routed(gates, known_only(_nothing_here, context.gate))
+    paths = combine_routes(gates, require_authentication(_respond_not_found, context.gate))
     if forwarder is None:
         return RequestMiddleware(paths, context.metrics, loopback=loopback, access_log=access_log)
     # Forward inside the middleware, so that a server that does not lead also rejects unrecognized host names.
@@ -139,7 +139,7 @@ def make_app(
     )
 
 
-def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
+def combine_routes(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
     """Return the routes as one application; as in CDAP, one trailing slash of a path is ignored.
 
     Args:
@@ -244,7 +244,7 @@ class _GuardedRoute(_Route):
             await super().handle(scope, receive, send)
             return
         gate = self._gate
-        scope["principal"] = principal = await identified(gate, scope)
+        scope["principal"] = principal = await identify_principal(gate, scope)
         if need is Need.OBSERVE:
             gate.require_observer(principal)
         elif need is not Need.KNOWN:
@@ -272,7 +272,7 @@ def _count_bytes(quotas: Quotas, principal: str, receive: Receive, send: Send) -
     return received, sent
 
 
-async def identified(gate: Gate, scope: Scope) -> str:
+async def identify_principal(gate: Gate, scope: Scope) -> str:
     """Return the principal of a request; rejections are delayed after repeated failures of an address.
 
     Raises:
@@ -285,13 +285,13 @@ async def identified(gate: Gate, scope: Scope) -> str:
         raise
 
 
-def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
+def require_authentication(app: ASGIApp, gate: Gate | None) -> ASGIApp:
     """Return an application that serves only authenticated clients."""
     if gate is None:
         return app
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["principal"] = await identified(gate, scope)
+        scope["principal"] = await identify_principal(gate, scope)
         await app(scope, receive, send)
 
     return guarded
@@ -423,7 +423,7 @@ async def _answer_error(
         await answer(send, status, text.encode("utf-8", "replace"), problem.TEXT, header, *more)
 
 
-async def _nothing_here(_: Scope, __: Receive, ___: Send) -> None:
+async def _respond_not_found(_: Scope, __: Receive, ___: Send) -> None:
     raise HTTPException(404, "This path does not exist. /openapi.json lists all paths.")
 
 

@@ -73,17 +73,17 @@ async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def unpacked_bytes(size: int, limit: BodyLimit) -> int:
+def decompressed_bytes(size: int, limit: BodyLimit) -> int:
     """Return the maximum memory for the decompression of a body with ``size`` compressed bytes, in bytes."""
     return _COPIES * min(_GZIP_RATIO * size, limit.bytes + 1)
 
 
-def is_packed(headers: Headers) -> bool:
+def is_compressed(headers: Headers) -> bool:
     """Return whether the body is compressed."""
     return headers.get(b"content-encoding", b"identity").lower() != b"identity"
 
 
-def unpacked(body: bytes, limit: BodyLimit) -> bytes:
+def decompress_body(body: bytes, limit: BodyLimit) -> bytes:
     """Return a decompressed body.
 
     Raises:

@@ -25,7 +25,7 @@ from tms_core.server.codec.bodies import MESSAGE_BYTES, Codec
 from tms_core.server.codec.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.rest.body import BodyLimit, Headers, is_packed, read_body, unpacked, unpacked_bytes
+from tms_core.server.rest.body import BodyLimit, Headers, decompress_body, decompressed_bytes, is_compressed, read_body
 from tms_core.topic import TopicId, cache_names
 from tms_core.web.protocol import abort_of
 
@@ -88,7 +88,7 @@ class Sizes:
             self.learn(topic, max(map(len, messages)))
 
 
-class Waiting:
+class WaitingPolls:
     """The waiting polls of a server.
 
     Args:
@@ -139,7 +139,7 @@ class Waiting:
             wake()
 
 
-class Turns:
+class ThreadShares:
     """A limit of the threads in a pool that each principal may use, for one event loop.
 
     A principal starts a call only while it uses fewer threads than are free. Therefore one principal uses at most half
@@ -204,7 +204,7 @@ class ServerContext:
         max_request_bytes: the maximum size of a body, before and after decompression.
         gate: the access control; None: no restrictions.
         poll_threads: the threads in which polls read the store, so that other requests do not wait; None: ``threads``.
-        turns, poll_turns: the limits of principals in ``threads`` and in ``poll_threads``.
+        thread_shares, poll_thread_shares: the limits of principals in ``threads`` and in ``poll_threads``.
         transaction_ids: the maximum number of ids in the transaction of a poll (``server.max_transaction_ids``).
         present_ids: the number of ids in a new transaction of this process's manager; a poll may have a tenth more,
             independent of the setting.
@@ -219,9 +219,9 @@ class ServerContext:
     poll_threads: Executor | None = None
     memory: Memory = field(default_factory=Memory)
     poll_limit: PollLimit = field(default_factory=PollLimit)
-    waiting: Waiting = field(default_factory=Waiting)
-    turns: Turns = field(default_factory=Turns)
-    poll_turns: Turns = field(default_factory=Turns)
+    waiting: WaitingPolls = field(default_factory=WaitingPolls)
+    thread_shares: ThreadShares = field(default_factory=ThreadShares)
+    poll_thread_shares: ThreadShares = field(default_factory=ThreadShares)
     sizes: Sizes = field(default_factory=Sizes)
     transaction_ids: int = 100_000
     present_ids: Callable[[], int] = lambda: 0
@@ -277,11 +277,11 @@ class ServerContext:
         longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
         limit = limit or longest
         body = await read_body(headers, receive, limit, share)
-        if is_packed(headers):
+        if is_compressed(headers):
             held = share.size
-            await share.take(unpacked_bytes(len(body), limit))
+            await share.take(decompressed_bytes(len(body), limit))
             async with self._decoding:
-                packed, body = len(body), await run_in(self.threads, partial(unpacked, body, limit))
+                packed, body = len(body), await run_in(self.threads, partial(decompress_body, body, limit))
             spend(scope, len(body) - packed)
             share.shrink(held + len(body))
         if len(body) > FREE_BYTES:
@@ -309,12 +309,12 @@ class ServerContext:
 
     async def in_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function in a thread."""
-        async with self.turns.of(scope.get("principal")):
+        async with self.thread_shares.of(scope.get("principal")):
             return await run_in(self.threads, partial(function, *args, **kwargs))
 
     async def in_poll_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that reads messages in a thread for polls."""
-        async with self.poll_turns.of(scope.get("principal")):
+        async with self.poll_thread_shares.of(scope.get("principal")):
             return await run_in(self.poll_threads or self.threads, partial(function, *args, **kwargs))
 
 

@@ -185,7 +185,7 @@ class _ForwardedRequest:
         try:
             response = await transport.handle_async_request(self._request(leader))
             try:
-                await self._pass_on(response)
+                await self._send_to_leader(response)
             finally:
                 await response.aclose()
         except _NOT_SENT:
@@ -225,7 +225,7 @@ class _ForwardedRequest:
             yield message["body"]
         self._request_end.set()
 
-    async def _pass_on(self, response: httpx2.Response) -> None:
+    async def _send_to_leader(self, response: httpx2.Response) -> None:
         headers = _end_to_end(response.headers.raw)
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         async for piece in response.aiter_raw():

@@ -53,7 +53,7 @@ class PollGroup(ContextRoute):
             request = self._request(headers, fetch_request, scope.get("principal"))
             known = context.sizes.of(topic)
             largest = context.max_request_bytes if known is None else known
-            async with context.poll_turns.of(request.principal):
+            async with context.poll_thread_shares.of(request.principal):
                 # Only now, so that waiting polls of one principal do not hold memory that other principals need.
                 await share.take(_COPIES * (request.limit_bytes + largest))
                 poll = partial(context.service.groups.poll, topic, name, request)

@@ -66,7 +66,9 @@ class ProducerRoutes(ContextRoute):
         return JSONResponse(_registration_fields(*await context.in_thread(request.scope, producers.get, topic, name)))
 
 
-def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, numbered: bool = True) -> Sent | None:
+def parse_producer_headers(
+    context: ServerContext, principal: str | None, headers: Headers, *, numbered: bool = True
+) -> Sent | None:
     """Return the producer headers of a request; None: it has no producer.
 
     Args:

@@ -15,10 +15,10 @@ from tms_core.logs.loggers import harmless
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.codec.json_text import JsonCodec
-from tms_core.server.rest.body import BodyLimit, Headers, is_packed
+from tms_core.server.rest.body import BodyLimit, Headers, is_compressed
 from tms_core.server.rest.context import ContextRoute, ServerContext, answer, headers_of, json_name, outcome, topic_of
 from tms_core.server.rest.known_publish import KnownPublish
-from tms_core.server.rest.producers import sent_by
+from tms_core.server.rest.producers import parse_producer_headers
 from tms_core.web.protocol import failure_of, know
 
 #: The header with the TTL of the messages in seconds, if it is shorter than the topic's TTL.
@@ -42,7 +42,7 @@ class Publish(ContextRoute):
             )
             context.sizes.note(topic, messages, share.size)
             principal = scope.get("principal")
-            ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(context, principal, headers)
+            ttl_seconds, sent = _ttl(headers, ttl_seconds), parse_producer_headers(context, principal, headers)
             began = time.perf_counter()
             written = await outcome(
                 context.service.submit_publish(
@@ -53,7 +53,7 @@ class Publish(ContextRoute):
         try:
             if written is None:
                 await answer(send, 200)
-                if TTL not in headers and not is_packed(headers):
+                if TTL not in headers and not is_compressed(headers):
                     know(scope, KnownPublish(context, topic, codec, headers, sent))
             else:
                 await answer(send, 200, codec.write_published(written), codec.content_type)
@@ -84,7 +84,7 @@ class StorePayloads(ContextRoute):
                 )
             context.sizes.note(topic, messages, share.size)
             principal = scope.get("principal")
-            sent = sent_by(context, principal, headers)
+            sent = parse_producer_headers(context, principal, headers)
             if not messages and sent is not None and sent.home == topic:
                 await context.in_thread(scope, context.service.store_transaction, sent, pointer, principal)
             else:
@@ -109,7 +109,7 @@ class Rollback(ContextRoute):
         with context.share(scope) as share:
             written = await context.read(scope, headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
         principal = scope.get("principal")
-        sent = sent_by(context, principal, headers, numbered=False)
+        sent = parse_producer_headers(context, principal, headers, numbered=False)
         await context.in_thread(scope, context.service.rollback, topic, written, sent=sent, principal=principal)
         await answer(send, 200)
 

@@ -56,7 +56,7 @@ class TableSettings:
         return [start for salt in range(1, self.buckets or 1) if (start := bytes([salt])) not in self.starts]
 
     @property
-    def hindering(self) -> dict[str, str]:
+    def unfavorable(self) -> dict[str, str]:
         """Return the settings that hinder a sweep, with their current values."""
         return {
             name: value

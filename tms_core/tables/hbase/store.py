@@ -152,8 +152,8 @@ class HBaseStore(Store):
     def lineage(self) -> Mapping[str, Any]:
         return self._states.current_marks()
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        return self._states.restored_since(known)
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
+        return self._states.find_restore_evidence(known)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -215,7 +215,7 @@ class TableStates:
         )
         return {table: found[name][_STATE][1] for table, name in self._names.items() if _STATE in found.get(name, {})}
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
         """Return the evidence that a table may not be the recorded table; None without evidence.
 
         Raises:

@@ -180,9 +180,9 @@ class ClonedStore(Reads):
         """Return the marks of the original at the time of the clone."""
         return self._trace.current_marks()
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
         """Return the evidence that the original is not the recorded store; None without evidence."""
-        return self._trace.restored_since(known)
+        return self._trace.find_restore_evidence(known)
 
     def close(self) -> None:
         """Close the clone and remove its files; the original is unchanged."""

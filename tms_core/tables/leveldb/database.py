@@ -24,7 +24,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import KeyRange, Page, every
+from tms_core.tables.base import KeyRange, Page, iterate_items
 from tms_core.tables.leveldb.handle import Handle
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import convert_errors, convert_write_errors, sync_logs
@@ -178,7 +178,7 @@ class Database:
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Return every row; for the small metadata table."""
-        return list(every(self.rows, b"", None, sys.maxsize))
+        return list(iterate_items(self.rows, b"", None, sys.maxsize))
 
     def get(self, key: bytes) -> bytes | None:
         """Return one row's value."""

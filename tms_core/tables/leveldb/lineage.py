@@ -87,7 +87,7 @@ class StoreTrace:
             self._recognized = True
         return {table: _as_json(trace) for table, trace in found.items()}
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
         """Return the evidence that this is not the recorded store in a later state; None without evidence.
 
         Raises:

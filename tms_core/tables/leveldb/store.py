@@ -136,8 +136,8 @@ class LevelDBStore(Store):
     def lineage(self) -> Mapping[str, Any]:
         return self._trace.current_marks()
 
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        return self._trace.restored_since(known)
+    def find_restore_evidence(self, known: Mapping[str, Any]) -> str | None:
+        return self._trace.find_restore_evidence(known)
 
     def close(self) -> None:
         """Close the store in the form that CDAP can read, with all tables named ``.sst``.

@@ -197,9 +197,9 @@ class SocketConnection:
         """
         self._number = (self._number + 1) & 0x7FFFFFFF
         data = wire.message(MessageKind.CALL, name, self._number, *fields)
-        return result_of(name, self._number, self.pass_on(data, seconds))
+        return result_of(name, self._number, self.forward_call(data, seconds))
 
-    def pass_on(self, frame: bytes, seconds: float) -> bytes:
+    def forward_call(self, frame: bytes, seconds: float) -> bytes:
         """Send an encoded call and receive the response.
 
         Returns:

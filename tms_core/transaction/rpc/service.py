@@ -121,7 +121,7 @@ class ManagerOfSeveral(Protocol):
         """Return the identity of the manager's log; empty: this server does not manage the transactions now."""
         ...
 
-    def pass_on(self, frame: bytes) -> bytes:
+    def forward_call(self, frame: bytes) -> bytes:
         """Forward a call to the responsible service.
 
         Raises:
@@ -424,7 +424,7 @@ class TransactionService:
     async def _forward(self, frame: bytes) -> bytes:
         several = cast("ManagerOfSeveral", self._several)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._forwarders, several.pass_on, frame)
+            return await asyncio.get_running_loop().run_in_executor(self._forwarders, several.forward_call, frame)
         except ServiceUnavailable as error:
             return _refusal(wire.read_message(frame), str(error))
 
