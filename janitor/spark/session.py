@@ -35,7 +35,7 @@ from tms_core.errors import ConfigurationError, Interrupted, TmsError, hint_for_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["convert_spark_errors"]
+__all__ = ["translated"]
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
     builder = SparkSession.builder.appName("tms-janitor")
     # Filters for sources in Python.
     builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
-    with convert_spark_errors():
+    with translated():
         if remote:
             builder = builder.remote(str(master))
         elif submitted:
@@ -306,7 +306,7 @@ def _read_log_level() -> str:
 
 
 @contextmanager
-def convert_spark_errors() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Convert errors of Spark.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows it by
 
 from janitor.rules.policy import Rule
-from janitor.spark.session import convert_spark_errors
+from janitor.spark.session import translated
 from janitor.spark.source.options import NAME
 from janitor.state.base import State, TopicCount
 from janitor.state.figures import STATISTICS, StatisticsFigures
@@ -107,7 +107,7 @@ def count(
     Raises:
         StoreError: the store could not be read.
     """
-    with convert_spark_errors():
+    with translated():
         messages, payloads = (_rows(spark, options, now_ms, table) for table in ("message", "payload"))
         rows = _count_frame(messages, payloads, now_ms, transactions).collect()
     # Sort here: for a sort, Spark would execute most of the query twice to partition the few rows of the result.
@@ -172,7 +172,7 @@ def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: s
     """
     path = f"{folder.rstrip('/')}/day={day}"
     flat = [one.to_json() for one in found]
-    with convert_spark_errors():
+    with translated():
         spark.createDataFrame(flat, _FLAT).coalesce(1).write.mode("overwrite").parquet(path)
     return path
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from janitor.spark.session import convert_spark_errors
+from janitor.spark.session import translated
 from janitor.spark.source.source import register
 from janitor.spark.stream.publish import publish_batches
 from tests.spark.conftest import LITTLE
@@ -67,7 +67,7 @@ def copy(
     checkpoint = str(folder / "checkpoint")
     publish = publish_batches(url, "default:bills", checkpoint, transactions=transactions)
     writer = stream.writeStream.foreachBatch(changed(publish)).option("checkpointLocation", checkpoint)
-    with convert_spark_errors():
+    with translated():
         writer.trigger(availableNow=True).start().awaitTermination()
 
 

@@ -20,7 +20,7 @@ from janitor.rules.policy import Rule
 from janitor.settings import AllSettings, load
 from janitor.spark import stats
 from janitor.spark.access import Access
-from janitor.spark.session import convert_spark_errors
+from janitor.spark.session import translated
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.source import FilteringSource, RowReader
 from janitor.spark.sweep.engine import SparkSender, cutter
@@ -188,7 +188,7 @@ def test_tables_in_hbase_are_read_with_their_salts(spark: SparkSession, tables: 
 
 def test_given_an_hbase_that_does_not_answer_when_read_then_the_error_is_ours(spark: SparkSession) -> None:
     spark.dataSource.register(FilteringSource)
-    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"), convert_spark_errors():
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"), translated():
         spark.read.format("tms").options(hbase="127.0.0.1:1").load().count()
 
 
@@ -307,5 +307,5 @@ def test_spark_without_its_table_names_the_keys(spark: SparkSession, tables: Tab
     witness: Any = happybase.Connection(host, int(port), timeout=int(PATIENCE_SECONDS * 1000))
     with closing(witness):
         witness.delete_table(f"{made.namespace}:tms.message", disable=True)
-    with pytest.raises(StoreNotFound, match="salt 1"), convert_spark_errors():
+    with pytest.raises(StoreNotFound, match="salt 1"), translated():
         rows.collect()

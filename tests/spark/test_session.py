@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 
 from janitor.spark import session as on
 from janitor.spark.session import (
-    convert_spark_errors,
     error_of,
     plain_kind,
     require_answer,
@@ -27,6 +26,7 @@ from janitor.spark.session import (
     require_pyspark,
     run_on_spark,
     session,
+    translated,
 )
 from tests.spark.conftest import LITTLE
 from tests.support import raising, require_or_skip
@@ -144,7 +144,7 @@ def test_require_answer_takes_any_master_that_listens() -> None:
 
 
 def test_given_a_jvm_that_is_gone_when_asked_then_the_error_is_ours() -> None:
-    with pytest.raises(TmsError, match="driver process is gone"), convert_spark_errors():
+    with pytest.raises(TmsError, match="driver process is gone"), translated():
         raise ConnectionRefusedError(111, "Connection refused")
 
 

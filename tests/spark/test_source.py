@@ -20,7 +20,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 
 from janitor.report import DataTable
 from janitor.rules.policy import Row
-from janitor.spark.session import convert_spark_errors
+from janitor.spark.session import translated
 from janitor.spark.source import pages
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.pages import RowFields
@@ -544,12 +544,12 @@ def test_given_a_store_when_asked_in_sql_then_it_is_a_what_if(spark: SparkSessio
 
 def test_query_of_a_held_store_raises_our_error(spark: SparkSession, filled: Filled) -> None:
     place = filled(sample)
-    with LevelDBStore(place), pytest.raises(StoreBusy, match="messaging"), convert_spark_errors():
+    with LevelDBStore(place), pytest.raises(StoreBusy, match="messaging"), translated():
         on_spark(spark, TmsSource, place).count()
 
 
 def test_given_no_store_when_a_query_is_planned_then_the_error_is_ours(spark: SparkSession, place: Path) -> None:
-    with pytest.raises(StoreNotFound), convert_spark_errors():
+    with pytest.raises(StoreNotFound), translated():
         on_spark(spark, FilteringSource, place).count()
 
 
@@ -558,7 +558,7 @@ def test_query_without_its_store_names_the_keys(spark: SparkSession, filled: Fil
     rows = on_spark(spark, FilteringSource, place)
     assert len(rows.collect()) == 8, "it is planned, and will be read again"
     place.rename(place.with_name("elsewhere"))
-    with pytest.raises(StoreNotFound), convert_spark_errors():
+    with pytest.raises(StoreNotFound), translated():
         rows.collect()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from janitor.spark.session import convert_spark_errors
+from janitor.spark.session import translated
 from janitor.spark.source.source import register
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.stream import STREAM_SCHEMA
@@ -70,12 +70,12 @@ def test_stream_without_a_topic_is_our_error(spark: SparkSession, addresses: tup
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
 
     def run() -> None:
-        with convert_spark_errors():
+        with translated():
             query.trigger(availableNow=True).start().awaitTermination()
 
     with pytest.raises(TopicNotFound, match="default:none"):
         persistently(run)
-    with pytest.raises(ConfigurationError, match=r"\burl\b"), convert_spark_errors():
+    with pytest.raises(ConfigurationError, match=r"\burl\b"), translated():
         spark.readStream.format("tms").option("topic", "default:none").load()
 
 

@@ -23,7 +23,7 @@ from janitor.rules.policy import Reason
 from janitor.run.engine import Engine
 from janitor.run.prepare import Deps
 from janitor.spark.access import Access, freeze_modules
-from janitor.spark.session import convert_spark_errors, run_on_spark
+from janitor.spark.session import run_on_spark, translated
 from janitor.spark.source.parts import between, cut_by_counts, cut_evenly
 from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
 from janitor.spark.sweep.task import TaskEnvironment, pack, perform, unpack
@@ -98,7 +98,7 @@ class SparkSender:
                     yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
             freeze_modules()
 
-        with convert_spark_errors():
+        with translated():
             numbers = self._spark.range(0, len(parts), 1, len(parts))
             answers = numbers.mapInArrow(work, "at long, answer string")
             found = {row.at: row.answer for row in answers.collect()}
