@@ -33,7 +33,7 @@ def show() -> None:
     if current.as_json:
         render.print_json({entry.path: {"value": _plain(entry.value), "origin": entry.origin} for entry in entries})
         return
-    table = render.grid(["setting", "value", "from"])
+    table = render.grid(["setting", "value", "source"])
     for entry in entries:
         table.add_row(entry.path, text(entry.value), entry.origin)
     render.print_table(table)

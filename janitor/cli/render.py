@@ -243,7 +243,7 @@ def _verb(report: Report) -> str:
 
 def _by_entry(report: Report) -> Table:
     """Return due and held rows by topic, generation, table and rule."""
-    table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
+    table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "held"], right=(1, 4, 5))
     for entry in report.topics:
         oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
         hold = _HOLDS[entry.held] if entry.held else ""
