@@ -132,7 +132,7 @@ def hold_lease(
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     lease = Lease(state, holder, settings.seconds, clock, store=store)
     if standby is not None:
-        _wait_for(lease, standby)
+        _wait_for_lease(lease, standby)
     elif until is not None and not sole:
         _wait_out(lease, until)
     else:
@@ -143,7 +143,7 @@ def hold_lease(
         lease.release()
 
 
-def _wait_for(lease: Lease, end: Event) -> None:
+def _wait_for_lease(lease: Lease, end: Event) -> None:
     """Wait until the lease is free or no longer renewed, which needs no wall clock (invariant S12)."""
     is_logged = False
     while True:

@@ -56,7 +56,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
                 with current.record_failure(mode, skips_busy=skip_if_locked):
                     return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
             if not current.settings.janitor.apply:
-                return _only_plan(current, patterns)
+                return _show_plan(current, patterns)
             with current.record_failure(skips_busy=skip_if_locked):
                 engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
         except (StoreBusy, StateBusy) as error:
@@ -83,7 +83,7 @@ def after_run(engine: Engine) -> None:
         logger.warning("housekeeping failed: %s", error)
 
 
-def _only_plan(current: Session, patterns: tuple[str, ...]) -> int:
+def _show_plan(current: Session, patterns: tuple[str, ...]) -> int:
     click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
     with current.reading() as engine:
         report = engine.plan(patterns=patterns).report

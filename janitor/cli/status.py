@@ -18,7 +18,7 @@ from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
 from janitor.cli.options import common_options, session
 from janitor.cli.state import open_state
-from janitor.cli.topic import claimed, describe_lag
+from janitor.cli.topic import describe_claims, describe_lag
 from janitor.report import MEASURED
 from janitor.rules.policy import Hold
 from janitor.state.base import EVERYTHING, RunRecord, State
@@ -293,7 +293,7 @@ def _consumers(status: Status) -> Iterator[Text]:
         lag = describe_lag(one.lag_messages, one.oldest_unread_ms, status.now_ms)
         # The count is up to minutes old: the consumer may have read all since.
         counted = f"counted {render.when(one.counted_ms, status.now_ms)}"
-        claims = claimed(one.open_claims, one.redelivered)
+        claims = describe_claims(one.open_claims, one.redelivered)
         yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, counted, claims)
     if len(consumers) > _NAMED:
         yield render.line("", f"and {len(consumers) - _NAMED:,} more consumers with a lag", "--format json lists all")

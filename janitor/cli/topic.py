@@ -85,7 +85,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
         retry = f"next attempt {render.when(entry['probe_ms'], now_ms)}"
         yield render.line("quarantined", f"failed {entry['strikes']} times: {entry['error'].rstrip('.')}; {retry}")
     for consumer in found["consumers"]:
-        claims = claimed(consumer["open_claims"], consumer["redelivered"])
+        claims = describe_claims(consumer["open_claims"], consumer["redelivered"])
         yield render.line("consumer", f"{consumer['consumer']}: {lag(consumer, now_ms)}", claims)
     for change in found["changes"]:
         yield render.line("changed", f"{_describe_change(change)}, seen {render.when(change['seen_ms'], now_ms)}")
@@ -112,7 +112,7 @@ def describe_lag(messages: int, oldest_ms: int | None, now_ms: int) -> str:
     return f"lag {messages:,} {'message' if messages == 1 else 'messages'}{age}"
 
 
-def claimed(open_claims: int, redelivered: int) -> str:
+def describe_claims(open_claims: int, redelivered: int) -> str:
     """Return the open claims of a consumer group as text; empty if it has none."""
     parts = [
         f"{open_claims:,} open {'claim' if open_claims == 1 else 'claims'}" if open_claims else "",

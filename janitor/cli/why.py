@@ -87,7 +87,7 @@ def lines(answer: Why, arguments: str = "") -> Iterator[str]:
     """
     yield f"{answer.topic}, {_metadata(answer)}; as of {render.moment(answer.now_ms)}"
     for found in answer.found:
-        yield _heading(found)
+        yield _describe_row(found)
         yield f"  {_TRANSACTIONS[found.transaction]}"
         yield f"  {_fate(answer, found, arguments)}"
         if found.unprocessed:
@@ -112,7 +112,7 @@ def _metadata(answer: Why) -> str:
     return f"generation {answer.generation}{deleted}, ttl {duration(answer.ttl_seconds * 1000)}{consumed}"
 
 
-def _heading(found: FoundRow) -> str:
+def _describe_row(found: FoundRow) -> str:
     what, when = ("message", "published") if found.table == "message" else ("payload", "stored")
     return f"{what} of generation {found.generation}, {when} {render.moment(found.time_ms)}, exists"
 

@@ -66,7 +66,7 @@ def judge(
     work = run.topics.get(key.topic.prefix)
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
     verdict = decide(row, topic, frontier, run.transactions, referenced, None)
-    stopped = _standing_hold(run, key.topic)
+    stopped = _find_hold(run, key.topic)
     fate = _present_fate(verdict, stopped, _inverts(run, row))
     rule = _rule_in_time(run, key, work) if work else None
     if rule is None or work is None:
@@ -78,7 +78,7 @@ def judge(
     hold = stopped or (Hold.PROTECTED if work.frontier.hold is Hold.PROTECTED else None)
     if hold is not None:
         return replace(fate, hold=hold, until_ms=probe_ms if hold is Hold.QUARANTINED else None)
-    fate = _in_time(run, work, key, fate, isinstance(verdict, Delete))
+    fate = _add_times(run, work, key, fate, isinstance(verdict, Delete))
     return _with_message(run, key, fate, message) if isinstance(key, PayloadKey) else fate
 
 
@@ -89,7 +89,7 @@ def _present_fate(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
     return Fate(action, verdict.reason, invert=invert)
 
 
-def _standing_hold(run: Run, topic: TopicId) -> Hold | None:
+def _find_hold(run: Run, topic: TopicId) -> Hold | None:
     """Return the hold that forbids all changes in a topic; None without such a hold."""
     if run.is_paused(topic.prefix):
         return Hold.PAUSED
@@ -116,8 +116,8 @@ def _rule_in_time(run: Run, key: MessageKey | PayloadKey, work: TopicWork) -> Ru
     return verdict.rule if isinstance(verdict, Delete) else None
 
 
-def _in_time(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, is_deleted: bool) -> Fate:
-    """Return the future with the time of deletion: when the row is due, or when the hold on the frontier (S8) ends."""
+def _add_times(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, is_deleted: bool) -> Fate:
+    """Return the fate with the time of deletion: when the row is due, or when the hold on the frontier (S8) ends."""
     ripe_ms = max(run.now_ms, fate.due_ms or 0)
     due_ms = None if is_deleted else fate.due_ms
     if work.frontier.hold is Hold.CONSUMER and due_ms is not None and due_ms <= run.now_ms:

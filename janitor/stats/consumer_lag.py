@@ -104,14 +104,14 @@ class LagCount:
         """
         self._turns.step()
 
-    def living(self) -> Sequence[Life]:
+    def list_topics(self) -> Sequence[Life]:
         """Return topics with consumers; drop the results of other topics."""
         topics = {(topic.topic, topic.generation): topic for topic in living_topics(self._tables.store.metadata.rows())}
         self._present = {life: (topics[life], found) for life, found in self._positions.all().items() if life in topics}
         self._figures = {life: figures for life, figures in self._figures.items() if life in self._present}
         return list(self._present)
 
-    def outdated(self, life: Life) -> bool:
+    def is_outdated(self, life: Life) -> bool:
         """Return False: only time makes these results outdated."""
         return False
 
@@ -137,12 +137,12 @@ class LagCount:
         except FormatError as error:
             raise StoreError(str(error)) from error
 
-    def finished(self, life: Life, found: list[ConsumerCount]) -> None:
+    def note_result(self, life: Life, found: list[ConsumerCount]) -> None:
         """Store the results of a topic's consumers."""
         topic, _ = self._present[life]
         self._figures[life] = [_figures(topic, counted, self._clock.now_ms()) for counted in found]
 
-    def failed(self, life: Life, error: StoreError) -> None:
+    def note_failure(self, life: Life, error: StoreError) -> None:
         """Log the first failure to count a topic's consumers."""
         _log.warning("the lag of the consumers of %s could not be counted: %s", life[0], error)
 

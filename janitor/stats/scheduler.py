@@ -28,11 +28,11 @@ SAVE_EVERY_MS = 3_000
 class Counts(Protocol[T]):
     """A kind of count."""
 
-    def living(self) -> Sequence[Life]:
+    def list_topics(self) -> Sequence[Life]:
         """Return the existing topics, in the order of counting."""
         ...
 
-    def outdated(self, life: Life) -> bool:
+    def is_outdated(self, life: Life) -> bool:
         """Return whether the last count of a topic must be repeated before its refresh time."""
         ...
 
@@ -40,11 +40,11 @@ class Counts(Protocol[T]):
         """Return a new count of a topic."""
         ...
 
-    def finished(self, life: Life, found: T) -> None:
+    def note_result(self, life: Life, found: T) -> None:
         """Note the result of a count."""
         ...
 
-    def failed(self, life: Life, error: StoreError) -> None:
+    def note_failure(self, life: Life, error: StoreError) -> None:
         """Note the first failure of a count since its last result."""
         ...
 
@@ -98,7 +98,7 @@ class CountScheduler(Generic[T]):
     def _find_due(self) -> None:
         """Update the existing topics and the queue of due topics."""
         self._looked_ms = self._clock.monotonic_ms()
-        living = self._counts.living()
+        living = self._counts.list_topics()
         known = set(living)
         self._unfinished = deque(item for item in self._unfinished if item[0] in known)
         self._tried_ms = {life: at_ms for life, at_ms in self._tried_ms.items() if life in known}
@@ -108,7 +108,7 @@ class CountScheduler(Generic[T]):
     def _is_due(self, life: Life) -> bool:
         tried_ms = self._tried_ms.get(life)
         old = tried_ms is None or self._looked_ms - tried_ms >= self._refresh_ms
-        return old or self._counts.outdated(life)
+        return old or self._counts.is_outdated(life)
 
     def _take_turn(self) -> bool:
         """Count for one turn; return whether there was a count to continue."""
@@ -139,14 +139,14 @@ class CountScheduler(Generic[T]):
         except StopIteration as end:
             self._ended(life)
             self._failing.discard(life)
-            self._counts.finished(life, end.value)
+            self._counts.note_result(life, end.value)
             if self._clock.monotonic_ms() - self._saved_ms >= SAVE_EVERY_MS:
                 self._save()
         except StoreError as error:
             self._ended(life)
             if life not in self._failing:
                 self._failing.add(life)
-                self._counts.failed(life, error)
+                self._counts.note_failure(life, error)
         return rows
 
     def _ended(self, life: Life) -> None:

@@ -105,7 +105,7 @@ class TopicSizeCounter:
             self._turns.step()
             self._save_sizes()
 
-    def living(self) -> Sequence[Life]:
+    def list_topics(self) -> Sequence[Life]:
         """Return existing topics: swept topics first, then by age of the count; drop the counts of other topics."""
         unreadable, living = set(), {}
         for key, value in self._store.metadata.rows():
@@ -124,7 +124,7 @@ class TopicSizeCounter:
         order = sorted(living, key=lambda topic: (topic not in self._swept, at_ms.get(topic, -1)))
         return [(topic, living[topic]) for topic in order]
 
-    def outdated(self, life: Life) -> bool:
+    def is_outdated(self, life: Life) -> bool:
         """Return whether a topic was swept since its count."""
         return life[0] in self._swept
 
@@ -137,11 +137,11 @@ class TopicSizeCounter:
             yield max(rows, (tally.size_bytes - size_bytes) // ROW_BYTES)
         return tally.count(self._clock.now_ms())
 
-    def finished(self, life: Life, found: TopicCount) -> None:
+    def note_result(self, life: Life, found: TopicCount) -> None:
         """Store a count."""
         self._found[life[0]] = found
 
-    def failed(self, life: Life, error: StoreError) -> None:
+    def note_failure(self, life: Life, error: StoreError) -> None:
         """Log the first failure to count a topic."""
         _log.warning("topic %s could not be counted and keeps its previous count: %s", life[0], error)
 

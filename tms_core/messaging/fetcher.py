@@ -207,7 +207,7 @@ class Fetch:
         """Yield the messages as read from cache or store; an empty list follows each read."""
         while self._at < self._end and not self._is_full:
             runs = self._cached_runs()
-            yield from filter(None, self._from_store() if runs is None else self._from_cache(runs))
+            yield from filter(None, self._read_store() if runs is None else self._read_cache(runs))
             yield _EMPTY
 
     def _note_read(self, at: int) -> None:
@@ -228,7 +228,7 @@ class Fetch:
             return None
         return runs
 
-    def _from_cache(self, runs: list[CachedRun]) -> Iterator[MessageList]:
+    def _read_cache(self, runs: list[CachedRun]) -> Iterator[MessageList]:
         end = self._end
         for run in runs:
             first, stop = max(self._at, self._first_unexpired(run)), min(run.stop, self._end)
@@ -262,7 +262,7 @@ class Fetch:
 
     # -- the store ----------------------------------------------------------------------------------------------------
 
-    def _from_store(self) -> Iterator[MessageList]:
+    def _read_store(self) -> Iterator[MessageList]:
         prefix = self._open_topic.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
         page = self._read_path.store.message.read(_COLUMNS, first, stop, self._rows())

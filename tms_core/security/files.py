@@ -103,11 +103,11 @@ class WatchedFiles(Generic[T]):
             ) from error
 
     def _read(self) -> list[bytes]:
-        files = [self._contents_of(setting, path) for setting, path in self._files.items()]
+        files = [self._read_file(setting, path) for setting, path in self._files.items()]
         self.is_public = any(mode & stat.S_IROTH for _, mode in files)
         return [contents for contents, _ in files]
 
-    def _contents_of(self, setting: str, path: Path) -> tuple[bytes, int]:
+    def _read_file(self, setting: str, path: Path) -> tuple[bytes, int]:
         name = f"{setting} {path}"
         contents, mode = _read_regular(name, path)
         if self._refuse_writers and mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -214,7 +214,7 @@ def _among_several(
     if root_of(side) is None:
         # Check again when the log starts, which may be hours later.
         _check_no_undecided(transactions.directory, store, side)
-    storage = SideStorage(side, leadership.tenure, partial(_left_in, transactions.directory, store, side))
+    storage = SideStorage(side, leadership.tenure, partial(_stored_log, transactions.directory, store, side))
     manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     opens = connecting(transactions, server.leader.certificate_name)
     shared = stack.enter_context(
@@ -285,7 +285,7 @@ def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool
         raise
 
 
-def _left_in(directory: str, store: Store, side: SideTable) -> RecoveredLog:
+def _stored_log(directory: str, store: Store, side: SideTable) -> RecoveredLog:
     """Return the state that an exclusive manager has stored in a folder; empty if the folder does not exist."""
     _check_no_undecided(directory, store, side)
     if not _is_folder(directory):

@@ -117,7 +117,7 @@ class Memory:
             await asyncio.wait({waiter.granted}, timeout=self.wait_seconds)
             self._make_room(loop.time() - self.wait_seconds)
             if not waiter.granted.done() and loop.time() - waiter.since >= LONGEST_SECONDS:
-                raise _no_room()
+                raise _memory_full_error()
         waiter.granted.result()
 
     def _make_room(self, before: float) -> None:
@@ -145,7 +145,7 @@ class Memory:
             if share is waiter.share or since > before:
                 continue
             if share in waiting:
-                waiting[share].granted.set_exception(_no_room())
+                waiting[share].granted.set_exception(_memory_full_error())
                 self._waiting.remove(waiting[share])
             elif share.waits_for_client:
                 share.abort()
@@ -290,7 +290,7 @@ class LentMemory:
                 await asyncio.wrap_future(taking)
             yield partial(self._call, share.end_waiting)
         except TimeoutError as error:
-            raise _no_room() from error
+            raise _memory_full_error() from error
         finally:
             self._call(share.close)
 
@@ -312,7 +312,7 @@ def _do_nothing() -> None:
     pass
 
 
-def _no_room() -> Unavailable:
+def _memory_full_error() -> Unavailable:
     return Unavailable(
         "Requests and responses use all memory of the server (server.memory).", "Try again in a few seconds."
     )

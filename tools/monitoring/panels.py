@@ -459,7 +459,7 @@ SERVER = (
 )
 
 
-def _busiest(title: str, metric: str) -> Panel:
+def _top_topics_panel(title: str, metric: str) -> Panel:
     return Panel(
         title,
         "timeseries",
@@ -473,8 +473,8 @@ def _busiest(title: str, metric: str) -> Panel:
 
 
 SERVER_TOPICS = (
-    _busiest("Published by topic", "tms_topic_messages_published_total"),
-    _busiest("Fetched by topic", "tms_topic_messages_fetched_total"),
+    _top_topics_panel("Published by topic", "tms_topic_messages_published_total"),
+    _top_topics_panel("Fetched by topic", "tms_topic_messages_fetched_total"),
     Panel(
         "Publish latency by topic (p99)",
         "timeseries",

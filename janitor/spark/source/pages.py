@@ -95,20 +95,20 @@ def _read(
 ) -> tuple[Rows, bytes | None]:
     if isinstance(table, LevelDBMessageReads):
         stored = table.read(STORED, start, stop, limit)
-        return _of_stored(*stored.items, ask), stored.resume
+        return _parse_stored(*stored.items, ask), stored.resume
     if isinstance(table, MessageReads):
         if not (ask.sizes or ask.payloads):
-            return _of_cells(table, table.read(KEYS, start, stop, limit))
+            return _parse_cells(table, table.read(KEYS, start, stop, limit))
         found = table.read(MESSAGES, start, stop, limit)
-        return _of_values(found.items, ask), found.resume
+        return _parse_values(found.items, ask), found.resume
     if not (ask.sizes or ask.payloads):
         page = table.read(KEYS, start, stop, limit)
         return Rows(page.items, None), page.resume
     payloads = table.read(PAYLOADS, start, stop, limit)
-    return _of_payloads(payloads.items, ask), payloads.resume
+    return _parse_payloads(payloads.items, ask), payloads.resume
 
 
-def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
+def _parse_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
     """Parse message rows with LevelDB values; an unreadable value has neither pointer nor payload."""
     buffers: list[Any] = pa.array(values, pa.binary()).buffers()
     offsets = np.frombuffer(buffers[1], dtype=np.int32)[: len(values) + 1]
@@ -133,7 +133,7 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
     return Rows(keys, Pointers(value, transactional), sizes, payloads)
 
 
-def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes | None]:
+def _parse_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes | None]:
     """Return message rows with their pointers, without reading payloads."""
     pointers: dict[bytes, int] = {}
     if page.items:
@@ -142,12 +142,12 @@ def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes
     return Rows(page.items, _pointers([pointers.get(key) for key in page.items])), page.resume
 
 
-def _of_values(items: Sequence[tuple[bytes, MessageValue]], ask: RowFields) -> Rows:
+def _parse_values(items: Sequence[tuple[bytes, MessageValue]], ask: RowFields) -> Rows:
     payloads = [value.payload for _, value in items]
     return Rows([key for key, _ in items], _pointers([value.pointer for _, value in items]), *_measure(payloads, ask))
 
 
-def _of_payloads(items: Sequence[tuple[bytes, bytes]], ask: RowFields) -> Rows:
+def _parse_payloads(items: Sequence[tuple[bytes, bytes]], ask: RowFields) -> Rows:
     return Rows([key for key, _ in items], None, *_measure([value for _, value in items], ask))
 
 

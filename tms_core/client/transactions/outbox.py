@@ -19,7 +19,7 @@ from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import topic_id
 from tms_core.client.protocol.core import Core
 from tms_core.client.protocol.messages import payloads_of, seconds
-from tms_core.client.transactions.partitions import Key, detect_change, number_for, places, read_again, read_layout
+from tms_core.client.transactions.partitions import Key, detect_change, number_for, places, read_layout, reread_layout
 from tms_core.errors import PartitionsChanged
 from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
@@ -181,7 +181,7 @@ class Outbox:
         """
         self._move_attempts += 1
         for topic in dict.fromkeys(message.topic for message in pending):
-            await read_again(self._core, topic, self._move_attempts, error)
+            await reread_layout(self._core, topic, self._move_attempts, error)
         moved: dict[TopicId, list[_PendingMessage]] = {}
         for message in pending:
             for place in places(self._core, message.topic, message.number):

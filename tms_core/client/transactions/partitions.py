@@ -92,7 +92,7 @@ async def read_layout(core: Core, topic: TopicId) -> Layout | None:
     return layout
 
 
-async def read_again(core: Core, topic: TopicId, attempts: int, error: PartitionsChanged) -> None:
+async def reread_layout(core: Core, topic: TopicId, attempts: int, error: PartitionsChanged) -> None:
     """Read the layout of a topic again, after a pause from the second attempt on.
 
     Raises:
@@ -132,7 +132,7 @@ async def send_to_partition(core: Core, topic: TopicId, number: int, send: Calla
             with detect_change(topic, place.partition):
                 return await send(place.partition)
         except PartitionsChanged as error:
-            await read_again(core, topic, attempts, error)
+            await reread_layout(core, topic, attempts, error)
             if len(places(core, topic, number)) > 1:
                 raise
     raise AssertionError("every retry failed")

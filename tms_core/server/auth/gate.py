@@ -69,7 +69,7 @@ class Rules:
 
     def permissions_of(self, principal: str, topic: TopicId) -> frozenset[str]:
         """Return the permissions of a principal on a topic, uncached: ``admin``, ``publish``, ``consume``."""
-        return frozenset(right for rule in self._of(principal, topic) for right in rule.can) - {Need.OBSERVE.value}
+        return frozenset(need for rule in self._rules_for(principal, topic) for need in rule.can) - {Need.OBSERVE.value}
 
     def allow(self, principal: str, topic: TopicId, need: Need, name: str = "") -> bool:
         """Return whether a principal has the permission ``need`` on a topic.
@@ -87,11 +87,11 @@ class Rules:
         return any(Need.OBSERVE.value in rule.can for rule in self._rules if rule.principal in (principal, EVERYBODY))
 
     def _may_use(self, principal: str, topic: TopicId, need: Need, name: str) -> bool:
-        rules = [rule for rule in self._of(principal, topic) if need.value in rule.can]
+        rules = [rule for rule in self._rules_for(principal, topic) if need.value in rule.can]
         patterns = (rule.consumers if need is Need.CONSUME else rule.producers for rule in rules)
         return any(fnmatchcase(name, pattern) for names in patterns for pattern in names)
 
-    def _of(self, principal: str, topic: TopicId) -> Iterator[AuthRule]:
+    def _rules_for(self, principal: str, topic: TopicId) -> Iterator[AuthRule]:
         """Yield the rules that apply to a principal and a topic."""
         for rule in self._rules:
             if rule.principal in (principal, EVERYBODY) and any(_matches(topic, pattern) for pattern in rule.topics):

@@ -175,7 +175,7 @@ def _object(body: bytes, fields: set[str]) -> dict[str, Any]:
 def _parse(body: bytes, **options: Any) -> dict[str, Any]:
     try:
         value = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_reject_duplicates, parse_constant=_no_number, **options
+            body.decode("utf-8"), object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant, **options
         )
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not JSON: {error}.") from error
@@ -191,7 +191,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_number(text: str) -> None:
+def _reject_constant(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 

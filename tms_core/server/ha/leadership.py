@@ -257,7 +257,8 @@ class Leadership:
         # The holder of a released lease has no running calls; the holder of an expired lease may have some, until the
         # fencing delay has passed.
         self._start_ms = self._clock.monotonic_ms() + (0 if is_free else self._delay_ms)
-        logger.info("lease acquired, term %d; this server leads %s", self._lease.fence, _when(is_free, self._delay_ms))
+        start = "now" if is_free else f"in {self._delay_ms // 1000} s"
+        logger.info("lease acquired, term %d; this server leads %s", self._lease.fence, start)
 
     def _find_previous(self) -> LeaseRecord | None:
         """Return the previous leader that may have late writes; None: no server."""
@@ -329,7 +330,3 @@ def unknown_outcome_error() -> StoreUnavailable:
         "This server lost the leadership during the write, so the outcome is unknown.",
         "Check whether the change took effect before you repeat the request.",
     )
-
-
-def _when(is_free: bool, delay_ms: int) -> str:
-    return "now" if is_free else f"in {delay_ms // 1000} s"

@@ -154,7 +154,7 @@ class SealedRanges:
 
     def known(self, term: Term, prefix: bytes) -> Gaps | None:
         """Return the gaps of a generation; None: call :meth:`settle` first."""
-        sealed = self._of(prefix)
+        sealed = self._get_or_create(prefix)
         return sealed.gaps if sealed.term is term and sealed.undecided is None else None
 
     def settle(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
@@ -171,7 +171,7 @@ class SealedRanges:
         Raises:
             StoreError: the store failed, or the term is over.
         """
-        sealed = self._of(prefix)
+        sealed = self._get_or_create(prefix)
         with sealed.lock:
             if sealed.term is not term:
                 sealed.gaps, sealed.hidden = self._seal(term, prefix, confirm), None
@@ -186,23 +186,23 @@ class SealedRanges:
 
     def hide(self, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]) -> None:
         """Hide the existing and future rows of a span from all readers; raises as :meth:`settle`."""
-        sealed = self._of(prefix)
+        sealed = self._get_or_create(prefix)
         with sealed.lock:
             self._add(sealed, term, prefix, span, confirm)
 
     def doubt(self, prefix: bytes, failed: FailedWrite) -> None:
         """Record a failed write, which the next read or write of the generation decides first."""
-        self._of(prefix).undecided = failed
+        self._get_or_create(prefix).undecided = failed
 
     def note_written(self, prefix: bytes) -> None:
         """Record a successful write."""
-        self._of(prefix).hidden = None
+        self._get_or_create(prefix).hidden = None
 
     def is_undecided(self, prefix: bytes) -> bool:
         """Return whether a failed write is undecided."""
-        return self._of(prefix).undecided is not None
+        return self._get_or_create(prefix).undecided is not None
 
-    def _of(self, prefix: bytes) -> _SealedRange:
+    def _get_or_create(self, prefix: bytes) -> _SealedRange:
         with self._lock:
             return self._sealed.setdefault(prefix, _SealedRange())
 
