@@ -47,7 +47,7 @@ LAST_PROBE_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class InProgressThen:
+class LastInProgress:
     """The ids in progress in the last used snapshot.
 
     Attributes:
@@ -231,7 +231,7 @@ def check_state(recorded: SystemRecord | None, record: StoreRecord) -> GuardNote
 
 
 def check_history(
-    before: InProgressThen | None, snapshot: VisibilityState, known: KnownIds, new: Iterable[int]
+    before: LastInProgress | None, snapshot: VisibilityState, known: KnownIds, new: Iterable[int]
 ) -> GuardNote | None:
     """Return a note if the snapshot cannot follow the previous snapshot (invariant S13).
 

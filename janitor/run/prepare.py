@@ -22,7 +22,7 @@ from janitor.archive.writer import ParquetArchive
 from janitor.report import Observer, UnrecognizedKey, ignore_progress
 from janitor.rules.policy import Hold
 from janitor.run import guards
-from janitor.run.guards import InProgressThen
+from janitor.run.guards import LastInProgress
 from janitor.state.base import ProvenBoundary, RunRecord, State, StoreRecord
 from janitor.state.figures import GuardNote, KeptFigures
 from janitor.state.records import RESTORED, Mode, Note
@@ -214,7 +214,7 @@ class Deps:
 
 
 #: The note with the write pointer of the last used snapshot, and the ids in progress in it.
-IN_PROGRESS: KeptFigures[InProgressThen | None] = KeptFigures(Note.IN_PROGRESS, InProgressThen, None)
+IN_PROGRESS: KeptFigures[LastInProgress | None] = KeptFigures(Note.IN_PROGRESS, LastInProgress, None)
 
 
 def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
@@ -258,7 +258,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         known = state.known_ids(now.wall_ms, terms.lifetime.window_end_ms(0))
         ids = txstate.observe(known, usable.invalid, now.wall_ms)
         system_note = guards.check_transaction_system(record, usable)
-        system_note = system_note or guards.check_history(in_progress_then(state, record), usable, known, ids.new)
+        system_note = system_note or guards.check_history(load_last_in_progress(state, record), usable, known, ids.new)
         system_note = system_note or guards.check_recorded(recorded, tx)
         if system_note is not None and usable.timestamp_ms < (record.snapshot_timestamp_ms or 0):
             # Probably an older snapshot of the same system, because the last used snapshot was removed.
@@ -320,7 +320,7 @@ def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
     return f"{started_ms}-{token_hex(4)}"
 
 
-def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:
+def load_last_in_progress(state: State, record: StoreRecord) -> LastInProgress | None:
     """Return the ids in progress in the last used snapshot; None if unknown."""
     known = IN_PROGRESS.read(state)
     return known if known is not None and known.write_pointer == record.snapshot_write_pointer else None
@@ -335,7 +335,7 @@ def remember_snapshot(state: State, ready: Preparation) -> None:
     if usable is None:
         return
     DECIDED.save(state, ready.decided)
-    IN_PROGRESS.save(state, InProgressThen(usable.write_pointer, frozenset(usable.open_pointers)))
+    IN_PROGRESS.save(state, LastInProgress(usable.write_pointer, frozenset(usable.open_pointers)))
     if ready.contradicts(proven):
         state.save_boundary(None)
 

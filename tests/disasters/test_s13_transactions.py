@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.run.guards import InProgressThen, check_history, check_transaction_system
+from janitor.run.guards import LastInProgress, check_history, check_transaction_system
 from janitor.state.base import KnownIds, StoreRecord
 from janitor.sweep.transactions import Problem, observe, refresh
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, visibility
@@ -225,7 +225,7 @@ def test_bit_flipped_in_a_snapshot_is_found(tmp_path: Path, capsys: pytest.Captu
     before = visibility(NOW_MS, invalid, [OPEN])
     whole = bytes_of(visibility(later, [*invalid, pointer(NOW_MS) + 5], [OPEN, pointer(NOW_MS) + 9]))
     claim_outcome = read_snapshot(BytesIO(whole)).visibility
-    then = InProgressThen(before.write_pointer, before.open_pointers)
+    then = LastInProgress(before.write_pointer, before.open_pointers)
     known = KnownIds({}, before.invalid)
     alone = with_history = harmful = 0
     for bit in range(8 * len(whole)):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from janitor.archive.writer import ParquetArchive
 from janitor.rules.ranges import Lifetime
-from janitor.run.prepare import in_progress_then
+from janitor.run.prepare import load_last_in_progress
 from janitor.state.records import LINEAGE
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
@@ -311,7 +311,7 @@ class World:
         snapshot used; where there is none of that, nothing tells the two apart.
         """
         record = self.state.store()
-        then = in_progress_then(self.state, record) if record is not None else None
+        then = load_last_in_progress(self.state, record) if record is not None else None
         if then is None:
             return
         decided = {pointer for pointer in self.committed if then.had_issued(pointer)} - then.pointers

@@ -67,7 +67,7 @@ _CONFLICT = 409
 #: How many characters of an unrecognized response an error shows.
 _REASON_CHARS = 300
 #: The most digits of a number of seconds.
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     A date is compared with the server's own clock (``Date``).
     """
     value = headers.get("retry-after", "").strip()
-    if value.isdecimal() and len(value) <= _MOST_DIGITS:
+    if value.isdecimal() and len(value) <= _MAX_DIGITS:
         return float(value)
     try:
         moments = (parsedate_to_datetime(value), parsedate_to_datetime(headers.get("date", "")))
