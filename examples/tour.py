@@ -31,7 +31,7 @@ import click
 from examples import worker
 from examples.demo import ROOT, SAMPLE, unpack
 from janitor.app.embedded import Embedded
-from janitor.app.session import ending
+from janitor.app.session import handle_signals
 from janitor.cli.main import execute
 from janitor.state.base import RunRecord
 from janitor.status.status import Status
@@ -135,7 +135,7 @@ def _visit(started: RunningServer, arguments: str) -> None:
     _say(f"Status page: {janitor.url}")
     stop, narrator = Event(), Narrator(_say)
     with (
-        ending(stop.set, hangup=janitor.daemon.sweep_now),
+        handle_signals(stop.set, hangup=janitor.daemon.sweep_now),
         Customers(started, _say) as customers,
         Workers(started, _say) as workers,
     ):

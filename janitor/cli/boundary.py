@@ -22,8 +22,8 @@ def command(explain: bool) -> None:
     """Show the prune boundary, up to which the store is proven clean.
 
     Up to this prune boundary, no row has the write pointer of an invalid transaction. With --explain,
-    the command shows the transactions that limit the boundary, and the keys whose last search is the
-    oldest: on HBase the keys of one salt, with the region of the first key.
+    the command shows the transactions that limit the boundary, and the keys with the oldest search.
+    On HBase these are the keys of one salt, with the region of the first key.
 
     \b
     Examples:
