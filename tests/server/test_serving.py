@@ -382,9 +382,9 @@ def test_signal_in_another_thread_asks_to_end() -> None:
 
 WAITING = """
 import threading
-from tms_core.cli.entry import ending
+from tms_core.cli.entry import handle_signals
 asked = threading.Event()
-with ending(asked.set):
+with handle_signals(asked.set):
     print("ready", flush=True)
     asked.wait()
 """

@@ -115,7 +115,7 @@ GOOD = b'{"protocol": 2, "params": {}}'
         ("verify", b'{"protocol": 2}'),
         ("verify", b'{"protocol": 2, "params": 5}'),
         ("__class__", GOOD),
-        ("at_work", GOOD),
+        ("is_running", GOOD),
         ("run_once", GOOD),
         ("verify", b'{"protocol": 2, "params": {"self": 1}}'),
         ("inspect", b'{"protocol": 2, "params": {"table": "secrets", "patterns": [], "limit": 1}}'),
