@@ -103,7 +103,7 @@ def require_topics(current: Session, engine: AnyEngine, report: Report, patterns
         return
     for pattern in patterns:
         if _WILDCARDS.isdisjoint(pattern) and not engine.inspect("metadata", (pattern,), 0).rows:
-            raise click.UsageError(f"unknown topic {pattern}: list the topics: {typed(current, 'inspect meta')}")
+            raise click.UsageError(f"unknown topic {pattern}: list the topics: {command_line(current, 'inspect meta')}")
 
 
 def finish(current: Session, report: Report) -> int:
