@@ -23,7 +23,7 @@ from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide
-from tms_core.server.ha.leadership import REACH_MS, Leadership, not_leading
+from tms_core.server.ha.leadership import REACH_MS, Leadership, not_leader_error
 from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
@@ -49,7 +49,7 @@ def test_follower_refuses_requests_and_changes_nothing(two: TwoServers) -> None:
         lambda: service.rollback(TOPIC, RollbackRange(pointer(NOW_MS), 0, 0, NOW_MS, 0)),
     ]
     for ask in refused:
-        with pytest.raises(Unavailable, match=not_leading().message):
+        with pytest.raises(Unavailable, match=not_leader_error().message):
             ask()
     assert two.rows() == [b"a"]
     assert two.one.payloads() == [b"a"]
@@ -81,7 +81,7 @@ def test_leader_that_slept_during_a_read_returns_nothing(two: TwoServers) -> Non
         return page
 
     two.one.message.read = slowly
-    with pytest.raises(Unavailable, match=not_leading().message):
+    with pytest.raises(Unavailable, match=not_leader_error().message):
         two.one.payloads()
 
 

@@ -13,7 +13,7 @@ from tests.kit.servers import DELAY_SECONDS, SECONDS, Contender, LeaseCell
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
-from tms_core.server.ha.leadership import REACH_MS, LeaseWatcher, undecided
+from tms_core.server.ha.leadership import REACH_MS, LeaseWatcher, unknown_outcome_error
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
 
@@ -216,7 +216,7 @@ def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(node: Nodes) -> No
     term = first.leadership.term()
     second.take_over()
     assert first.leadership.leads, "by its own clock"
-    with pytest.raises(StoreUnavailable, match=undecided().message):
+    with pytest.raises(StoreUnavailable, match=unknown_outcome_error().message):
         first.leadership.confirm(term)
     assert (first.leadership.leads, first.leader) == (False, "http://b:1")
     assert not first.step()

@@ -293,7 +293,7 @@ LEAD_BUGS: list[Plant] = [
 
 
 #: First seed of bugs that few histories find; all other seeds follow.
-RARE_LEAD_BUGS = {delete_partial_request_without_hiding: 113}
+RARE_LEAD_BUGS: dict[Plant, int] = {delete_partial_request_without_hiding: 113}
 
 
 @pytest.mark.parametrize("plant", LEAD_BUGS)
