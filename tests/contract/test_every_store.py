@@ -106,7 +106,7 @@ def data_tables(store: Store) -> list[KeyTable]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9, 10, 11, 100])
-def test_given_rows_when_read_in_pages_of_any_size_then_each_comes_once_and_in_order(filled: Store, limit: int) -> None:
+def test_pages_of_any_size_return_each_row_once_in_order(filled: Store, limit: int) -> None:
     expected = [key(number) for number in range(10)]
     assert read_all(filled.message, KEYS, limit) == expected
     assert read_all(filled.payload, KEYS, limit) == expected
@@ -117,9 +117,7 @@ def test_given_rows_when_read_in_pages_of_any_size_then_each_comes_once_and_in_o
 @pytest.mark.parametrize(
     ("max_bytes", "pages"), [(1, [1, 1, 1, 1]), (1000, [1, 1, 1, 1]), (1500, [2, 2]), (2900, [3, 1]), (99_999, [4])]
 )
-def test_pages_bounded_by_bytes_end_with_the_row_that_fills_them(
-    store: Store, max_bytes: int, pages: list[int]
-) -> None:
+def test_page_bounded_by_bytes_ends_with_the_row_that_fills_it(store: Store, max_bytes: int, pages: list[int]) -> None:
     payloads = [b"a" * 1000, b"b" * 1000, b"c" * 1000, b"d" * 3000]
     store.message.put([(key(number), MessageValue(7, payload)) for number, payload in enumerate(payloads)])
     store.payload.put([(key(number), payload) for number, payload in enumerate(payloads)])
@@ -136,7 +134,7 @@ def test_pages_bounded_by_bytes_end_with_the_row_that_fills_them(
         assert (keys, sizes) == ([key(number) for number in range(4)], pages)
 
 
-def test_given_an_empty_table_when_read_then_there_is_nothing_and_no_next_page(store: Store) -> None:
+def test_read_of_empty_table_has_no_row_and_no_next_page(store: Store) -> None:
     wanted: list[Projection[Any]] = [KEYS, CELLS, MESSAGES, COLUMNS]
     pages = [store.message.read(want, b"", None, 5) for want in wanted]
     pages += [store.payload.read(want, b"", None, 5) for want in (KEYS, PAYLOADS)]
@@ -158,7 +156,7 @@ def test_given_an_empty_table_when_read_then_there_is_nothing_and_no_next_page(s
         (b"k9\x00", None, []),
     ],
 )
-def test_given_a_range_when_read_then_its_start_is_in_and_its_stop_is_out(
+def test_read_range_includes_start_and_excludes_stop(
     filled: Store, start: bytes, stop: bytes | None, expected: list[int]
 ) -> None:
     wanted = [key(number) for number in expected]
@@ -168,7 +166,7 @@ def test_given_a_range_when_read_then_its_start_is_in_and_its_stop_is_out(
     assert [found for found, _ in filled.payload.read(PAYLOADS, start, stop, 100).items] == wanted
 
 
-def test_given_a_page_that_was_deleted_when_reading_goes_on_then_nothing_is_skipped(filled: Store) -> None:
+def test_read_after_deleted_page_skips_no_row(filled: Store) -> None:
     for table in data_tables(filled):
         seen: list[bytes] = []
         resume: bytes | None = b""
@@ -181,14 +179,14 @@ def test_given_a_page_that_was_deleted_when_reading_goes_on_then_nothing_is_skip
         assert table.read(KEYS, b"", None, 100).items == [b"k8", b"k9"]
 
 
-def test_given_a_row_that_appears_behind_a_page_when_reading_goes_on_then_it_is_seen(filled: Store) -> None:
+def test_read_sees_row_inserted_after_the_page(filled: Store) -> None:
     page = filled.message.read(KEYS, b"", None, 3)
     filled.message.put([(b"k2-new", PLAIN)])
     assert page.resume is not None
     assert filled.message.read(KEYS, page.resume, None, 1).items == [b"k2-new"]
 
 
-def test_given_keys_that_are_not_there_when_deleted_then_it_is_no_error(filled: Store) -> None:
+def test_delete_of_missing_keys_is_not_an_error(filled: Store) -> None:
     for table in data_tables(filled):
         table.delete([b"k1", b"nowhere", b"k1"])
         table.delete([])
@@ -196,13 +194,13 @@ def test_given_keys_that_are_not_there_when_deleted_then_it_is_no_error(filled: 
         assert len(table.read(KEYS, b"", None, 100).items) == 9
 
 
-def test_given_every_kind_of_message_when_read_back_then_it_is_what_was_put(store: Store) -> None:
+def test_read_returns_every_kind_of_message_as_written(store: Store) -> None:
     rows = [(key(number), v) for number, v in enumerate([PLAIN, EMPTY, TX, TX_EMPTY, REFERENCE, ROLLED_BACK])]
     store.message.put(rows)
     assert store.message.read(MESSAGES, b"", None, 100).items == rows
 
 
-def test_columns_of_rows_of_any_kind_are_those_of_the_rows(store: Store) -> None:
+def test_columns_of_rows_equal_the_rows(store: Store) -> None:
     for kinds in ([PLAIN, EMPTY], [TX, TX_EMPTY], [PLAIN, TX, REFERENCE]):
         store.message.put([(key(number), value) for number, value in enumerate(kinds)])
         rows = store.message.read(MESSAGES, b"", key(len(kinds)), 100).items
@@ -212,7 +210,7 @@ def test_columns_of_rows_of_any_kind_are_those_of_the_rows(store: Store) -> None
         assert list(zip(columns.keys, map(MessageValue, pointers, columns.payloads), strict=True)) == rows
 
 
-def test_rows_of_several_pages_are_deleted_and_inverted_by_their_joined_origin(store: Store) -> None:
+def test_joined_origin_deletes_and_inverts_rows_of_several_pages(store: Store) -> None:
     store.message.put([(key(number), TX) for number in range(6)])
     cells = read_whole(store.message, CELLS, b"", key(3))
     assert store.message.invert(cells.items, cells.origin) == [True] * 3
@@ -222,14 +220,14 @@ def test_rows_of_several_pages_are_deleted_and_inverted_by_their_joined_origin(s
     assert store.message.read(KEYS, b"", None, 9).items == [key(4), key(5)]
 
 
-def test_given_a_row_when_put_again_then_the_new_value_stays(filled: Store) -> None:
+def test_put_replaces_an_existing_row(filled: Store) -> None:
     filled.message.put([(b"k1", TX)])
     filled.payload.put([(b"k1", b"new")])
     assert filled.message.read(MESSAGES, b"k1", b"k2", 5).items == [(b"k1", TX)]
     assert filled.payload.read(PAYLOADS, b"k1", b"k2", 5).items == [(b"k1", b"new")]
 
 
-def test_given_mixed_rows_when_cells_are_read_then_only_transactional_ones_come(store: Store) -> None:
+def test_read_of_cells_returns_transactional_rows_only(store: Store) -> None:
     store.message.put([(b"a", PLAIN), (b"b", TX), (b"c", REFERENCE), (b"d", EMPTY), (b"e", ROLLED_BACK)])
     cells = read_all(store.message, CELLS, 2)
     assert [(cell.key, cell.pointer) for cell in cells] == [(b"b", POINTER), (b"c", POINTER), (b"e", -POINTER)]
@@ -244,7 +242,7 @@ def test_cells_of_plain_rows_are_read_in_bounded_pages(filled: Store) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_search_for_pointers_leaves_others_out(store: Store, stored: bool) -> None:
+def test_search_for_pointers_returns_only_those_pointers(store: Store, stored: bool) -> None:
     alike = MessageValue(None, POINTER.to_bytes(8, "big"))
     others = [(b"a", PLAIN), (b"b", alike), (b"c", ROLLED_BACK), (b"d", MessageValue(POINTER + 1, b""))]
     store.message.put([*others, (b"e", TX), (b"f", REFERENCE), (b"g", TX_EMPTY)])
@@ -259,7 +257,7 @@ def test_search_for_pointers_leaves_others_out(store: Store, stored: bool) -> No
 
 
 @pytest.mark.parametrize("value", [TX, TX_EMPTY, REFERENCE, ROLLED_BACK])
-def test_given_a_cell_when_inverted_then_only_its_sign_changes(store: Store, value: MessageValue) -> None:
+def test_invert_changes_only_the_sign_of_a_cell(store: Store, value: MessageValue) -> None:
     store.message.put([(b"a", PLAIN), (b"b", value), (b"c", TX)])
     [cell] = store.message.read(CELLS, b"b", b"c", 10).items
     assert store.message.invert([cell]) == [True]
@@ -268,7 +266,7 @@ def test_given_a_cell_when_inverted_then_only_its_sign_changes(store: Store, val
     assert store.message.read(MESSAGES, b"", None, 9).items == [(b"a", PLAIN), (b"b", inverted), (b"c", TX)]
 
 
-def test_given_a_row_that_is_gone_when_inverted_then_it_stays_gone(store: Store) -> None:
+def test_invert_does_not_restore_a_deleted_row(store: Store) -> None:
     store.message.put([(b"a", TX), (b"b", TX)])
     cells = store.message.read(CELLS, b"", None, 10).items
     store.message.delete([b"a"])
@@ -276,7 +274,7 @@ def test_given_a_row_that_is_gone_when_inverted_then_it_stays_gone(store: Store)
     assert [found for found, _ in store.message.read(MESSAGES, b"", None, 9).items] == [b"b"]
 
 
-def test_given_another_pointer_than_expected_when_inverted_then_the_row_stays(store: Store) -> None:
+def test_invert_with_unexpected_pointer_keeps_the_row(store: Store) -> None:
     store.message.put([(b"a", ROLLED_BACK), (b"b", PLAIN), (b"c", TX)])
     wrong = [TxCell(b"a", POINTER, False), TxCell(b"b", POINTER, False), TxCell(b"c", POINTER + 1, False)]
     assert store.message.invert(wrong) == [False, False, False]
@@ -298,7 +296,7 @@ def test_compare_and_set_replaces_the_expected_value_only(store: Store) -> None:
     assert table.get(b"ns:b:") == b""
 
 
-def test_given_rows_when_synced_and_compacted_then_they_are_the_same(filled: Store) -> None:
+def test_sync_and_compact_keep_all_rows(filled: Store) -> None:
     for table in data_tables(filled):
         table.delete([b"k4"])
         table.sync()
@@ -308,7 +306,7 @@ def test_given_rows_when_synced_and_compacted_then_they_are_the_same(filled: Sto
         assert table.estimate_bytes(b"x", b"y") == 0
 
 
-def test_given_a_page_of_any_size_when_read_then_it_counts_as_one_call(filled: Store) -> None:
+def test_read_of_one_page_counts_as_one_call(filled: Store) -> None:
     filled.calls.clear()
     filled.message.read(KEYS, b"", None, 1)
     filled.message.read(KEYS, b"", None, 1000)
@@ -324,13 +322,13 @@ def test_given_a_page_of_any_size_when_read_then_it_counts_as_one_call(filled: S
     }  # fmt: skip
 
 
-def test_given_a_store_when_asked_then_its_tables_have_names_and_itself_an_identity(make_store: MakeStore) -> None:
+def test_store_has_table_names_and_an_identity(make_store: MakeStore) -> None:
     store = make_store()
     assert (store.message.name, store.payload.name) == ("message", "payload")
     assert store.identity() == store.identity() != ""
 
 
-def test_given_a_store_when_closed_twice_then_it_is_no_error(make_store: MakeStore) -> None:
+def test_close_of_store_is_idempotent(make_store: MakeStore) -> None:
     with make_store() as store:
         store.message.put([(b"a", PLAIN)])
     store.close()
@@ -352,7 +350,7 @@ STEPS = st.lists(
 # The fixture is a factory: each example makes a store of its own.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS, start=SOME_KEYS, stop=st.none() | SOME_KEYS, limit=st.integers(1, 9))
-def test_given_any_history_when_compared_with_a_dictionary_then_they_agree(
+def test_random_history_matches_a_dictionary(
     make_store: MakeStore, steps: list[tuple[str, bytes, MessageValue]], start: bytes, stop: bytes | None, limit: int
 ) -> None:
     store, model = make_store(), dict[bytes, MessageValue]()

@@ -42,7 +42,7 @@ def test_invalid_messages_around_the_cutoff_are_inverted_if_they_stay(store: Sto
     assert orders(store).pointers() == [-invalid, -invalid]
 
 
-def test_given_extreme_sequence_ids_when_swept_then_the_time_alone_decides(store: Store) -> None:
+def test_extreme_sequence_ids_do_not_affect_expiry(store: Store) -> None:
     prefix = orders(store).id
     last, first = MessageKey(prefix, 1, CUTOFF_MS - 1, 65535), MessageKey(prefix, 1, CUTOFF_MS, 0)
     store.message.put([(key.pack(), MessageValue(None, b"x")) for key in (last, first)])
@@ -58,7 +58,7 @@ def test_payloads_strictly_before_the_cutoff_are_deleted(store: Store, batch_row
 
 
 @pytest.mark.parametrize(("metadata", "kept"), [(3, [3, 4]), (-3, [4]), (2, [2, 3, 4]), (-2, [3, 4])])
-def test_rows_of_earlier_generations_alone_are_deleted(store: Store, metadata: int, kept: list[int]) -> None:
+def test_only_rows_of_earlier_generations_are_deleted(store: Store, metadata: int, kept: list[int]) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=metadata)
     generations = [1, 2, 3, 4]
     for generation in generations:
@@ -86,7 +86,7 @@ def test_reference_inside_its_window_keeps_the_payload(store: Store, published_m
     assert orders(store).stored_times() == [CUTOFF_MS - 1] * kept
 
 
-def test_skewed_pointers_are_left_to_the_daily_pass(store: Store) -> None:
+def test_skewed_pointers_are_inverted_by_the_daily_full_pass(store: Store) -> None:
     orders(store)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
@@ -100,7 +100,7 @@ def test_skewed_pointers_are_left_to_the_daily_pass(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("table", "due"), [("message", 3), ("payload", 3)])
-def test_plan_range_has_its_start_and_not_its_stop(store: Store, tmp_path: Path, table: str, due: int) -> None:
+def test_plan_range_includes_start_and_excludes_stop(store: Store, tmp_path: Path, table: str, due: int) -> None:
     def key(offset_ms: int) -> bytes:
         if table == "message":
             return MessageKey(described.id, 1, 1000 + offset_ms, 0).pack()
@@ -131,7 +131,7 @@ def narrow(file: Path, start: bytes, stop: bytes) -> None:
 @pytest.mark.parametrize(
     ("first_stop", "second_start", "covered"), [(b"k", b"k", True), (b"k\x00", b"k", True), (b"k", b"k\x00", False)]
 )
-def test_boundary_of_two_intervals_needs_them_to_meet(first_stop: bytes, second_start: bytes, covered: bool) -> None:
+def test_boundary_of_two_intervals_requires_adjacency(first_stop: bytes, second_start: bytes, covered: bool) -> None:
     first = Evidence(b"", first_stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
     second = replace(first, start=second_start, stop=None)
     assert (boundary.prove([first, second], (), LIFETIME).bound is not None) == covered
@@ -141,7 +141,7 @@ def test_boundary_of_two_intervals_needs_them_to_meet(first_stop: bytes, second_
     ("start", "stop", "covered"),
     [(b"", None, True), (b"\x00", None, False), (b"", b"\xff" * 40, False), (b"", generation_prefix(b"", 1), False)],
 )
-def test_boundary_of_one_interval_needs_both_ends(start: bytes, stop: bytes | None, covered: bool) -> None:
+def test_boundary_of_one_interval_requires_both_ends(start: bytes, stop: bytes | None, covered: bool) -> None:
     evidence = Evidence(start, stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
     assert (boundary.prove([evidence], (), LIFETIME).bound is not None) == covered
 

@@ -106,7 +106,7 @@ class Mover:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_topic_that_moves_at_any_call_loses_no_row_it_keeps(move: str) -> None:
+def test_topic_changed_at_any_call_loses_no_live_row(move: str) -> None:
     for at_call in range(1, CALLS):
         kit, orders = prepared(MemoryStore())
         judge = Judge(kit)
@@ -123,7 +123,7 @@ def test_topic_that_moves_at_any_call_loses_no_row_it_keeps(move: str) -> None:
     assert at_call > 20
 
 
-def test_given_a_ttl_lengthened_between_two_batches_when_swept_then_the_rest_stays(store: Store) -> None:
+def test_ttl_extended_between_batches_keeps_remaining_rows(store: Store) -> None:
     kit, orders = prepared(store)
 
     def lengthen(call: Call) -> None:
@@ -138,7 +138,7 @@ def test_given_a_ttl_lengthened_between_two_batches_when_swept_then_the_rest_sta
     assert report.errors == []
 
 
-def test_topic_that_never_stops_moving_is_left_and_others_done(store: Store) -> None:
+def test_topic_that_changes_forever_does_not_block_others(store: Store) -> None:
     kit, orders = prepared(store)
     before = kit.state.frontiers()[orders.id]
     kit.clock.advance(60_000)
@@ -156,7 +156,7 @@ def test_topic_that_never_stops_moving_is_left_and_others_done(store: Store) -> 
     assert kit.state.frontiers()[orders.id] == before
 
 
-def test_plan_of_a_topic_that_moves_is_applied_no_further(store: Store, tmp_path: Path) -> None:
+def test_apply_stops_at_a_changed_topic(store: Store, tmp_path: Path) -> None:
     kit, orders = prepared(store)
     file = tmp_path / "plan.json"
     kit.engine.preview(out=file)
@@ -171,7 +171,7 @@ def test_plan_of_a_topic_that_moves_is_applied_no_further(store: Store, tmp_path
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_ttl_that_shrinks_keeps_payloads_of_present_messages(store: Store, moves: bool) -> None:
+def test_ttl_shortened_during_sweep_keeps_referenced_payloads(store: Store, moves: bool) -> None:
     kit, orders = prepared(store)
     late = pointer(NOW_MS - 20 * MINUTE)
     orders.stored(late, NOW_MS - 20 * MINUTE).ref(late, NOW_MS - 10 * MINUTE)
@@ -189,7 +189,7 @@ def test_ttl_that_shrinks_keeps_payloads_of_present_messages(store: Store, moves
     assert orders.stored_times() == [NOW_MS - 20 * MINUTE] * moves
 
 
-def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(tmp_path: Path) -> None:
+def test_topic_changed_during_leveldb_sweep_loses_no_live_row(tmp_path: Path) -> None:
     for name, move in MOVES.items():
         with LevelDBStore(tmp_path / name, create=True) as store:
             kit, orders = prepared(store)
@@ -224,7 +224,7 @@ class Pauser:
                 self.written.append(call.name)
 
 
-def test_pause_at_any_call_ends_with_the_batch_that_had_begun() -> None:
+def test_pause_at_any_call_stops_after_the_current_batch() -> None:
     written = set()
     for at_call in range(1, CALLS):
         kit, orders = prepared(MemoryStore())
@@ -253,7 +253,7 @@ def test_pause_at_any_call_ends_with_the_batch_that_had_begun() -> None:
     assert written == {"message.delete", "payload.delete", "message.invert"}
 
 
-def test_pause_of_everything_writes_nothing_and_fails_nothing(store: Store) -> None:
+def test_pause_of_all_topics_writes_nothing_without_failure(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(INVALID, NOW_MS)
     kit.snapshots.invalid = [INVALID]

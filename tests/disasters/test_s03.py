@@ -36,7 +36,7 @@ def due_and_live(store: Store) -> Topic:
     )
 
 
-def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(store: Store) -> None:
+def test_run_with_unmatched_pattern_changes_nothing(store: Store) -> None:
     orders = due_and_live(store)
     kit = janitor(store)
     kit.engine.adopt()
@@ -49,7 +49,7 @@ def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(sto
     assert kit.state.last_full_pass_ms() is None
 
 
-def test_pattern_that_fits_no_topic_plans_and_does_nothing(store: Store, tmp_path: Path) -> None:
+def test_plan_with_unmatched_pattern_is_empty(store: Store, tmp_path: Path) -> None:
     orders = due_and_live(store)
     kit = janitor(store)
     kit.snapshots.invalid = [INVALID]
@@ -59,7 +59,7 @@ def test_pattern_that_fits_no_topic_plans_and_does_nothing(store: Store, tmp_pat
     assert orders.messages() == before
 
 
-def test_given_a_pattern_that_fits_no_topic_when_approved_then_no_frontier_is_let_go(store: Store) -> None:
+def test_approve_with_unmatched_pattern_releases_no_hold(store: Store) -> None:
     kit = janitor(store)
     kit.engine.adopt()
     orders = due_and_live(store)
@@ -68,7 +68,7 @@ def test_given_a_pattern_that_fits_no_topic_when_approved_then_no_frontier_is_le
     assert len(orders.times()) == 3
 
 
-def test_empty_plan_applied_later_deletes_and_inverts_nothing(store: Store, tmp_path: Path) -> None:
+def test_apply_of_empty_plan_deletes_and_inverts_nothing(store: Store, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS).tx(INVALID, NOW_MS)
     kit = janitor(store)
     kit.engine.adopt()
@@ -80,21 +80,21 @@ def test_empty_plan_applied_later_deletes_and_inverts_nothing(store: Store, tmp_
     assert orders.messages() == before
 
 
-def test_given_no_rows_at_all_when_run_then_it_is_a_complete_pass_that_found_nothing(store: Store) -> None:
+def test_run_on_empty_store_is_a_complete_pass(store: Store) -> None:
     kit = janitor(store)
     report = kit.engine.run_once(adopt=True)
     assert (report.topics, report.errors, sum(report.totals.kept.values())) == ([], [], 0)
     assert kit.state.last_full_pass_ms() == NOW_MS
 
 
-def test_given_rows_of_no_known_topic_when_run_then_all_stay_and_are_counted(store: Store) -> None:
+def test_rows_of_unknown_topics_stay_and_are_counted(store: Store) -> None:
     stray = unknown_topic(store, "default:stray").plain(1, 2, NOW_MS).stored(pointer(1), 1, 2)
     report = janitor(store).engine.run_once(adopt=True)
     assert (stray.times(), stray.stored_times()) == ([1, 2, NOW_MS], [1, 2])
     assert report.totals.kept["unknown_topic"] == 5
 
 
-def test_given_no_invalid_transaction_when_run_then_no_message_is_searched_for_one(store: Store) -> None:
+def test_run_without_invalid_transactions_searches_no_message(store: Store) -> None:
     due_and_live(store)
     kit = janitor(store)
     asked: list[str] = []
@@ -104,7 +104,7 @@ def test_given_no_invalid_transaction_when_run_then_no_message_is_searched_for_o
     assert "message.invert" not in asked
 
 
-def test_closed_transactions_alone_search_no_message(store: Store) -> None:
+def test_run_with_closed_transactions_only_searches_no_message(store: Store) -> None:
     closed = pointer(NOW_MS - DAY)
     orders = due_and_live(store).tx(closed, NOW_MS)
     kit = janitor(store)
@@ -117,7 +117,7 @@ def test_closed_transactions_alone_search_no_message(store: Store) -> None:
     assert "message.cells" not in asked
 
 
-def test_given_nothing_deleted_when_run_then_nothing_is_compacted(store: Store) -> None:
+def test_run_without_deletes_compacts_nothing(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
     compacted: list[Call] = []
     watch(store, before=lambda call: compacted.append(call) if call.name.endswith(".compact") else None)
@@ -126,13 +126,13 @@ def test_given_nothing_deleted_when_run_then_nothing_is_compacted(store: Store) 
     assert compacted == []
 
 
-def test_no_evidence_makes_no_boundary_and_not_one_at_zero() -> None:
+def test_boundary_without_evidence_is_none_not_zero() -> None:
     found = boundary.prove([], (), LIFETIME)
     assert found.bound is None
     assert found.obstacles
 
 
-def test_prefix_without_an_end_does_not_stop_at_the_tables_end() -> None:
+def test_prefix_without_stop_key_reads_to_the_table_end() -> None:
     assert stop_key(b"\xff\xff") is None
     with pytest.raises(ValueError, match=r"\\xff\\xff"):
         topic_stop(b"\xff\xff")

@@ -71,7 +71,7 @@ def fail(name: str) -> Callable[[Call], None]:
     return watcher
 
 
-def test_whole_clean_pass_proves_the_old_transaction(store: Store) -> None:
+def test_complete_pass_proves_the_old_transaction(store: Store) -> None:
     kit, orders = prepared(store)
     report = kit.engine.run_once()
     proven = kit.state.boundary()
@@ -81,7 +81,7 @@ def test_whole_clean_pass_proves_the_old_transaction(store: Store) -> None:
     assert_true(kit)
 
 
-def test_rows_put_back_need_a_search_before_a_boundary(store: Store) -> None:
+def test_restored_rows_require_a_search_before_a_boundary(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
@@ -95,7 +95,7 @@ def test_rows_put_back_need_a_search_before_a_boundary(store: Store) -> None:
 
 
 @pytest.mark.parametrize("call", ["message.delete", "message.invert"])
-def test_given_an_error_in_one_topic_when_run_then_nothing_is_proven(store: Store, call: str) -> None:
+def test_run_with_error_in_one_topic_proves_nothing(store: Store, call: str) -> None:
     kit, _ = prepared(store)
     watch(store, before=fail(call))
     report = kit.engine.run_once()
@@ -110,7 +110,7 @@ def test_run_of_some_topics_proves_nothing(store: Store, patterns: tuple[str, ..
     assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
-def test_run_of_some_topics_leaves_its_transactions_to_search(store: Store) -> None:
+def test_run_of_some_topics_keeps_transactions_to_search(store: Store) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once(patterns=("nowhere:*",))
     assert kit.state.open_ids()[OLD].scanned_ms is None
@@ -127,7 +127,7 @@ def test_run_of_some_topics_leaves_its_transactions_to_search(store: Store) -> N
     ],
     ids=["stale", "future", "missing"],
 )
-def test_given_no_usable_snapshot_when_run_then_nothing_is_proven(store: Store, spoil: Callable[[Kit], None]) -> None:
+def test_run_without_usable_snapshot_proves_nothing(store: Store, spoil: Callable[[Kit], None]) -> None:
     kit, orders = prepared(store)
     spoil(kit)
     report = kit.engine.run_once()
@@ -135,7 +135,7 @@ def test_given_no_usable_snapshot_when_run_then_nothing_is_proven(store: Store, 
     assert orders.pointers() == [OLD]
 
 
-def test_given_an_unknown_lifetime_when_run_then_it_inverts_but_proves_nothing(store: Store) -> None:
+def test_run_with_unknown_lifetime_inverts_without_a_proof(store: Store) -> None:
     kit, orders = prepared(store)
     unsure = kit.restart(lifetime_known=False)
     report = unsure.engine.run_once()
@@ -144,7 +144,7 @@ def test_given_an_unknown_lifetime_when_run_then_it_inverts_but_proves_nothing(s
     assert "max_lifetime_seconds" in " ".join(unsure.engine.boundary()[1].obstacles)
 
 
-def test_given_an_applied_plan_when_it_ends_then_nothing_is_proven(store: Store, tmp_path: Path) -> None:
+def test_apply_proves_nothing(store: Store, tmp_path: Path) -> None:
     kit, orders = prepared(store)
     kit.engine.preview(out=tmp_path / "plan.json")
     kit.engine.carry_out(tmp_path / "plan.json")
@@ -152,7 +152,7 @@ def test_given_an_applied_plan_when_it_ends_then_nothing_is_proven(store: Store,
     assert kit.state.boundary() is None
 
 
-def test_client_that_may_still_write_ends_the_boundary_below_it(store: Store) -> None:
+def test_boundary_ends_below_a_client_that_may_still_write(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(YOUNG, NOW_MS - MINUTE)
     kit.snapshots.invalid = [OLD, YOUNG]
@@ -163,7 +163,7 @@ def test_client_that_may_still_write_ends_the_boundary_below_it(store: Store) ->
     assert orders.pointers() == [-OLD, -YOUNG]
 
 
-def test_client_that_publishes_after_the_scan_is_never_proven(store: Store) -> None:
+def test_client_publishing_after_the_scan_is_not_proven(store: Store) -> None:
     kit, orders = prepared(store)
     kit.snapshots.invalid = [OLD, YOUNG]
     kit.engine.run_once()
@@ -183,7 +183,7 @@ def test_client_that_publishes_after_the_scan_is_never_proven(store: Store) -> N
     assert orders.pointers() == [-OLD, -YOUNG, -YOUNG, -YOUNG]
 
 
-def test_pass_over_a_window_inverts_and_leaves_the_boundary(store: Store) -> None:
+def test_pass_over_a_window_inverts_and_keeps_the_boundary(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     before = (kit.state.boundary(), kit.state.evidence())
@@ -205,7 +205,7 @@ def test_pass_over_a_window_inverts_and_leaves_the_boundary(store: Store) -> Non
 
 @pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before", "in a topic", "behind"])
 @pytest.mark.parametrize(("write_pointer", "ends_below"), [(OLD, OLD), (OLD - 5, OLD - 5), (OLD - 1, OLD + 1)])
-def test_foreign_key_with_an_invalid_pointer_limits_boundary(
+def test_unrecognized_key_with_invalid_pointer_limits_boundary(
     store: Store, write_pointer: int, ends_below: int, place: bytes
 ) -> None:
     kit, _ = prepared(store)
@@ -268,14 +268,14 @@ def test_boundary_is_withdrawn_by_a_pass_that_proves_nothing(store: Store) -> No
     assert kit.engine.verify().refuted == 0
 
 
-def test_boundary_made_after_a_plan_is_in_the_report_of_its_apply(store: Store, tmp_path: Path) -> None:
+def test_boundary_proven_after_a_plan_is_in_the_apply_report(store: Store, tmp_path: Path) -> None:
     kit, _ = prepared(store)
     kit.engine.preview(out=tmp_path / "plan.json")
     assert kit.run_after(MINUTE).boundary == OLD
     assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
 
 
-def test_clocks_beyond_the_grace_leave_open_transactions_unproven(store: Store) -> None:
+def test_clock_skew_beyond_grace_leaves_open_transactions_unproven(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=3600)
     report = janitor(store, lifetime=LIFETIME._replace(grace_ms=0)).engine.run_once(adopt=True)
     assert report.boundary == pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.allowance_ms) - 1
@@ -308,7 +308,7 @@ def test_boundary_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(store: Store
     assert (report.tripped, report.boundary, kit.state.boundary()) == (False, None, None)
 
 
-def test_boundary_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
+def test_boundary_after_a_clock_set_back_is_not_in_force(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
@@ -316,7 +316,7 @@ def test_boundary_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
     assert (kit.engine.preview().boundary, kit.engine.boundary()[0], kit.engine.verify().bound) == (None, None, None)
 
 
-def test_boundary_of_a_clock_set_back_is_made_again_by_a_whole_pass(store: Store) -> None:
+def test_boundary_after_clock_set_back_is_proven_by_a_full_pass(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
@@ -364,7 +364,7 @@ def test_snapshot_is_read_once_and_before_the_first_row(store: Store) -> None:
     assert kit.snapshots.asked == asked + 1
 
 
-def test_given_a_store_that_fails_to_sync_when_run_then_nothing_is_proven(store: Store) -> None:
+def test_run_with_failed_sync_proves_nothing(store: Store) -> None:
     kit, _ = prepared(store)
     watch(store, before=fail("message.sync"))
     with pytest.raises(StoreError, match="disk is full"):
@@ -413,7 +413,7 @@ def test_leveldb_syncs_the_batch_of_an_inversion(tmp_path: Path, monkeypatch: py
         assert spy.unsynced_batches == 1
 
 
-def test_boundary_stands_and_is_true_when_a_later_pass_cannot_prove_one(store: Store) -> None:
+def test_boundary_stays_in_force_after_a_pass_without_proof(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     before = kit.state.boundary()
@@ -427,7 +427,7 @@ def test_boundary_stands_and_is_true_when_a_later_pass_cannot_prove_one(store: S
     assert_true(kit)
 
 
-def test_given_evidence_with_a_hole_when_asked_then_there_is_no_boundary(store: Store) -> None:
+def test_evidence_with_a_gap_has_no_boundary(store: Store) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once()
     [whole] = kit.state.evidence()
@@ -437,7 +437,7 @@ def test_given_evidence_with_a_hole_when_asked_then_there_is_no_boundary(store: 
     assert "6d to 6e" in explained.obstacles[0]
 
 
-def test_given_a_boundary_when_other_runs_follow_then_each_report_says_it(store: Store, tmp_path: Path) -> None:
+def test_boundary_is_in_the_report_of_each_later_run(store: Store, tmp_path: Path) -> None:
     kit, _ = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     kit.engine.preview(out=tmp_path / "plan.json")
@@ -472,7 +472,7 @@ def test_clock_set_back_forgets_boundary_and_evidence_of_the_future(store: Store
 # ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_paused_topic_when_run_then_nothing_is_proven_until_it_is_resumed(store: Store) -> None:
+def test_run_with_paused_topic_proves_nothing_until_resumed(store: Store) -> None:
     kit, orders = prepared(store)
     other = topic(store, "default:other", ttl_seconds=86400).tx(OLD, NOW_MS - HOUR)
     kit.state.pause("default:orders", NOW_MS)
@@ -496,7 +496,7 @@ def test_pause_inside_a_pass_leaves_a_true_boundary(store: Store, name: str) -> 
         assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
-def test_pause_of_absent_topics_proves_nothing_either(store: Store) -> None:
+def test_pause_of_absent_topics_proves_nothing(store: Store) -> None:
     """There may be rows of them all the same."""
     kit, _ = prepared(store)
     kit.state.pause("nowhere:*", 0)
@@ -511,7 +511,7 @@ def test_paused_unknown_topic_is_not_inverted(store: Store) -> None:
     assert stray.pointers() == [OLD]
 
 
-def test_topic_paused_for_days_makes_one_full_pass_a_day(store: Store) -> None:
+def test_paused_topic_causes_one_full_pass_a_day(store: Store) -> None:
     kit, _ = prepared(store)
     kit.state.pause("default:orders", 0)
     full = []
@@ -548,7 +548,7 @@ def test_run_ended_early_proves_nothing(store: Store, ending: str, name: str) ->
 # --- deletes of a run that failed -------------------------------------------------------------------------------------
 
 
-def test_failure_before_the_sync_is_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_is_repeated_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given rows of an invalid transaction that are due, so that they are deleted and not inverted,
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         kit, orders = prepared(store)
@@ -601,7 +601,7 @@ def refuted(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_false_boundary_when_verified_is_withdrawn_and_searched_again(store: Store) -> None:
+def test_verify_false_boundary_withdraws_it_and_searches_again(store: Store) -> None:
     kit, orders = refuted(store)
     found = kit.engine.verify()
     assert found.refuted == 1
@@ -617,7 +617,7 @@ def test_false_boundary_when_verified_is_withdrawn_and_searched_again(store: Sto
     assert kit.engine.verify().refuted == 0
 
 
-def test_false_boundary_when_verified_is_shown_until_the_next_boundary(store: Store) -> None:
+def test_verify_false_boundary_is_reported_until_the_next_boundary(store: Store) -> None:
     kit, _ = refuted(store)
     assert judge(seen(kit)).level == "well"
     kit.engine.verify()
@@ -629,7 +629,7 @@ def test_false_boundary_when_verified_is_shown_until_the_next_boundary(store: St
     assert judge(seen(kit)).level == "well"
 
 
-def test_refuted_boundary_of_a_paused_topic_makes_one_full_run(store: Store) -> None:
+def test_refuted_boundary_of_paused_topic_causes_one_full_run(store: Store) -> None:
     kit, orders = refuted(store)
     kit.engine.verify()
     topic(store, "default:other", ttl_seconds=60)
@@ -640,7 +640,7 @@ def test_refuted_boundary_of_a_paused_topic_makes_one_full_run(store: Store) -> 
     assert judge(seen(kit)).reasons[0].about == "boundary"
 
 
-def test_boundary_refuted_during_a_run_is_not_made_by_it(store: Store) -> None:
+def test_boundary_refuted_during_a_run_is_not_proven_by_it(store: Store) -> None:
     kit, orders = refuted(store)
     kit.clock.advance(DAY)
     beside = kit.restart()

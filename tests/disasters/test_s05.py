@@ -47,7 +47,7 @@ def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
     }
 
 
-def test_plan_asks_the_store_for_no_writing_operation(store: Store, tmp_path: Path) -> None:
+def test_plan_calls_no_write_operation(store: Store, tmp_path: Path) -> None:
     orders = due(store)
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
@@ -59,7 +59,7 @@ def test_plan_asks_the_store_for_no_writing_operation(store: Store, tmp_path: Pa
     assert orders.messages() == before
 
 
-def test_plan_changes_nothing_in_the_state_that_a_run_goes_by(store: Store) -> None:
+def test_plan_does_not_change_the_state_of_runs(store: Store) -> None:
     due(store)
     kit = planner(store)
     kit.engine.adopt()
@@ -70,7 +70,7 @@ def test_plan_changes_nothing_in_the_state_that_a_run_goes_by(store: Store) -> N
     assert (kit.state.boundary(), kit.state.evidence(), kit.state.runs(10)) == (None, [], [])
 
 
-def test_plan_on_a_clone_leaves_every_file_of_the_store(tmp_path: Path) -> None:
+def test_plan_on_a_clone_changes_no_file_of_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     before = digests(tmp_path / "messaging")
@@ -83,7 +83,7 @@ def test_plan_on_a_clone_leaves_every_file_of_the_store(tmp_path: Path) -> None:
     assert list((tmp_path / "clones").iterdir()) == []
 
 
-def test_given_a_plan_of_a_clone_when_applied_to_the_store_then_it_is_the_same_store(tmp_path: Path) -> None:
+def test_plan_of_a_clone_applies_to_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
@@ -96,7 +96,7 @@ def test_given_a_plan_of_a_clone_when_applied_to_the_store_then_it_is_the_same_s
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_given_a_clone_when_looked_at_then_it_has_nothing_that_writes(tmp_path: Path, write: str) -> None:
+def test_clone_has_no_write_method(tmp_path: Path, write: str) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     table, _, name = write.partition(".")
@@ -105,7 +105,7 @@ def test_given_a_clone_when_looked_at_then_it_has_nothing_that_writes(tmp_path: 
         assert not hasattr(getattr(cloned, table), name)
 
 
-def test_given_a_clone_when_looked_into_then_none_of_its_parts_is_one_that_can_write(tmp_path: Path) -> None:
+def test_clone_contains_no_writable_object(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
@@ -113,7 +113,7 @@ def test_given_a_clone_when_looked_into_then_none_of_its_parts_is_one_that_can_w
         assert not [part for values in parts for part in values if isinstance(part, WritableDatabase)]
 
 
-def test_run_on_a_clone_fails_and_leaves_the_store(tmp_path: Path) -> None:
+def test_run_on_a_clone_fails_without_a_write(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     before = digests(tmp_path / "messaging")
@@ -126,7 +126,7 @@ def test_run_on_a_clone_fails_and_leaves_the_store(tmp_path: Path) -> None:
     assert digests(tmp_path / "messaging") == before
 
 
-def test_given_a_call_watcher_when_the_store_is_written_then_it_is_seen(store: Store) -> None:
+def test_call_watcher_records_writes(store: Store) -> None:
     seen: list[Call] = []
     watch(store, before=seen.append)
     due(store)

@@ -55,7 +55,7 @@ def test_row_deleted_before_its_inversion_stays_deleted(store: Store) -> None:
         MessageValue(None, b"published again, without a transaction"),
     ],
 )
-def test_row_changed_before_its_inversion_stays_as_it_is(store: Store, written: MessageValue) -> None:
+def test_row_changed_before_its_inversion_is_not_inverted(store: Store, written: MessageValue) -> None:
     kit, orders, keys = prepared(store)
     between_reading_and_inverting(store, lambda: store.message.put([(keys[1], written)]))
     report = kit.engine.run_once(adopt=True)
@@ -66,14 +66,14 @@ def test_row_changed_before_its_inversion_stays_as_it_is(store: Store, written: 
 @pytest.mark.parametrize(
     "value", [MessageValue(INVALID, b""), MessageValue(INVALID, b"\x00\xff" * 9), MessageValue(INVALID, None)]
 )
-def test_given_a_row_when_inverted_then_only_its_pointers_sign_changes(store: Store, value: MessageValue) -> None:
+def test_inversion_changes_only_the_sign_of_the_pointer(store: Store, value: MessageValue) -> None:
     kit, orders, keys = prepared(store)
     store.message.put([(keys[0], value)])
     kit.engine.run_once(adopt=True)
     assert orders.messages()[0][1] == value._replace(pointer=-INVALID)
 
 
-def test_given_rows_when_inverted_twice_then_they_are_not_turned_back(store: Store) -> None:
+def test_inversion_repeated_does_not_revert_rows(store: Store) -> None:
     kit, orders, _ = prepared(store)
     cells = store.message.read(CELLS, b"", None, 10).items
     kit.engine.run_once(adopt=True)
@@ -82,7 +82,7 @@ def test_given_rows_when_inverted_twice_then_they_are_not_turned_back(store: Sto
     assert orders.pointers() == [-INVALID] * 3
 
 
-def test_given_pointers_of_other_transactions_when_run_then_they_are_never_inverted(store: Store) -> None:
+def test_run_does_not_invert_other_transactions(store: Store) -> None:
     kit, orders, _ = prepared(store)
     orders.tx(OTHER, NOW_MS).tx(INVALID - 1, NOW_MS).tx(-OTHER, NOW_MS).tx(0, NOW_MS)
     kit.snapshots.invalid = [INVALID]
@@ -90,7 +90,7 @@ def test_given_pointers_of_other_transactions_when_run_then_they_are_never_inver
     assert orders.pointers() == [-INVALID] * 3 + [OTHER, INVALID - 1, -OTHER, 0]
 
 
-def test_leveldb_inversion_brings_no_deleted_row_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leveldb_inversion_does_not_restore_deleted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600).tx(INVALID, NOW_MS)

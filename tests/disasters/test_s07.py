@@ -29,7 +29,7 @@ def clock_notes(report: Report) -> list[bool]:
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
-def test_clock_ahead_by_more_than_the_allowance_stops_a_run(store: Store, ahead_ms: int, blocked: bool) -> None:
+def test_clock_ahead_of_the_allowance_blocks_a_run(store: Store, ahead_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.clock.advance(10 * MINUTE)
     kit.clock.step(ALLOWANCE_MS + ahead_ms)
@@ -37,7 +37,7 @@ def test_clock_ahead_by_more_than_the_allowance_stops_a_run(store: Store, ahead_
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-400 * DAY, False), (0, False), (1, True), (6 * DAY, True)])
-def test_clock_ahead_of_the_clusters_stops(
+def test_clock_ahead_of_the_cluster_blocks_a_run(
     store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, blocked: bool
 ) -> None:
     kit, orders = prepared(store)
@@ -57,7 +57,7 @@ def test_clock_ahead_of_the_clusters_stops(
         assert not kit.engine.run_once().tripped
 
 
-def test_clock_that_jumped_writes_nothing_and_tells_everybody(store: Store) -> None:
+def test_clock_jump_writes_nothing_and_is_reported(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(INVALID, NOW_MS - MINUTE)
     kit.snapshots.invalid = [INVALID]
@@ -74,7 +74,7 @@ def test_clock_that_jumped_writes_nothing_and_tells_everybody(store: Store) -> N
     assert "janitor approve" in report.guards[0].message
 
 
-def test_given_a_clock_that_jumped_when_run_again_and_again_then_it_stays_stopped(store: Store) -> None:
+def test_clock_jump_blocks_all_later_runs(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.step(10 * DAY)
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_given_a_clock_that_jumped_when_run_again_and_again_then_it_stays_stoppe
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
 
-def test_given_a_clock_that_jumped_when_it_is_set_right_then_runs_go_on(store: Store) -> None:
+def test_clock_jump_corrected_unblocks_runs(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.step(10 * DAY)
     kit.engine.run_once()
@@ -92,7 +92,7 @@ def test_given_a_clock_that_jumped_when_it_is_set_right_then_runs_go_on(store: S
     assert orders.times() == []
 
 
-def test_small_steps_of_the_clock_add_up_and_are_noticed(store: Store) -> None:
+def test_clock_steps_below_the_allowance_add_up_to_a_jump(store: Store) -> None:
     kit, _ = prepared(store)
     outcomes = []
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_small_steps_of_the_clock_add_up_and_are_noticed(store: Store) -> None:
     assert outcomes == [False, False, True, True]
 
 
-def test_given_a_clock_that_runs_behind_when_run_then_it_warns_and_deletes_less(store: Store) -> None:
+def test_clock_behind_warns_and_deletes_less(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(HOUR + 1)
     kit.clock.step(-ALLOWANCE_MS - 1)
@@ -116,7 +116,7 @@ def test_given_a_clock_that_runs_behind_when_run_then_it_warns_and_deletes_less(
     assert clock_notes(kit.engine.run_once()) == []
 
 
-def test_adopt_with_a_clock_behind_does_not_make_the_right_clock_a_jump(store: Store) -> None:
+def test_clock_corrected_after_adopt_behind_is_not_a_jump(store: Store) -> None:
     kit, _ = prepared(store)
     kit.clock.step(-10 * DAY)
     kit.engine.adopt()
@@ -125,7 +125,7 @@ def test_adopt_with_a_clock_behind_does_not_make_the_right_clock_a_jump(store: S
     assert clock_notes(kit.engine.run_once()) == []
 
 
-def test_adopt_with_a_clock_ahead_accepts_it(store: Store) -> None:
+def test_adopt_accepts_a_clock_ahead(store: Store) -> None:
     kit, _ = prepared(store)
     kit.clock.step(10 * DAY)
     assert kit.engine.run_once().tripped
@@ -134,7 +134,7 @@ def test_adopt_with_a_clock_ahead_accepts_it(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
-def test_another_boot_may_be_a_week_away_and_no_more(store: Store, off_ms: int, blocked: bool) -> None:
+def test_clock_after_a_boot_may_be_at_most_a_week_ahead(store: Store, off_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(off_ms)
@@ -145,7 +145,7 @@ def test_another_boot_may_be_a_week_away_and_no_more(store: Store, off_ms: int, 
 
 
 @pytest.mark.parametrize("behind_ms", [MINUTE, 30 * DAY, NOW_MS - 1])
-def test_boot_in_the_past_is_no_jump_when_the_clock_is_set(store: Store, behind_ms: int) -> None:
+def test_clock_corrected_after_a_boot_in_the_past_is_not_a_jump(store: Store, behind_ms: int) -> None:
     kit, orders = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(-behind_ms)
@@ -160,7 +160,7 @@ def test_boot_in_the_past_is_no_jump_when_the_clock_is_set(store: Store, behind_
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (8 * DAY, True)])
-def test_monotonic_time_that_went_back_is_another_boot(store: Store, off_ms: int, blocked: bool) -> None:
+def test_monotonic_clock_going_back_is_another_boot(store: Store, off_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.clock.step(off_ms)
     kit.clock.reboot(kit.clock.boot_id(), monotonic_ms=1)
@@ -168,7 +168,7 @@ def test_monotonic_time_that_went_back_is_another_boot(store: Store, off_ms: int
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(DAY, False), (7 * DAY + SECOND, True)])
-def test_system_without_boot_ids_has_a_week_as_its_limit(store: Store, off_ms: int, blocked: bool) -> None:
+def test_clock_without_boot_ids_may_be_at_most_a_week_ahead(store: Store, off_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.clock.reboot("")
     kit.engine.run_once()
@@ -176,7 +176,7 @@ def test_system_without_boot_ids_has_a_week_as_its_limit(store: Store, off_ms: i
     assert kit.engine.run_once().tripped == blocked
 
 
-def test_rows_that_agree_with_a_jumped_clock_do_not_excuse_it(store: Store) -> None:
+def test_clock_jump_is_not_excused_by_rows_with_its_time(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.step(DAY)
     orders.plain(kit.clock.now_ms())
@@ -185,7 +185,7 @@ def test_rows_that_agree_with_a_jumped_clock_do_not_excuse_it(store: Store) -> N
     assert orders.times() == [NOW_MS - DAY + HOUR, NOW_MS + DAY]
 
 
-def test_snapshot_from_the_future_does_not_blame_the_clock(store: Store) -> None:
+def test_snapshot_from_the_future_is_not_a_clock_jump(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(HOUR + 1)
     kit.snapshots.age_ms = -10 * DAY
@@ -194,7 +194,7 @@ def test_snapshot_from_the_future_does_not_blame_the_clock(store: Store) -> None
     assert orders.times() == []
 
 
-def test_given_a_clock_that_jumped_when_it_is_approved_then_runs_go_on_from_there(store: Store) -> None:
+def test_clock_jump_approved_unblocks_runs(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.step(3 * HOUR)
     assert kit.engine.run_once().tripped
@@ -205,7 +205,7 @@ def test_given_a_clock_that_jumped_when_it_is_approved_then_runs_go_on_from_ther
     assert kit.engine.run_once().tripped
 
 
-def test_clock_that_jumped_is_not_accepted_by_run_adopt(store: Store, tmp_path: Path) -> None:
+def test_clock_jump_is_not_accepted_by_run_adopt(store: Store, tmp_path: Path) -> None:
     kit, orders = prepared(store)
     before = (kit.state.anchor(), kit.state.frontiers(), kit.state.store())
     kit.clock.step(3 * HOUR)
@@ -216,7 +216,7 @@ def test_clock_that_jumped_is_not_accepted_by_run_adopt(store: Store, tmp_path: 
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
 
-def test_clock_that_jumped_is_accepted_by_adopt(store: Store) -> None:
+def test_clock_jump_is_accepted_by_adopt(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.step(3 * HOUR)
     kit.engine.adopt()
@@ -224,7 +224,7 @@ def test_clock_that_jumped_is_accepted_by_adopt(store: Store) -> None:
     assert orders.times() == []
 
 
-def test_clock_that_jumped_is_not_accepted_by_approving_a_topic(store: Store) -> None:
+def test_clock_jump_is_not_accepted_by_approving_a_topic(store: Store) -> None:
     kit, _ = prepared(store)
     kit.clock.step(3 * HOUR)
     with pytest.raises(GuardTripped):
@@ -232,13 +232,13 @@ def test_clock_that_jumped_is_not_accepted_by_approving_a_topic(store: Store) ->
     assert kit.engine.run_once().tripped
 
 
-def test_given_a_clock_that_jumped_when_planned_then_the_plan_says_so(store: Store) -> None:
+def test_clock_jump_is_reported_by_a_plan(store: Store) -> None:
     kit, _ = prepared(store)
     kit.clock.step(3 * HOUR)
     assert clock_notes(kit.engine.preview()) == [True]
 
 
-def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(store: Store, tmp_path: Path) -> None:
+def test_clock_jump_blocks_apply(store: Store, tmp_path: Path) -> None:
     kit, orders = prepared(store)
     kit.clock.step(3 * HOUR)
     file = tmp_path / "plan.json"
@@ -247,7 +247,7 @@ def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(stor
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
 
-def test_clock_in_doubt_refuses_the_approval_of_a_topic(store: Store) -> None:
+def test_clock_jump_refuses_approval_of_a_topic(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)

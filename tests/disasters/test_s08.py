@@ -51,7 +51,7 @@ def held(report: Report) -> dict[str, Hold]:
     return {str(name): hold for name, hold in report.held_topics().items()}
 
 
-def test_jump_holds_what_it_makes_due_and_reports_it(store: Store, jump: Callable[[Topic], object]) -> None:
+def test_jump_holds_newly_due_rows_and_reports_them(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     report = kit.engine.run_once()
@@ -62,7 +62,7 @@ def test_jump_holds_what_it_makes_due_and_reports_it(store: Store, jump: Callabl
     assert not report.tripped
 
 
-def test_jump_that_is_planned_shows_what_is_held(store: Store, jump: Callable[[Topic], object]) -> None:
+def test_plan_shows_rows_held_by_a_jump(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     report = kit.engine.preview()
@@ -70,7 +70,7 @@ def test_jump_that_is_planned_shows_what_is_held(store: Store, jump: Callable[[T
     assert report.totals.kept["held"] == 4
 
 
-def test_held_jump_lets_go_what_time_makes_due(store: Store, jump: Callable[[Topic], object]) -> None:
+def test_held_jump_deletes_rows_due_by_time_alone(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
@@ -82,7 +82,7 @@ def test_held_jump_lets_go_what_time_makes_due(store: Store, jump: Callable[[Top
 
 
 @pytest.mark.parametrize(("late_ms", "kept"), [(-1, [LIVE_MS]), (0, []), (1, [])])
-def test_given_a_held_jump_when_the_hold_ends_then_it_is_let_go(
+def test_held_jump_is_released_after_the_hold(
     store: Store, jump: Callable[[Topic], object], late_ms: int, kept: list[int]
 ) -> None:
     kit, orders = prepared(store)
@@ -93,7 +93,7 @@ def test_given_a_held_jump_when_the_hold_ends_then_it_is_let_go(
     assert orders.stored_times() == kept
 
 
-def test_held_jump_that_is_approved_goes_with_the_next_run(store: Store, jump: Callable[[Topic], object]) -> None:
+def test_held_jump_approved_is_released_by_the_next_run(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
@@ -103,7 +103,7 @@ def test_held_jump_that_is_approved_goes_with_the_next_run(store: Store, jump: C
     assert orders.stored_times() == []
 
 
-def test_given_a_jump_nobody_has_run_on_when_approved_then_the_next_run_lets_it_go(store: Store) -> None:
+def test_unseen_jump_approved_is_released_by_the_next_run(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=60)
     kit.engine.approve((EVERYTHING,), clock=True)
@@ -111,7 +111,7 @@ def test_given_a_jump_nobody_has_run_on_when_approved_then_the_next_run_lets_it_
     assert orders.times() == []
 
 
-def test_given_an_approval_when_the_topic_jumps_again_then_it_is_not_for_that_jump(store: Store) -> None:
+def test_approval_does_not_cover_a_later_jump(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=12 * 3600)
     kit.engine.approve((EVERYTHING,), clock=True)
@@ -120,7 +120,7 @@ def test_given_an_approval_when_the_topic_jumps_again_then_it_is_not_for_that_ju
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
-def test_given_an_approval_when_it_has_been_used_then_the_next_jump_is_held(store: Store) -> None:
+def test_approval_is_used_once(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=3600)
     kit.engine.approve((EVERYTHING,), clock=True)
@@ -132,7 +132,7 @@ def test_given_an_approval_when_it_has_been_used_then_the_next_jump_is_held(stor
     assert orders.times() == [LIVE_MS]
 
 
-def test_given_an_approval_of_one_topic_when_run_then_the_others_are_still_held(store: Store) -> None:
+def test_approval_of_one_topic_does_not_release_others(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     kit, orders = prepared(store)
     other.plain(LIVE_MS)
@@ -143,7 +143,7 @@ def test_given_an_approval_of_one_topic_when_run_then_the_others_are_still_held(
     assert (orders.times(), other.times()) == ([], [LIVE_MS])
 
 
-def test_given_a_held_jump_when_it_jumps_further_then_the_hold_begins_anew(store: Store) -> None:
+def test_held_jump_extended_restarts_the_hold(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=12 * 3600)
     kit.engine.run_once()
@@ -156,7 +156,7 @@ def test_given_a_held_jump_when_it_jumps_further_then_the_hold_begins_anew(store
     assert orders.times() == []
 
 
-def test_held_jump_that_is_undone_has_lost_nothing(store: Store, jump: Callable[[Topic], object]) -> None:
+def test_held_jump_reverted_loses_no_row(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
@@ -176,7 +176,7 @@ def test_topic_first_seen_later_is_held_like_a_jump(store: Store) -> None:
     assert (late.times(), late.stored_times()) == ([], [])
 
 
-def test_topic_no_longer_protected_holds_what_gathered(store: Store) -> None:
+def test_topic_no_longer_protected_holds_accumulated_rows(store: Store) -> None:
     kit, orders = prepared(store, protect=("default:ord*",))
     report = kit.run_after(DAY)
     assert held(report) == {"default:orders": Hold.PROTECTED}
@@ -187,7 +187,7 @@ def test_topic_no_longer_protected_holds_what_gathered(store: Store) -> None:
     assert orders.times() == []
 
 
-def test_topic_protected_for_a_while_holds_what_gathered(store: Store) -> None:
+def test_topic_protected_temporarily_holds_accumulated_rows(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(DAY)
     kit.restart(protect=("default:*",)).engine.run_once()
@@ -195,7 +195,7 @@ def test_topic_protected_for_a_while_holds_what_gathered(store: Store) -> None:
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
-def test_topic_protected_at_adoption_holds_what_gathered(store: Store) -> None:
+def test_topic_protected_at_adoption_holds_accumulated_rows(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1, LIVE_MS)
     kit = janitor(store, hold_seconds=HOLD_SECONDS, protect=("default:*",))
     kit.engine.adopt()
@@ -250,7 +250,7 @@ def test_plan_made_during_a_hold_keeps_its_rows(store: Store, jump: Callable[[To
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
-def test_jump_is_let_go_by_another_adoption(store: Store, jump: Callable[[Topic], object]) -> None:
+def test_jump_is_released_by_another_adoption(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     assert kit.engine.adopt() == [orders.id]
@@ -258,7 +258,7 @@ def test_jump_is_let_go_by_another_adoption(store: Store, jump: Callable[[Topic]
     assert orders.times() == []
 
 
-def test_hold_is_not_stretched_by_a_clock_set_back(store: Store) -> None:
+def test_hold_is_not_extended_by_a_clock_set_back(store: Store) -> None:
     kit, orders = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     orders.describe(ttl_seconds=60)
@@ -269,7 +269,7 @@ def test_hold_is_not_stretched_by_a_clock_set_back(store: Store) -> None:
     assert orders.times() == []
 
 
-def test_given_a_protected_topic_when_run_then_its_invalid_rows_are_still_inverted(store: Store) -> None:
+def test_protected_topic_has_its_invalid_rows_inverted(store: Store) -> None:
     kit, orders = prepared(store, protect=("default:*",))
     invalid = pointer(LIVE_MS)
     orders.tx(invalid, LIVE_MS)
@@ -279,7 +279,7 @@ def test_given_a_protected_topic_when_run_then_its_invalid_rows_are_still_invert
 
 
 @pytest.mark.parametrize(("extra_ms", "kept"), [(0, [LIVE_MS]), (1000, [SOON_MS, LIVE_MS])])
-def test_jump_is_what_exceeds_the_allowance(store: Store, extra_ms: int, kept: list[int]) -> None:
+def test_cutoff_advance_beyond_the_allowance_is_a_jump(store: Store, extra_ms: int, kept: list[int]) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(5 * MINUTE + 1)
     shorter_ms = DAY - LIFETIME.allowance_ms - extra_ms
@@ -302,7 +302,7 @@ def behind(kit: Kit) -> None:
     kit.clock.reboot("with a clock that is wrong")
 
 
-def test_held_jump_starts_again_after_a_boot_in_the_past_and_ends(store: Store) -> None:
+def test_held_jump_restarts_after_a_boot_in_the_past_and_ends(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=TTL_SECONDS, generation=-1)
     kit.engine.run_once()
@@ -337,7 +337,7 @@ def test_hold_is_not_shortened_by_a_clock_set_forward(store: Store) -> None:
     assert LIVE_MS in orders.times()
 
 
-def test_store_never_adopted_deletes_nothing_and_plans_its_contact(store: Store) -> None:
+def test_store_never_adopted_deletes_nothing_and_plans_adoption(store: Store) -> None:
     invalid = pointer(NOW_MS - DAY)
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1).tx(invalid, NOW_MS)
     kit = janitor(store)
@@ -350,7 +350,7 @@ def test_store_never_adopted_deletes_nothing_and_plans_its_contact(store: Store)
     assert orders.pointers() == [None, invalid]
 
 
-def test_given_an_adopted_store_when_run_then_one_pass_cleans_what_was_due_then(store: Store) -> None:
+def test_adopted_store_is_cleaned_by_one_pass(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60, generation=3).plain(1, NOW_MS)
     orders.at(1).plain(NOW_MS)
     report = janitor(store).engine.run_once(adopt=True)
@@ -358,7 +358,7 @@ def test_given_an_adopted_store_when_run_then_one_pass_cleans_what_was_due_then(
     assert (orders.times(), orders.at(1).times()) == ([NOW_MS], [])
 
 
-def test_run_of_one_topic_moves_no_other_frontier(store: Store) -> None:
+def test_run_of_one_topic_advances_no_other_frontier(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     kit, _ = prepared(store)
     before = kit.state.frontiers()[other.id]
@@ -385,7 +385,7 @@ def test_hold_from_before_the_clock_was_set_right_ends(store: Store) -> None:
 # --- paused topics ----------------------------------------------------------------------------------------------------
 
 
-def test_topic_paused_for_days_deletes_what_time_made_due(store: Store) -> None:
+def test_topic_paused_for_days_deletes_rows_due_by_time_alone(store: Store) -> None:
     kit, orders = prepared(store)
     before = kit.state.frontiers()[orders.id]
     kit.state.pause("default:orders", NOW_MS)
@@ -441,7 +441,7 @@ def test_topic_first_seen_while_paused_is_held_when_resumed(store: Store) -> Non
 # --- what an operator says while a run is under way -------------------------------------------------------------------
 
 
-def test_approval_at_any_moment_of_a_run_lets_the_jump_go() -> None:
+def test_approval_at_any_call_of_a_run_releases_the_jump() -> None:
     for at_call in range(1, 100):
         store = MemoryStore()
         kit, orders = prepared(store)
@@ -464,7 +464,7 @@ def test_approval_at_any_moment_of_a_run_lets_the_jump_go() -> None:
     assert at_call > 5
 
 
-def test_approval_given_again_during_its_run_does_not_last(store: Store) -> None:
+def test_approval_repeated_during_its_run_is_used_once(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=3600)
     kit.engine.approve((EVERYTHING,), clock=True)
@@ -482,7 +482,7 @@ def test_approval_given_again_during_its_run_does_not_last(store: Store) -> None
     assert orders.times() == [NOW_MS - HOUR // 2]
 
 
-def test_run_ended_early_moves_no_frontier(store: Store) -> None:
+def test_interrupted_run_advances_no_frontier(store: Store) -> None:
     kit, orders = prepared(store)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     before = kit.state.frontiers()
@@ -528,7 +528,7 @@ def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Kit, Topic, 
     return kit, orders, run
 
 
-def test_runs_that_all_die_let_go_when_the_hold_is_over(store: Store) -> None:
+def test_crashing_runs_release_rows_after_the_hold(store: Store) -> None:
     kit, orders, run = killed(store)
     orders.describe(ttl_seconds=3600)
     for wait_ms in (MINUTE, HOUR - 1):
@@ -540,7 +540,7 @@ def test_runs_that_all_die_let_go_when_the_hold_is_over(store: Store) -> None:
     assert orders.times() == []
 
 
-def test_jump_that_comes_again_is_held_anew_though_runs_die(store: Store) -> None:
+def test_repeated_jump_is_held_again_despite_crashes(store: Store) -> None:
     kit, orders, run = killed(store)
     for ttl_seconds in (3600, 10 * 86400, 3600):
         orders.describe(ttl_seconds=ttl_seconds)
@@ -555,7 +555,7 @@ def test_jump_that_comes_again_is_held_anew_though_runs_die(store: Store) -> Non
     assert orders.times() == []
 
 
-def test_hold_that_is_over_survives_the_death_of_its_run(store: Store) -> None:
+def test_expired_hold_survives_a_crash_of_its_run(store: Store) -> None:
     kit, orders, run = killed(store)
     orders.describe(ttl_seconds=3600)
     run()

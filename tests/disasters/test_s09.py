@@ -117,7 +117,7 @@ OPERATIONS = ("message.delete", "message.invert", "message.cells", "payload.keys
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_topic_that_fails_is_tried_three_times_and_passed_by(store: Store, operation: str) -> None:
+def test_failing_topic_is_quarantined_after_three_attempts(store: Store, operation: str) -> None:
     kit = QuarantineKit(store, operation)
     for strike in range(1, STRIKES + 1):
         report = kit.run()
@@ -152,7 +152,7 @@ def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(store: Store) -> 
     assert {wait_ms % HOUR for wait_ms in waits} == {0}
 
 
-def test_quarantined_topic_that_is_mended_is_done_and_forgotten(store: Store) -> None:
+def test_repaired_topic_leaves_quarantine(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     kit.trouble.mended = True
@@ -166,7 +166,7 @@ def test_quarantined_topic_that_is_mended_is_done_and_forgotten(store: Store) ->
     assert not set(kit.janitor.snapshots.invalid) & set(kit.bad.pointers())
 
 
-def test_given_two_failures_when_the_next_run_succeeds_then_they_are_forgotten(store: Store) -> None:
+def test_success_after_two_failures_resets_the_count(store: Store) -> None:
     kit = QuarantineKit(store)
     for _ in range(4):
         kit.trouble.mended = False
@@ -178,7 +178,7 @@ def test_given_two_failures_when_the_next_run_succeeds_then_they_are_forgotten(s
         assert kit.strikes == {}
 
 
-def test_given_a_quarantined_topic_when_run_then_nothing_is_proven_until_it_is_done(store: Store) -> None:
+def test_quarantined_topic_prevents_proofs_until_it_succeeds(store: Store) -> None:
     kit = QuarantineKit(store)
     assert kit.janitor.state.boundary() is not None
     kit.bad.tx(OLD - 1, kit.janitor.clock.now_ms())
@@ -198,7 +198,7 @@ def test_given_a_quarantined_topic_when_run_then_nothing_is_proven_until_it_is_d
     assert report.boundary >= OLD
 
 
-def test_quarantined_topic_makes_one_full_pass_a_day(store: Store) -> None:
+def test_quarantined_topic_causes_one_full_pass_a_day(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     full = []
@@ -213,7 +213,7 @@ def test_quarantined_topic_makes_one_full_pass_a_day(store: Store) -> None:
     assert sum(full) <= 2
 
 
-def test_given_a_store_in_which_everything_fails_when_run_then_nobody_is_put_aside(store: Store) -> None:
+def test_failing_store_quarantines_no_topic(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.trouble.prefixes = [described.id.prefix for described in kit.topics]
     for _ in range(2 * STRIKES):
@@ -224,7 +224,7 @@ def test_given_a_store_in_which_everything_fails_when_run_then_nobody_is_put_asi
     assert kit.others_are_done()
 
 
-def test_full_disk_quarantines_nobody_if_nothing_else_is_due(store: Store) -> None:
+def test_full_disk_with_one_due_topic_quarantines_no_topic(store: Store) -> None:
     """A topic without due rows does not prove that the store accepts writes."""
     quiet = topic(store, "default:quiet", ttl_seconds=30 * 86400).plain(NOW_MS)
     kit = QuarantineKit(store, "message.delete", "message.invert", "payload.delete")
@@ -238,7 +238,7 @@ def test_full_disk_quarantines_nobody_if_nothing_else_is_due(store: Store) -> No
 
 
 @pytest.mark.parametrize("operation", ["message.delete", "payload.delete", "message.invert"])
-def test_store_without_writes_does_not_quarantine_the_only_topic(store: Store, operation: str) -> None:
+def test_read_only_store_does_not_quarantine_the_only_topic(store: Store, operation: str) -> None:
     kit = QuarantineKit(store, operation)
     kit.trouble.error = WriteRefused("No space left on device.", "Free some space.")
     for _ in range(STRIKES + 2):
@@ -251,7 +251,7 @@ def test_store_without_writes_does_not_quarantine_the_only_topic(store: Store, o
     assert kit.bad.times() == [time for time in kit.bad.times() if time >= kit.janitor.clock.now_ms() - HOUR]
 
 
-def test_store_without_writes_changes_no_strikes(store: Store) -> None:
+def test_read_only_store_changes_no_failure_count(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.run()
     before = kit.strikes
@@ -261,9 +261,7 @@ def test_store_without_writes_changes_no_strikes(store: Store) -> None:
     assert kit.strikes == before
 
 
-def test_lost_task_of_another_topic_does_not_excuse_topics_that_cannot_be_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_task_does_not_excuse_unreadable_topics(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = QuarantineKit(store, "message.cells")
     kit.trouble.prefixes = [kit.first.id.prefix, kit.bad.id.prefix]
     strikes = conclude._strikes
@@ -282,7 +280,7 @@ def test_lost_task_of_another_topic_does_not_excuse_topics_that_cannot_be_read(
     assert {name: one.count for name, one in kit.strikes.items()} == {"a": 1, "b": 1}
 
 
-def test_given_strikes_when_the_process_ends_then_the_next_one_knows_them(store: Store, tmp_path: Path) -> None:
+def test_failure_counts_survive_a_restart(store: Store, tmp_path: Path) -> None:
     with SqliteState(tmp_path / "state") as state:
         kit = QuarantineKit(store, state=state)
         kit.run()
@@ -306,7 +304,7 @@ def test_quarantined_topic_is_probed_within_a_day_of_any_clock(back_ms: int) -> 
     assert kit.strikes == {}
 
 
-def test_quarantined_topic_is_named_in_a_plan_and_not_read(store: Store) -> None:
+def test_plan_names_quarantined_topic_without_reading_it(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     kit.trouble.calls.clear()
@@ -329,7 +327,7 @@ def test_quarantined_topic_without_metadata_is_forgotten(store: Store) -> None:
     assert kit.strikes["b"].count == 1, "and it begins anew"
 
 
-def test_unknown_topic_that_cannot_be_read_is_quarantined(store: Store) -> None:
+def test_unreadable_unknown_topic_is_quarantined(store: Store) -> None:
     kit = QuarantineKit(store, "message.cells")
     kit.bad.write_metadata(b"{")
     kit.strike_out()
@@ -337,7 +335,7 @@ def test_unknown_topic_that_cannot_be_read_is_quarantined(store: Store) -> None:
     assert kit.others_are_done()
 
 
-def test_topic_that_failed_keeps_its_frontier_and_holds_nothing(store: Store) -> None:
+def test_failed_topic_keeps_its_frontier_and_holds_nothing(store: Store) -> None:
     kit = QuarantineKit(store)
     frontier = kit.janitor.state.frontiers()[kit.bad.id]
     kit.strike_out()
@@ -363,7 +361,7 @@ def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_damage_at_the_start_of_a_topic_spares_those_behind(patient: bool) -> None:
+def test_damage_at_the_start_of_a_topic_spares_later_topics(patient: bool) -> None:
     store = MemoryStore()
     kit = QuarantineKit(store)
     kit.trouble.mended = True
@@ -396,7 +394,7 @@ def test_damage_between_two_topics_spares_both_and_proves_nothing() -> None:
     assert (kit.janitor.state.boundary(), kit.strikes) == (proven, {})
 
 
-def test_store_that_cannot_be_read_quarantines_nobody() -> None:
+def test_unreadable_store_quarantines_no_topic() -> None:
     store = MemoryStore()
     kit = QuarantineKit(store)
 

@@ -108,7 +108,7 @@ def fill(store: Store) -> Topic:
 
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("patient", [True, False])
-def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_lives(
+def test_run_on_slow_store_keeps_its_heartbeat(
     store: Store, full: bool, patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
@@ -136,7 +136,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     assert orders.pointers()[-1] is None
 
 
-def test_wait_for_the_rate_keeps_the_run_and_its_lease_alive(store: Store) -> None:
+def test_rate_limit_wait_renews_heartbeat_and_lease(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
     kit, lease = leased(store, batch_rows=300, rows_per_second=0.5)
     lease.acquire()
@@ -154,7 +154,7 @@ def test_wait_for_the_rate_keeps_the_run_and_its_lease_alive(store: Store) -> No
     assert seen[-1][1] >= 600 // (LEASE_SECONDS // 3) - 1
 
 
-def test_stop_in_a_wait_for_the_rate_ends_within_a_second(store: Store) -> None:
+def test_stop_during_rate_limit_wait_ends_within_a_second(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
     kit = janitor(store, batch_rows=100, rows_per_second=0.1)
     stop_ms = NOW_MS + 7_500
@@ -274,7 +274,7 @@ def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
     return first, second, hang, orders
 
 
-def test_run_that_hangs_in_any_call_writes_nothing_when_it_wakes() -> None:
+def test_run_resumed_after_a_hang_in_any_call_writes_nothing() -> None:
     for at_call in range(1, 200):
         kit, other, hang, orders = hanging(at_call)
         frontiers, proven = kit.state.frontiers(), kit.state.boundary()

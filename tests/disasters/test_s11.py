@@ -75,7 +75,7 @@ def prepared(store: Store, clock: WatchedClock) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_given_a_rate_limit_when_swept_then_nothing_is_open_while_it_waits(store: Store) -> None:
+def test_rate_limit_wait_holds_nothing_open(store: Store) -> None:
     clock = WatchedClock()
     kit, orders = prepared(store, clock)
     kit.engine.run_once(adopt=True)
@@ -86,7 +86,7 @@ def test_given_a_rate_limit_when_swept_then_nothing_is_open_while_it_waits(store
     assert {"message.delete", "payload.delete", "message.invert"} <= set(clock.calls)
 
 
-def test_leveldb_wait_for_the_rate_has_no_open_iterator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_limit_wait_on_leveldb_holds_no_iterator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WatchedClock()
     clock.spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
@@ -97,7 +97,7 @@ def test_leveldb_wait_for_the_rate_has_no_open_iterator(tmp_path: Path, monkeypa
     assert {iterators for iterators, _, _ in clock.found} == {0}
 
 
-def test_given_an_idle_hour_when_deleting_begins_then_no_burst_was_saved_up() -> None:
+def test_rate_limit_after_idle_hour_allows_no_burst() -> None:
     clock = ManualClock(NOW_MS)
     pacer = Pacer(100, clock)
     pacer.pay(100)
@@ -107,7 +107,7 @@ def test_given_an_idle_hour_when_deleting_begins_then_no_burst_was_saved_up() ->
         assert clock.monotonic_ms() == 1000 + HOUR + payments * 500
 
 
-def test_given_no_rate_limit_when_swept_then_nothing_waits(store: Store) -> None:
+def test_sweep_without_rate_limit_does_not_wait(store: Store) -> None:
     clock = WatchedClock()
     kit, _ = prepared(store, clock)
     kit.restart(rows_per_second=None).engine.run_once(adopt=True)

@@ -82,7 +82,7 @@ class TakenOver:
             self.written.append(call.name)
 
 
-def test_lease_taken_over_at_any_call_ends_with_the_begun_batch() -> None:
+def test_lease_lost_at_any_call_ends_the_run_after_its_batch() -> None:
     seen = set()
     for at_call in range(1, CALLS):
         pair = Pair(MemoryStore())
@@ -107,7 +107,7 @@ def test_lease_taken_over_at_any_call_ends_with_the_begun_batch() -> None:
     assert {"metadata.get", "message.delete", "message.invert", "payload.delete", "message.keys"} <= seen
 
 
-def test_sweep_inside_anothers_sweep_takes_each_row_once() -> None:
+def test_concurrent_sweeps_delete_each_row_once() -> None:
     for at_call in range(1, CALLS, 3):
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
@@ -121,7 +121,7 @@ def test_sweep_inside_anothers_sweep_takes_each_row_once() -> None:
     assert at_call > 40
 
 
-def test_topic_given_more_time_keeps_its_rows_from_the_loser() -> None:
+def test_ttl_extended_by_new_holder_keeps_rows_from_former_holder() -> None:
     for at_call in range(1, CALLS):
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
@@ -142,7 +142,7 @@ def test_topic_given_more_time_keeps_its_rows_from_the_loser() -> None:
     assert at_call > 40
 
 
-def test_holder_excludes_another_until_it_gives_the_lease_back() -> None:
+def test_lease_excludes_others_until_released() -> None:
     pair = Pair(MemoryStore())
     first, second = pair.leases
     first.acquire()
@@ -158,7 +158,7 @@ def test_holder_excludes_another_until_it_gives_the_lease_back() -> None:
     assert pair.second.engine.run_once().errors == []
 
 
-def test_given_a_run_without_the_lease_when_swept_then_nothing_at_all_is_written(store: Store) -> None:
+def test_run_without_lease_writes_nothing(store: Store) -> None:
     pair = Pair(store)
     before = (pair.orders.messages(), pair.orders.stored_times())
     report = pair.first.engine.run_once()
@@ -166,7 +166,7 @@ def test_given_a_run_without_the_lease_when_swept_then_nothing_at_all_is_written
     assert (pair.orders.messages(), pair.orders.stored_times()) == before
 
 
-def test_challenger_with_a_clock_far_ahead_fences_the_holder() -> None:
+def test_challenger_with_clock_ahead_fences_the_holder() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     ahead = Lease(pair.cell, "c", SECONDS, ManualClock(NOW_MS + SECONDS * 1000 + WALL_ALLOWANCE_MS + 1))
@@ -186,7 +186,7 @@ def test_challenger_with_a_clock_far_ahead_fences_the_holder() -> None:
     ahead.check()
 
 
-def test_lease_lost_in_a_wait_for_the_rate_ends_the_run() -> None:
+def test_lease_lost_during_rate_limit_wait_ends_the_run() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     slow = pair.first.restart(rows_per_second=0.05)
@@ -205,14 +205,14 @@ def test_lease_lost_in_a_wait_for_the_rate_ends_the_run() -> None:
     assert slow.clock.now_ms() - NOW_MS <= 3_000 + HEARTBEAT_MS + 1_000
 
 
-def test_given_no_lease_wanted_when_swept_then_nobody_is_asked(store: Store) -> None:
+def test_run_without_lease_setting_does_not_check_a_lease(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
     assert (orders.times(), kit.state.lease()) == ([], None)
 
 
-def test_state_that_cannot_be_read_before_a_batch_prevents_it() -> None:
+def test_unreadable_state_before_a_batch_prevents_the_batch() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     before = pair.orders.messages()
@@ -224,7 +224,7 @@ def test_state_that_cannot_be_read_before_a_batch_prevents_it() -> None:
 
 
 @pytest.mark.parametrize("call", ["save_frontiers", "save_strikes", "finish_run"])
-def test_state_written_by_another_at_the_end_means_a_lost_lease(call: str) -> None:
+def test_state_written_by_another_at_the_end_is_a_lost_lease(call: str) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     proven = pair.first.state.boundary()
@@ -261,7 +261,7 @@ def test_former_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("call", ["save_frontiers", "beat"])
-def test_state_that_is_busy_under_the_lease_fails_the_run(call: str) -> None:
+def test_busy_state_under_the_lease_fails_the_run(call: str) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     watch_state(pair.first.state, before=fail_at(f"state.{call}", StateBusy("somebody is writing it.")))
@@ -271,7 +271,7 @@ def test_state_that_is_busy_under_the_lease_fails_the_run(call: str) -> None:
     assert pair.first.state.runs(1)[0].result == "failed"
 
 
-def test_heartbeat_that_is_refused_means_a_lost_lease() -> None:
+def test_rejected_heartbeat_is_a_lost_lease() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
 
@@ -290,7 +290,7 @@ class Death(BaseException):
     """The process is gone."""
 
 
-def test_run_closed_as_lost_is_not_changed_by_its_own_end() -> None:
+def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:
     pair = Pair(MemoryStore(), shared=True)
     pair.leases[0].acquire()
     recovered: list[int] = []
@@ -306,7 +306,7 @@ def test_run_closed_as_lost_is_not_changed_by_its_own_end() -> None:
     assert len(pair.cell.ledger(100)) == recovered[0] > 0, "nothing is there twice"
 
 
-def test_announcement_of_the_new_holder_survives_the_loser() -> None:
+def test_intent_of_new_holder_survives_the_former_holder() -> None:
     pair = Pair(MemoryStore(), shared=True)
     pair.leases[0].acquire()
     announced: list[int] = []
@@ -325,7 +325,7 @@ def test_announcement_of_the_new_holder_survives_the_loser() -> None:
     assert len(pair.cell.intents()) == announced[0] > 0
 
 
-def test_command_under_anothers_lease_exits_with_4(
+def test_command_without_the_lease_exits_with_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:

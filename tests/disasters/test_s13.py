@@ -75,19 +75,19 @@ def assert_first_contact(kit: Kit) -> None:
     assert identity_guards(kit) == []
 
 
-def test_given_the_store_itself_when_opened_again_then_it_is_known(known: Kit, folder: Path) -> None:
+def test_reopened_store_is_known(known: Kit, folder: Path) -> None:
     with LevelDBStore(folder) as store:
         assert not known.restart(store=store).engine.run_once().tripped
         assert orders(store).times() == []
 
 
-def test_given_a_copy_at_another_path_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
+def test_copy_at_another_path_is_a_first_contact(known: Kit, folder: Path) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_copy_put_in_the_stores_place_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
+def test_copy_at_the_same_path_is_a_first_contact(known: Kit, folder: Path) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     folder.rename(folder.with_name("before"))
     copied.rename(folder)
@@ -95,20 +95,20 @@ def test_given_a_copy_put_in_the_stores_place_when_run_then_it_is_a_first_contac
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_store_moved_to_another_path_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
+def test_store_moved_to_another_path_is_a_first_contact(known: Kit, folder: Path) -> None:
     moved = folder.rename(folder.with_name("moved"))
     with LevelDBStore(moved) as store:
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_the_same_store_through_a_link_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
+def test_store_opened_through_a_symlink_is_known(known: Kit, folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     with LevelDBStore(link) as store:
         assert not known.restart(store=store).engine.run_once().tripped
 
 
-def test_state_reused_for_another_store_is_not_believed(known: Kit, tmp_path: Path) -> None:
+def test_state_of_another_store_is_not_trusted(known: Kit, tmp_path: Path) -> None:
     before = known.state.store()
     with LevelDBStore(tmp_path / "another", create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - 2 * DAY).tx(OLD, NOW_MS)
@@ -127,7 +127,7 @@ def test_state_reused_for_another_store_is_not_believed(known: Kit, tmp_path: Pa
         assert orders(store).pointers() == [-OLD]
 
 
-def test_plan_applied_to_a_copy_is_refused(known: Kit, folder: Path, tmp_path: Path) -> None:
+def test_apply_of_plan_to_a_copy_is_refused(known: Kit, folder: Path, tmp_path: Path) -> None:
     with LevelDBStore(folder) as store:
         known.restart(store=store).engine.preview(out=tmp_path / "plan.json")
     copied = shutil.copytree(folder, folder.with_name("copied"))
@@ -186,13 +186,13 @@ def backup(folder: Path) -> Path:
     return shutil.copytree(folder, folder.with_name("backup"))
 
 
-def test_backup_put_back_is_a_first_contact(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
+def test_restored_backup_is_a_first_contact(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
         assert_first_contact(known.restart(store=store))
 
 
-def test_backup_put_back_withdraws_the_boundary(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
+def test_restored_backup_withdraws_the_boundary(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     assert known.state.boundary() is not None
     restore(backup, folder)
     with LevelDBStore(folder) as store:
@@ -201,7 +201,7 @@ def test_backup_put_back_withdraws_the_boundary(backup: Path, known: Kit, folder
     assert (known.state.boundary(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
 
 
-def test_backup_put_back_is_told_by_a_plan(
+def test_restored_backup_is_reported_by_a_plan(
     backup: Path, known: Kit, folder: Path, tmp_path: Path, restore: Restore
 ) -> None:
     restore(backup, folder)
@@ -213,7 +213,9 @@ def test_backup_put_back_is_told_by_a_plan(
 
 
 @pytest.mark.parametrize("way", [mirrored, one_table_mirrored])
-def test_backup_written_to_since_is_a_first_contact(backup: Path, known: Kit, folder: Path, way: Restore) -> None:
+def test_restored_backup_with_later_writes_is_a_first_contact(
+    backup: Path, known: Kit, folder: Path, way: Restore
+) -> None:
     for _ in range(3):
         assert_known(known, folder)
     way(backup, folder)
@@ -223,14 +225,16 @@ def test_backup_written_to_since_is_a_first_contact(backup: Path, known: Kit, fo
         assert_first_contact(known.restart(store=store))
 
 
-def test_backup_of_a_running_server_is_seen(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
+def test_restored_backup_of_a_running_server_is_a_first_contact(
+    backup: Path, known: Kit, folder: Path, restore: Restore
+) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
         orders(store).plain(*[NOW_MS - 2 * DAY] * 100)
         assert_first_contact(known.restart(store=store))
 
 
-def test_restored_store_written_to_is_still_restored(backup: Path, known: Kit, folder: Path) -> None:
+def test_restored_store_with_new_writes_is_a_first_contact(backup: Path, known: Kit, folder: Path) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
         assert known.restart(store=store).engine.run_once().tripped
@@ -240,7 +244,7 @@ def test_restored_store_written_to_is_still_restored(backup: Path, known: Kit, f
 
 
 @pytest.mark.parametrize("name", ["inode", "birth_ns", "generation"])
-def test_volume_at_the_same_path_is_a_first_contact(known: Kit, folder: Path, name: str) -> None:
+def test_other_volume_at_the_same_path_is_a_first_contact(known: Kit, folder: Path, name: str) -> None:
     lineage = known.state.note(LINEAGE)
     if lineage["message"][name] is None:
         require_or_skip(f"the file system of {folder} does not tell the {name} of a folder")
@@ -251,14 +255,14 @@ def test_volume_at_the_same_path_is_a_first_contact(known: Kit, folder: Path, na
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_table_that_is_gone_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
+def test_store_with_a_missing_table_is_a_first_contact(known: Kit, folder: Path) -> None:
     shutil.rmtree(folder / MESSAGE)
     with LevelDBStore(folder, create=True) as store:
         orders(store).plain(NOW_MS - 2 * DAY)
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_proven(store: Store) -> None:
+def test_backup_restored_during_a_run_proves_nothing(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
     kit = janitor(store)
     kit.snapshots.invalid = [OLD]
@@ -281,7 +285,7 @@ def assert_known(kit: Kit, folder: Path) -> None:
         assert orders(store).times() == []
 
 
-def test_store_that_others_open_and_write_to_is_known(known: Kit, folder: Path) -> None:
+def test_store_written_by_others_is_known(known: Kit, folder: Path) -> None:
     for number in range(12):
         with LevelDBStore(folder) as store:
             orders(store).plain(*[NOW_MS - 2 * DAY] * number)
@@ -291,7 +295,7 @@ def test_store_that_others_open_and_write_to_is_known(known: Kit, folder: Path) 
             assert_known(known, folder)
 
 
-def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
+def test_compacted_store_is_known(known: Kit, folder: Path) -> None:
     for number in range(3):
         with LevelDBStore(folder) as store:
             kit = known.restart(store=store)
@@ -302,7 +306,7 @@ def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Kit, f
         assert_known(known, folder)
 
 
-def test_given_a_manifest_with_the_sizes_that_java_writes_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
+def test_store_with_java_manifest_sizes_is_known(known: Kit, folder: Path) -> None:
     with LevelDBStore(folder) as store:
         orders(store).plain(*[NOW_MS - 2 * DAY] * 10)
     overstate(folder / MESSAGE)
@@ -310,13 +314,13 @@ def test_given_a_manifest_with_the_sizes_that_java_writes_when_run_then_it_is_kn
     assert_known(known, folder)
 
 
-def test_given_another_boot_and_another_device_number_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
+def test_store_with_new_boot_and_device_number_is_known(known: Kit, folder: Path) -> None:
     known.clock.reboot("boot 2")
     assert "device" not in known.state.note(LINEAGE)["message"]
     assert_known(known, folder)
 
 
-def test_store_adopted_without_messages_is_known_with_them(tmp_path: Path) -> None:
+def test_store_adopted_empty_is_known_with_messages(tmp_path: Path) -> None:
     folder = tmp_path / "messaging"
     with LevelDBStore(folder, create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
@@ -334,7 +338,7 @@ def test_store_adopted_without_messages_is_known_with_them(tmp_path: Path) -> No
 # --- --adopt, given for good -----------------------------------------------------------------------------------------
 
 
-def test_adopt_for_good_does_not_accept_a_copy(known: Kit, folder: Path) -> None:
+def test_scheduled_adopt_does_not_accept_a_copy(known: Kit, folder: Path) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
         kit = known.restart(store=store)
@@ -343,7 +347,7 @@ def test_adopt_for_good_does_not_accept_a_copy(known: Kit, folder: Path) -> None
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-def test_adopt_for_good_accepts_a_store_never_adopted(folder: Path) -> None:
+def test_scheduled_adopt_accepts_a_store_never_adopted(folder: Path) -> None:
     with LevelDBStore(folder) as store:
         kit = janitor(store)
         assert kit.engine.run_once().tripped
@@ -360,7 +364,7 @@ def test_restored_store_refuses_apply_adopt(backup: Path, known: Kit, folder: Pa
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-def test_decisions_survive_a_restored_store(backup: Path, known: Kit, folder: Path) -> None:
+def test_operator_decisions_survive_a_restored_store(backup: Path, known: Kit, folder: Path) -> None:
     known.state.save_note(DECIDED, {"adopt": ["2024-01-01"]})
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
@@ -392,14 +396,14 @@ def test_wrong_snapshot_directory_deletes_and_inverts_nothing(store: Store) -> N
     assert described.pointers() == [None, OLD]
 
 
-def test_given_a_write_pointer_that_only_grows_when_run_then_it_is_the_same_system(store: Store) -> None:
+def test_growing_write_pointer_is_the_same_transaction_system(store: Store) -> None:
     kit, described = wrong_directory(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     assert identity_guards(kit) == []
     assert described.pointers() == [-OLD]
 
 
-def test_another_transaction_system_is_judged_by_once_adopted(store: Store) -> None:
+def test_another_transaction_system_is_used_after_adoption(store: Store) -> None:
     kit, described = wrong_directory(store)
     assert kit.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept a wrong directory"
     assert described.pointers() == [None, OLD]
@@ -416,7 +420,7 @@ def test_another_transaction_system_withdraws_boundary_on_adoption(store: Store)
     assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
 
 
-def test_another_transaction_system_puts_the_boundary_out_of_force(store: Store) -> None:
+def test_another_transaction_system_invalidates_the_boundary(store: Store) -> None:
     kit, _ = wrong_directory(store)
     proven, explained = kit.engine.boundary()
     assert (proven, explained.bound) == (None, None)
@@ -425,7 +429,7 @@ def test_another_transaction_system_puts_the_boundary_out_of_force(store: Store)
     assert kit.state.boundary() is not None
 
 
-def test_given_a_memory_of_nothing_when_run_then_it_is_a_first_contact(store: Store) -> None:
+def test_empty_state_is_a_first_contact(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=60).plain(1)
     janitor(store).engine.run_once(adopt=True)
     described.plain(1)

@@ -34,9 +34,7 @@ def states(tmp_path: Path) -> Iterator[list[SqliteState]]:
         yield [first, second]
 
 
-def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(
-    store: Store, states: list[SqliteState], tmp_path: Path
-) -> None:
+def test_run_with_unrecorded_state_waits_for_adoption(store: Store, states: list[SqliteState], tmp_path: Path) -> None:
     orders, side = expired(store), MemorySide()
     first, moved = (janitor(store, side=side, state=state) for state in states)
     first.engine.adopt()
@@ -50,7 +48,7 @@ def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(
     assert str(tmp_path / "second") in reason
 
 
-def test_run_with_a_state_from_before_the_record_is_recorded(
+def test_run_with_state_older_than_the_record_is_recorded(
     store: Store, states: list[SqliteState], tmp_path: Path
 ) -> None:
     expired(store)
@@ -73,7 +71,7 @@ def test_run_with_a_state_from_before_the_record_is_recorded(
         (None, ""),
     ],
 )
-def test_new_state_knows_transactions_by_the_record(store: Store, write_pointer: int | None, words: str) -> None:
+def test_new_state_identifies_transactions_by_the_record(store: Store, write_pointer: int | None, words: str) -> None:
     orders, side = expired(store), MemorySide()
     record_transactions(side, HERE)
     kit = janitor(store, side=side)
@@ -86,7 +84,7 @@ def test_new_state_knows_transactions_by_the_record(store: Store, write_pointer:
     assert recorded_transactions(side) == (SystemRecord("", HERE.place) if words else HERE)
 
 
-def test_run_with_a_snapshot_from_before_the_recorded_one_goes_on(store: Store) -> None:
+def test_run_with_snapshot_older_than_the_record_succeeds(store: Store) -> None:
     orders, side = expired(store), MemorySide()
     record_transactions(side, HERE._replace(pointer=pointer(NOW_MS + MINUTE), taken_ms=NOW_MS + MINUTE))
     assert reasons(janitor(store, side=side), adopt=True) == []

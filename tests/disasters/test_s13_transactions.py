@@ -59,7 +59,7 @@ def reasons(kit: Kit) -> list[str]:
         ({"invalid": [OURS, pointer(NOW_MS)]}, f"transaction {pointer(NOW_MS)} is invalid in the snapshot"),
     ],
 )
-def test_snapshot_that_undoes_a_decision_stops(store: Store, said: dict[str, list[int]], words: str) -> None:
+def test_snapshot_that_reverts_a_decision_blocks_the_run(store: Store, said: dict[str, list[int]], words: str) -> None:
     kit, orders = known(store)
     orders.plain(NOW_MS - 2 * DAY)
     for name, pointers in said.items():
@@ -88,7 +88,7 @@ def test_snapshot_that_undoes_a_decision_stops(store: Store, said: dict[str, lis
     ],
     ids=["timed out", "truncated", "still open", "recovered from its log", "begun since and failed", "begun since"],
 )
-def test_snapshot_that_can_follow_is_of_the_same_system(store: Store, said: dict[str, list[int]]) -> None:
+def test_snapshot_with_consistent_history_is_accepted(store: Store, said: dict[str, list[int]]) -> None:
     kit, _ = known(store, in_progress=[OPEN])
     kit.snapshots.in_progress = []
     for name, pointers in said.items():
@@ -96,7 +96,7 @@ def test_snapshot_that_can_follow_is_of_the_same_system(store: Store, said: dict
     assert reasons(kit) == []
 
 
-def test_id_listed_again_after_it_left_had_been_decided(store: Store) -> None:
+def test_id_listed_again_after_removal_had_been_decided(store: Store) -> None:
     kit, _ = known(store)
     late = pointer(NOW_MS) + 1
     kit.snapshots.invalid = [OURS, late]
@@ -110,7 +110,7 @@ def test_id_listed_again_after_it_left_had_been_decided(store: Store) -> None:
 
 
 @pytest.mark.parametrize("newest", [pointer(NOW_MS) - 1, pointer(NOW_MS)])
-def test_snapshot_before_the_used_one_is_not_used_and_ttls_go_on(store: Store, newest: int) -> None:
+def test_snapshot_older_than_the_last_allows_ttl_deletes_only(store: Store, newest: int) -> None:
     kit, orders = known(store, in_progress=[OPEN])
     kit.snapshots.age_ms, kit.snapshots.write_pointer = 90_000, newest
     kit.snapshots.invalid = [OURS, COMMITTED]
@@ -126,7 +126,7 @@ def test_snapshot_before_the_used_one_is_not_used_and_ttls_go_on(store: Store, n
     assert reasons(kit) == []
 
 
-def test_invalid_id_new_below_the_boundary_withdraws_it(store: Store) -> None:
+def test_new_invalid_id_below_the_boundary_withdraws_it(store: Store) -> None:
     kit, orders = known(store)
     proven = kit.state.boundary()
     assert proven is not None
@@ -218,7 +218,7 @@ def encoded(manager: Manager, now_ms: int, version: int) -> bytes:
 # --- damaged files ---------------------------------------------------------------------------------------------------
 
 
-def test_bit_flipped_in_a_snapshot_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flipped_bit_in_a_snapshot_is_detected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bits that cannot be found out: of times, of what transactions could see, of pointers that time alone explains."""
     invalid = [OURS + number * 7 for number in range(40)]
     later = NOW_MS + MINUTE
@@ -265,7 +265,7 @@ def bytes_of(state: VisibilityState) -> bytes:
         ({"in_progress": [-1]}, "-1 is in progress"),
     ],
 )
-def test_snapshot_of_impossible_ids_is_passed(tmp_path: Path, said: dict[str, list[int]], words: str) -> None:
+def test_snapshot_with_impossible_ids_is_skipped(tmp_path: Path, said: dict[str, list[int]], words: str) -> None:
     (tmp_path / f"snapshot.{NOW_MS - 1000}").write_bytes(bytes_of(visibility(NOW_MS - 1000, [OURS])))
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(
         bytes_of(visibility(NOW_MS, said.get("invalid", ()), said.get("in_progress", ())))
@@ -295,7 +295,7 @@ def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
 
 
 @pytest.mark.parametrize("live", [the_manager_itself, its_service])
-def test_manager_with_impossible_ids_lets_only_ttls_go_on(
+def test_manager_with_impossible_ids_allows_ttl_deletes_only(
     store: Store, tmp_path: Path, live: Callable[[TransactionManager], AbstractContextManager[SnapshotSource]]
 ) -> None:
     """As one has them that recovered from a damaged file."""

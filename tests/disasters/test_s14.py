@@ -93,7 +93,7 @@ def due(store: Store) -> Topic:
 
 
 @pytest.mark.parametrize("files", UNUSABLE)
-def test_unusable_snapshot_lets_only_ttls_go_on(store: Store, tmp_path: Path, files: str) -> None:
+def test_unusable_snapshot_allows_ttl_deletes_only(store: Store, tmp_path: Path, files: str) -> None:
     orders = due(store)
     kit = janitor(store)
     report = engine(kit, write(tmp_path / "tx", UNUSABLE[files])).run_once(adopt=True)
@@ -106,7 +106,7 @@ def test_unusable_snapshot_lets_only_ttls_go_on(store: Store, tmp_path: Path, fi
 
 
 @pytest.mark.parametrize("files", USABLE)
-def test_given_a_usable_snapshot_when_run_then_it_inverts_and_proves(store: Store, tmp_path: Path, files: str) -> None:
+def test_usable_snapshot_inverts_and_proves(store: Store, tmp_path: Path, files: str) -> None:
     orders = due(store)
     kit = janitor(store)
     report = engine(kit, write(tmp_path / "tx", USABLE[files])).run_once(adopt=True)
@@ -115,14 +115,14 @@ def test_given_a_usable_snapshot_when_run_then_it_inverts_and_proves(store: Stor
     assert kit.state.boundary() is not None
 
 
-def test_given_no_source_when_run_then_it_is_as_with_an_unusable_snapshot(store: Store) -> None:
+def test_missing_source_equals_an_unusable_snapshot(store: Store) -> None:
     orders = due(store)
     kit = janitor(store)
     engine(kit, None).run_once(adopt=True)
     assert (orders.pointers(), kit.state.boundary()) == ([INVALID], None)
 
 
-def test_given_a_half_written_newest_snapshot_when_run_then_the_report_names_it(store: Store, tmp_path: Path) -> None:
+def test_truncated_newest_snapshot_is_named_in_the_report(store: Store, tmp_path: Path) -> None:
     due(store)
     files = USABLE["newest truncated, the one before fresh"]
     report = engine(janitor(store), write(tmp_path / "tx", files)).run_once(adopt=True)
@@ -151,7 +151,7 @@ def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, ke
     ],
     ids=["in progress", "begun after the snapshot", "the last before the snapshot", "decided"],
 )
-def test_snapshot_says_whose_payloads_may_be_used(store: Store, said: dict[str, Any], kept: bool) -> None:
+def test_snapshot_decides_whose_payloads_are_kept(store: Store, said: dict[str, Any], kept: bool) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(INVALID, NOW_MS - HOUR)
     clock = ManualClock(NOW_MS)
     kit = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **said))
@@ -159,7 +159,7 @@ def test_snapshot_says_whose_payloads_may_be_used(store: Store, said: dict[str, 
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
 
 
-def test_stale_snapshot_is_made_up_for_by_a_fresh_one(store: Store) -> None:
+def test_fresh_snapshot_replaces_a_stale_one(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86400)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)

@@ -32,7 +32,7 @@ def case(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_report_counts_what_was_really_done(case: tuple[Kit, Topic]) -> None:
+def test_report_counts_match_the_store(case: tuple[Kit, Topic]) -> None:
     kit, _ = case
     done: Counter[str] = Counter()
 
@@ -66,7 +66,7 @@ def test_report_counts_what_was_really_done(case: tuple[Kit, Topic]) -> None:
     assert done == {"message.delete": 3, "payload.delete": 2, "message.invert": 1}
 
 
-def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case: tuple[Kit, Topic]) -> None:
+def test_sweep_report_equals_its_history_entry(case: tuple[Kit, Topic]) -> None:
     kit, _ = case
     report = kit.engine.run_once(adopt=True)
     [run] = kit.state.runs(10)
@@ -92,7 +92,7 @@ def test_report_has_the_number_of_store_calls(case: tuple[Kit, Topic]) -> None:
     assert report.store_calls == kit.store.calls.total() - before
 
 
-def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say(case: tuple[Kit, Topic]) -> None:
+def test_counters_equal_the_sum_of_reports(case: tuple[Kit, Topic]) -> None:
     kit, orders = case
     reports = [kit.engine.run_once(adopt=True)]
     orders.plain(NOW_MS - 3 * DAY)
@@ -110,7 +110,7 @@ def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say
 
 
 @pytest.mark.parametrize("phase", ["message", "invert", "payload", "references", "compact"])
-def test_given_an_observer_that_fails_when_swept_then_the_sweep_does_all_the_same(
+def test_failing_observer_does_not_affect_the_sweep(
     case: tuple[Kit, Topic], phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []

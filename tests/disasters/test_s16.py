@@ -66,7 +66,7 @@ def visible(orders: Topic, snapshot: VisibilityState) -> list[int]:
         (-ROLLED_BACK, -ROLLED_BACK),
     ],
 )
-def test_restore_after_truncation_shows_no_more(
+def test_restore_after_truncation_shows_no_additional_message(
     undo: Undo, orders: Topic, stored: int | None, back: int | None
 ) -> None:
     orders.plain(BEGUN) if stored is None else orders.tx(stored, BEGUN)
@@ -98,7 +98,7 @@ def test_restore_of_a_transaction_once_invalid_inverts_its_rows(undo: Undo, orde
     assert orders.pointers() == [-COMMITTED]
 
 
-def test_restore_of_two_runs_inverts_what_the_first_knew_invalid(undo: Undo, orders: Topic) -> None:
+def test_restore_of_two_runs_inverts_rows_invalid_in_the_first(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.tx(INVALID, BEGUN), run_id="run-1", snapshot=THEN)
     undo.clock.advance(HOUR)
     undo.sweep(orders.tx(INVALID, BEGUN + 1), run_id="run-2", snapshot=TRUNCATED)
@@ -106,7 +106,7 @@ def test_restore_of_two_runs_inverts_what_the_first_knew_invalid(undo: Undo, ord
     assert orders.pointers() == [-INVALID]
 
 
-def test_given_a_reference_when_restored_then_its_payloads_keep_their_keys(undo: Undo, orders: Topic) -> None:
+def test_restore_of_reference_keeps_payload_keys(undo: Undo, orders: Topic) -> None:
     orders.ref(INVALID, BEGUN).stored(INVALID, BEGUN, BEGUN + 1)
     before = keys_of(orders, undo.store.payload)
     undo.sweep(orders, snapshot=THEN)
@@ -149,7 +149,7 @@ def test_rollback_at_our_server_reaches_the_earlier_generation(undo: Undo, store
 
 
 @pytest.mark.parametrize("elder", [True, False])
-def test_row_of_an_old_generation_is_no_proof(
+def test_row_of_old_generation_proves_no_commit(
     undo: Undo, orders: Topic, elder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.tx(COMMITTED, BEGUN).tx(COMMITTED + 100, BEGUN)
@@ -165,7 +165,7 @@ def test_row_of_an_old_generation_is_no_proof(
 
 
 @pytest.mark.parametrize("known", ["undecided", "invalid now"])
-def test_proof_that_does_not_hold_keeps_rows_hidden(undo: Undo, orders: Topic, known: str) -> None:
+def test_rejected_proof_keeps_rows_hidden(undo: Undo, orders: Topic, known: str) -> None:
     undo.sweep(orders.tx(COMMITTED, BEGUN), rule=Rule.OLD_GENERATION, snapshot=THEN)
     later = None if known == "undecided" else THEN
     undo.sweep(orders.at(2).tx(COMMITTED, BEGUN + 7), run_id="run-2", snapshot=later)
@@ -174,7 +174,7 @@ def test_proof_that_does_not_hold_keeps_rows_hidden(undo: Undo, orders: Topic, k
     assert orders.at(3).pointers() == [-COMMITTED, -COMMITTED]
 
 
-def test_live_message_stays_what_it_is_beside_restored_rows(undo: Undo, orders: Topic) -> None:
+def test_live_message_is_unchanged_by_restored_rows(undo: Undo, orders: Topic) -> None:
     found = topic(undo.store, "default:found", ttl_seconds=86_400).ref(COMMITTED, BEGUN).stored(COMMITTED, BEGUN)
     undo.sweep(orders.ref(COMMITTED, BEGUN + 1).stored(COMMITTED, BEGUN + 1), snapshot=THEN)
     with pytest.raises(Refused, match=f"have other payloads in the topic .*: {COMMITTED}"):
@@ -195,7 +195,7 @@ def test_restore_to_a_topic_not_paused_names_the_command(undo: Undo, orders: Top
     assert undo.restore(orders).restored == 1
 
 
-def test_given_a_topic_nobody_can_read_when_restored_to_then_it_is_refused(undo: Undo, orders: Topic) -> None:
+def test_restore_to_unreadable_topic_is_refused(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.plain(BEGUN))
     deleted = topic(undo.store, "default:deleted", ttl_seconds=60, generation=-3)
     broken = unknown_topic(undo.store, "default:broken").write_metadata(b"{}")
@@ -229,7 +229,7 @@ def test_crash_between_archive_and_delete_restores_each_row_once(undo: Undo, ord
     assert orders.stored_times() == [BEGUN]
 
 
-def test_crash_after_the_archive_alone_makes_a_restore_idle(undo: Undo, orders: Topic) -> None:
+def test_crash_after_archive_before_delete_makes_restore_a_no_op(undo: Undo, orders: Topic) -> None:
     orders.tx(INVALID, BEGUN).tx(COMMITTED, BEGUN)
     before = orders.messages()
     undo.archive(orders, snapshot=THEN)
@@ -253,7 +253,7 @@ def test_full_disk_of_an_archive_keeps_rows(
     assert archived.find(undo.folder) == ([], [])
 
 
-def test_given_a_restored_row_when_it_is_deleted_again_then_its_verdict_stays(undo: Undo, orders: Topic) -> None:
+def test_restored_row_deleted_again_keeps_its_commit_state(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.tx(OPEN, BEGUN), run_id="run-1", snapshot=THEN)
     undo.restore(orders, snapshot=THEN)
     undo.clock.advance(HOUR)

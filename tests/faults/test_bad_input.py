@@ -63,7 +63,7 @@ def is_ours(key: bytes, tail_bytes: int) -> bool:
     return re.fullmatch(rb"[a-zA-Z0-9_]+:[a-zA-Z0-9_-]+:", key[:-tail_bytes]) is not None
 
 
-def test_unrecognized_rows_everywhere_stay_and_the_rest_is_done(store: Store) -> None:
+def test_unrecognized_rows_stay_and_other_rows_are_swept(store: Store) -> None:
     orders = due(store)
     like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack())
     like_message += strangers(MessageKey(orders.id, 1, 1, 1).pack())
@@ -116,7 +116,7 @@ METADATA = [
 
 
 @pytest.mark.parametrize("value", METADATA, ids=range(len(METADATA)))
-def test_unreadable_metadata_makes_its_topic_unknown_alone(store: Store, value: bytes) -> None:
+def test_unreadable_metadata_makes_only_its_topic_unknown(store: Store, value: bytes) -> None:
     orders = due(store)
     spoilt = unknown_topic(store, "default:aaa").write_metadata(value).plain(1).tx(OLD, 1).stored(pointer(1), 1)
     report = sweep(store)
@@ -125,7 +125,7 @@ def test_unreadable_metadata_makes_its_topic_unknown_alone(store: Store, value: 
     assert [note.guard for note in report.guards] == ["metadata"]
 
 
-def test_metadata_under_a_strange_key_is_told_and_the_rest_done(store: Store) -> None:
+def test_metadata_under_unrecognized_key_is_reported_and_skipped(store: Store) -> None:
     orders = due(store)
     for key in (b"no topic", b"a:b:c:", b"\xff"):
         assert store.metadata.compare_and_set(key, None, b'{"generation":"9","ttl":"1"}')
@@ -141,7 +141,7 @@ def encoded() -> bytes:
     return stream.getvalue()
 
 
-def test_snapshot_cut_short_anywhere_is_refused_and_ttls_go_on(tmp_path: Path) -> None:
+def test_snapshot_truncated_at_any_byte_allows_ttl_deletes_only(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.1"
     for size in range(len(encoded())):
         file.write_bytes(encoded()[:size])
@@ -162,7 +162,9 @@ def sweep_with(snapshot: Path, orders: Topic) -> SnapshotUsed | None:
 
 
 @given(content=st.binary(max_size=200))
-def test_snapshot_of_any_bytes_lets_ttls_go_on(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_snapshot_of_random_bytes_allows_ttl_deletes_only(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = tmp_path_factory.getbasetemp() / "any-bytes"
     file.write_bytes(content)
     orders = due(MemoryStore())
@@ -171,7 +173,7 @@ def test_snapshot_of_any_bytes_lets_ttls_go_on(content: bytes, tmp_path_factory:
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), SnapshotError("nonsense.")])
-def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: Store, error: Exception) -> None:
+def test_failing_snapshot_source_allows_ttl_deletes(store: Store, error: Exception) -> None:
     orders = due(store)
     kit = janitor(store)
     kit.snapshots.error = error
@@ -181,7 +183,7 @@ def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: St
 
 
 @pytest.mark.parametrize("now_ms", [-DAY, -1, 0, 1, HOUR])
-def test_given_a_clock_around_1970_when_swept_then_nothing_is_old_enough_to_expire(store: Store, now_ms: int) -> None:
+def test_clock_around_1970_expires_nothing(store: Store, now_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(0, 1, NOW_MS, 2**63 - 1).stored(1, 0, NOW_MS)
     kit = janitor(store, now_ms=now_ms)
     kit.snapshots.write_pointer = OLD
@@ -196,7 +198,7 @@ YEAR_2300_MS = 10_413_792_000_000
 
 
 @pytest.mark.parametrize("now_ms", [9_223_372_036_854, YEAR_2300_MS, 253_402_300_799_999])
-def test_clock_of_another_age_is_judged_by_without_failure(store: Store, now_ms: int) -> None:
+def test_clock_in_a_distant_year_sweeps_without_failure(store: Store, now_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400)
     orders.plain(NOW_MS, now_ms - DAY - 1, now_ms - DAY).stored(pointer(NOW_MS), NOW_MS, now_ms)
     kit = janitor(store, now_ms=now_ms)
@@ -208,7 +210,7 @@ def test_clock_of_another_age_is_judged_by_without_failure(store: Store, now_ms:
 
 
 @pytest.mark.parametrize("ahead_ms", [DAY, 300 * 365 * DAY])
-def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(store: Store, ahead_ms: int) -> None:
+def test_clock_far_ahead_deletes_no_row(store: Store, ahead_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS)
     kit = janitor(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
@@ -218,7 +220,7 @@ def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(st
     assert orders.times() == [NOW_MS]
 
 
-def test_state_folder_that_vanishes_leaves_nothing_proven(store: Store, tmp_path: Path) -> None:
+def test_deleted_state_folder_proves_nothing(store: Store, tmp_path: Path) -> None:
     orders = due(store)
     with SqliteState(tmp_path / "state") as state:
         janitor(store, state=state).engine.run_once(adopt=True)

@@ -109,7 +109,7 @@ def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
     return fates
 
 
-def test_given_the_small_store_when_judged_then_it_has_rows_of_every_fate(small: Path) -> None:
+def test_small_store_has_rows_of_every_fate(small: Path) -> None:
     fates = json.loads((small / "expected.json").read_text())
     for table, kinds in (("message", {"deleted", "kept", "inverted"}), ("payload", {"deleted", "kept"})):
         found = {"deleted" if b is None else "kept" if a == b else "inverted" for a, b in fates[table].values()}
@@ -117,7 +117,7 @@ def test_given_the_small_store_when_judged_then_it_has_rows_of_every_fate(small:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_death_at_every_moment_in_a_small_store_loses_nothing(small: Path, share: int) -> None:
+def test_crash_at_every_write_in_a_small_store_loses_no_row(small: Path, share: int) -> None:
     moments, outcomes = deaths(small, 5, lambda moments: list(range(1 + share, moments + 1, SHARES)))
     assert moments > 100
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
@@ -143,7 +143,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_death_at_random_moments_in_a_cdap_store_loses_nothing(large: Path, share: int) -> None:
+def test_crash_at_random_writes_in_a_cdap_store_loses_no_row(large: Path, share: int) -> None:
     def chosen(moments: int) -> list[int]:
         wanted = min(moments, size("TMS_TEST_CRASHES", 60))
         return random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
@@ -154,7 +154,7 @@ def test_death_at_random_moments_in_a_cdap_store_loses_nothing(large: Path, shar
     assert [outcome["k"] for outcome in outcomes] == chosen(moments)
 
 
-def test_given_a_proof_of_crashes_when_a_row_is_lost_then_it_is_found(small: Path, tmp_path: Path) -> None:
+def test_crash_inspection_detects_a_lost_row(small: Path, tmp_path: Path) -> None:
     """The proof itself, shown to fail: one row more is expected than there is."""
     fates = json.loads((small / "expected.json").read_text())
     fates["message"]["00"] = [hashlib.sha256(b"").hexdigest()] * 2

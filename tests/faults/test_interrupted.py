@@ -87,7 +87,7 @@ def assert_true(kit: Kit) -> None:
 
 
 @pytest.mark.no_cover
-def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_at_any_store_call_keeps_completed_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     stopped_in = set()
     for at_call in range(1, CALLS):
@@ -133,7 +133,7 @@ def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPa
     assert "message.compact" in stopped_in
 
 
-def test_stop_of_a_leveldb_run_keeps_what_was_done(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_stop_of_a_leveldb_run_keeps_completed_work(tmp_path_factory: pytest.TempPathFactory) -> None:
     for at_call in range(3, 80, 9):
         folder = tmp_path_factory.mktemp("interrupted")
         with LevelDBStore(folder, create=True) as store:
@@ -159,7 +159,7 @@ def test_stop_before_the_start_reads_no_row() -> None:
     assert kit.state.runs(1)[0].result == "interrupted"
 
 
-def test_stop_in_a_long_invalid_list_is_learned_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_in_a_long_invalid_list_is_resumed_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BATCH_IDS", 10)
     kit, _ = prepared(MemoryStore())
     kit.snapshots.invalid = [pointer(NOW_MS - DAY - number) for number in range(100)]

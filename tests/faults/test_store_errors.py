@@ -97,7 +97,7 @@ BREAKABLE = [
 
 
 @pytest.mark.parametrize("operation", BREAKABLE)
-def test_error_in_one_topic_leaves_the_others_done_unproven(store: Store, operation: str) -> None:
+def test_error_in_one_topic_sweeps_others_without_a_proof(store: Store, operation: str) -> None:
     kit, [first, broken, last] = prepared(store)
     before, proven = kit.state.frontiers(), kit.state.boundary()
     fault = Broken(operation, broken)
@@ -120,7 +120,7 @@ def test_error_in_one_topic_leaves_the_others_done_unproven(store: Store, operat
 
 
 @pytest.mark.parametrize("operation", BREAKABLE)
-def test_error_in_one_topic_that_passed_is_done_by_the_next_run(store: Store, operation: str) -> None:
+def test_transient_error_in_one_topic_is_retried_by_the_next_run(store: Store, operation: str) -> None:
     kit, topics = prepared(store)
     fault = Broken(operation, topics[1])
     watch(store, before=fault)
@@ -136,7 +136,7 @@ def test_error_in_one_topic_that_passed_is_done_by_the_next_run(store: Store, op
 
 
 @pytest.mark.parametrize("name", ["message.sync", "payload.sync", "metadata.rows"])
-def test_error_of_the_whole_store_remembers_only_the_failure(store: Store, name: str) -> None:
+def test_error_of_the_whole_store_records_only_the_failure(store: Store, name: str) -> None:
     kit, topics = prepared(store)
     before = (kit.state.frontiers(), kit.state.boundary(), kit.state.evidence(), kit.state.last_full_pass_ms())
     failing = [True]
@@ -174,7 +174,7 @@ def test_error_of_the_state_at_the_end_keeps_all_or_nothing(store: Store, name: 
     assert kit.state.boundary() is not None
 
 
-def test_error_of_the_history_keeps_what_was_reached(store: Store) -> None:
+def test_error_of_the_history_keeps_completed_work(store: Store) -> None:
     kit, topics = prepared(store)
     before = kit.state.boundary()
     failing = [True]
@@ -255,7 +255,7 @@ print(json.dumps({"errors": list(errors), "proven": proven is not None}))
 
 
 @pytest.mark.parametrize("limit_bytes", [1, 500, 4_000, 20_000])
-def test_full_disk_keeps_live_rows_and_a_later_run_finishes(tmp_path: Path, limit_bytes: int) -> None:
+def test_full_disk_keeps_live_rows_until_a_later_run_completes(tmp_path: Path, limit_bytes: int) -> None:
     due = [NOW_MS - 2 * DAY + number for number in range(3000)]
     live = [NOW_MS - number for number in range(300, 0, -1)]
     with LevelDBStore(tmp_path / "messaging", create=True) as store:

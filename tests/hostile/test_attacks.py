@@ -75,7 +75,7 @@ def test_attack_leaves_memory_bounded_and_others_served(server: Serve, name: str
     server.end()
 
 
-def test_given_polls_over_many_invisible_rows_whose_clients_have_left_then_they_end(server: Serve) -> None:
+def test_abandoned_polls_over_invisible_rows_end(server: Serve) -> None:
     attacks.prepare(server, invisible=share(2_000_000))
     answered, seconds = attacks.abandoned_polls(server, 16)
     sys.stdout.write(f"\n16 abandoned polls over after {seconds:.2f} s, GET topic after {answered * 1000:.0f} ms\n")
@@ -83,7 +83,7 @@ def test_given_polls_over_many_invisible_rows_whose_clients_have_left_then_they_
         assert TopicClient(client, attacks.HONEST).publish("still here").status == 200
 
 
-def test_poll_of_a_million_empty_messages_takes_no_more_memory(server: Serve) -> None:
+def test_poll_of_a_million_empty_messages_has_bounded_memory(server: Serve) -> None:
     messages = share(655_360)
     attacks.prepare(server, empty=messages)
     with Client(server.port) as client:
@@ -103,7 +103,7 @@ def test_poll_of_a_million_empty_messages_takes_no_more_memory(server: Serve) ->
             assert grown <= MEMORY_MB
 
 
-def test_names_as_long_as_a_request_are_not_kept(server: Serve) -> None:
+def test_long_names_are_not_kept_in_memory(server: Serve) -> None:
     attacks.prepare(server)
     before = attacks.anonymous_mb(server.process.pid)
     attacks.long_names(server, share(4096))
