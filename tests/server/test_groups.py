@@ -15,6 +15,7 @@ from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
 from tests.server.conftest import serving
 from tms_core.client.protocol.messages import MessageDecoder, encode_poll
 from tms_core.clock import ManualClock
+from tms_core.consumers.claims import Backoff
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.service import MessagingService
 from tms_core.server.codec.avro import AvroCodec
@@ -95,6 +96,19 @@ def test_given_a_group_when_polled_in_avro_then_the_bytes_are_those_of_a_poll(gr
     published = AvroCodec().write_published(RollbackRange(tx.transaction_id, 0, 0, 0, 0))
     assert group.ask("rollback", published, content_type=AVRO).status == 200
     assert (group.shown()["position"], "claims" in group.shown()) == (START, False)
+
+
+def test_poll_while_failed_messages_wait_says_when_they_come_again(
+    group: GroupClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group.service.groups, "_backoff", Backoff(8_000, 8_000))
+    tx = group.manager.start_short()
+    assert len(group.poll(tx, 1).json) == 1
+    group.ask("rollback", {"transactionWritePointer": str(tx.transaction_id)})
+    answer = group.poll(group.manager.start_short())
+    assert (answer.json, 8_000 <= int(answer.headers["x-tms-retry-ms"]) <= 10_000) == ([], True)
+    [failed] = group.shown()["failed"]
+    assert NOW_MS < failed["retryMs"] <= NOW_MS + 10_000
 
 
 def test_given_open_claims_then_changes_by_hand_are_409_unless_forced(group: GroupClient) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.builders import NOW_MS, pointer
 from tests.kit.messaging import reader
-from tests.kit.servers import TOPIC, FencedServer, TwoServers
-from tms_core.errors import BadRequest, StoreUnavailable
+from tests.kit.servers import TOPIC, FencedServer, Rows, TwoServers
+from tms_core.errors import BadRequest, StoreError, StoreUnavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.tables.base import KEYS, Page, Projection
@@ -134,6 +134,19 @@ def test_repeat_at_a_leader_that_is_back_is_there_once(two: TwoServers, sent: Se
 
 def store(server: FencedServer, sent: Sent, *payloads: bytes) -> None:
     server.service.store(TOPIC, payloads, pointer=POINTER, sent=sent)
+
+
+def test_failed_store_of_a_producer_deletes_no_payloads(two: TwoServers, sent: Sent) -> None:
+    put = two.one.payload.put
+
+    def fails(rows: Rows) -> None:
+        put(rows[:1])
+        raise StoreError("HBase is away.")
+
+    two.one.payload.put = fails
+    with pytest.raises(StoreError, match="away"):
+        store(two.one, sent, b"a", b"b")
+    assert len(two.store.payload.read(KEYS, b"", None, 10).items) == 1
 
 
 def test_store_beside_a_part_of_another_request_is_refused(two: TwoServers, sent: Sent) -> None:

@@ -16,7 +16,7 @@ from tests.support import each_raises
 from tests.test_side import hbase_side
 from tests.transaction.managers import BASE, NOW_MS, state
 from tms_core.clock import ManualClock
-from tms_core.errors import FormatError, StoreError, StoreUnavailable
+from tms_core.errors import Conflict, FormatError, StoreError, StoreUnavailable
 from tms_core.server.ha import manager_log
 from tms_core.server.ha.leadership import not_leader_error
 from tms_core.server.ha.manager_log import SideLog, SideStorage, leadership_lost, root_of
@@ -134,6 +134,17 @@ def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, cl
     manager = TransactionManager(place(), clock)
     for transaction, committed in answered:
         assert manager.status(transaction) == ("ended" if committed else "in progress")
+
+
+def test_commit_after_a_takeover_asks_again_first(shared: Shared, clock: ManualClock) -> None:
+    former = TransactionManager(shared(), clock)
+    transaction = former.start_short().transaction_id
+    former.can_commit(transaction, [b"a"])
+    manager = TransactionManager(shared(), clock)
+    with pytest.raises(Conflict):
+        manager.commit(transaction)
+    manager.can_commit(transaction, [b"a"])
+    manager.commit(transaction)
 
 
 # --- several servers -------------------------------------------------------------------------------------------------
@@ -356,6 +367,23 @@ def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: Man
     assert leader.is_in_progress(transaction.transaction_id)
     leader.start_short()
     assert TransactionManager(shared(), clock).status(transaction.transaction_id) == "in progress"
+
+
+def test_late_snapshot_of_a_former_manager_loses_nothing(shared: Shared, clock: ManualClock) -> None:
+    late = Late(shared.side)
+    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    begun = [former.start_short().transaction_id]
+
+    def meanwhile(key: bytes) -> None:
+        if key == b"xr":
+            late.before = lambda _: None
+            begun.append(TransactionManager(shared(), clock).start_short().transaction_id)
+
+    late.before = meanwhile
+    with pytest.raises(StoreUnavailable, match="taken over"):
+        former.take_snapshot()
+    manager = TransactionManager(shared(), clock)
+    assert [manager.status(one) for one in begun] == ["in progress"] * 2
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

@@ -219,6 +219,14 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
     assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
 
 
+def test_server_whose_former_folder_cannot_be_read_does_not_lead(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=raising(PermissionError(13, "Permission denied")))
+    with caplog.at_level(logging.ERROR):
+        assert not node.look()
+    assert "Permission denied" in caplog.text
+    node.stop()
+
+
 def test_damaged_log_is_reported_to_callers_and_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     side = MemorySide()
     side.put([(b"xr", b"{}")])
@@ -589,6 +597,13 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
         assert open_manager(
             settings, clock, store, side, HaMember(store, side, side, settings.server.leader, clock), stack
         ).shared
+
+
+def test_first_shared_log_of_inverted_messages_needs_no_folder(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        # Readers never see messages that were rolled back, whatever the manager knows.
+        assert made(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE)).shared is not None
+    assert not (tmp_path / "tx").exists()
 
 
 def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

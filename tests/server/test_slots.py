@@ -16,9 +16,10 @@ from tests.kit.servers import DELAY_SECONDS, SECONDS, SlotServer, SlotServers
 from tests.support import each_raises, raising
 from tms_core.errors import BadRequest, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups.claims import GroupBatch, GroupPoll
+from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.producers.rows import ProducerName
-from tms_core.rowkey import MessageId
+from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.leadership import REACH_MS
 from tms_core.server.ha.slot_assignment import slot_of
 from tms_core.server.rest.forward import _topic
@@ -130,6 +131,15 @@ def test_server_that_is_back_gets_its_slots_and_loses_nothing(cluster: SlotServe
         one.service.publish(TOPIC, [b"4"])
 
 
+def test_spare_server_hands_slots_back(cluster: SlotServers) -> None:
+    spare = cluster.start(2, wanted())
+    cluster.look(spare, seconds=2 * TAKE_OVER)
+    assert spare.led == [0, 1, 2, 3]
+    again = cluster.start(0, wanted())
+    cluster.look(spare, again, seconds=4)
+    assert (spare.led, again.led) == ([1, 3], [0, 2])
+
+
 def test_hand_over_of_a_slot_waits_for_a_write(cluster: SlotServers, pair: Pair) -> None:
     one, _ = pair
     cluster.look(one, seconds=TAKE_OVER)
@@ -168,6 +178,17 @@ def test_late_rows_of_a_former_slot_leader_are_never_seen(cluster: SlotServers, 
         other.service.publish(TOPIC, [b"late"])
     assert len(cluster.store.message.read(KEYS, TOPIC.prefix, None, 10).items) == 3
     assert seen == [[b"1", b"2"]] == [again.payloads(TOPIC)]
+
+
+def test_ttl_that_another_server_changed_drops_cached_messages(cluster: SlotServers, pair: Pair) -> None:
+    one, other = pair
+    other.service.publish(TOPIC, [b"1"])
+    assert other.payloads(TOPIC) == [b"1"]
+    one.service.update_topic(TOPIC, {"ttl": "10"})
+    cluster.look(one, other, seconds=20)
+    cluster.store.message.delete(cluster.store.message.read(KEYS, TOPIC.prefix, None, 10).items)
+    one.service.update_topic(TOPIC, {"ttl": "600"})
+    assert other.payloads(TOPIC) == []
 
 
 # --- producers -------------------------------------------------------------------------------------------------------
@@ -219,6 +240,13 @@ def test_producer_of_a_topic_reaches_partitions_of_its_slot_only(pair: Pair) -> 
         service.publish(part, [b"1"], sent=Sent(part, "importer", known.generation, 1))
         refused += 1
     assert 0 < refused < 8
+
+
+def test_registration_ignores_old_requests_to_topics_of_other_slots(cluster: SlotServers, pair: Pair) -> None:
+    producer = ProducerName(TOPIC, 1, "importer")
+    requests = [producer.request_key(generation_prefix(topic.prefix, 1)) for topic in TOPICS.values()]
+    cluster.side.put([(key, LastRequest(1, 1, 0, 1).pack()) for key in requests])
+    assert pair[1].service.producers.register(TOPIC, "importer", UUID(int=7)).generation > 1
 
 
 # --- on how many slots -----------------------------------------------------------------------------------------------

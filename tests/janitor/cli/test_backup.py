@@ -174,6 +174,12 @@ def test_backup_locks_all_tables_during_copy(store: Path, tmp_path: Path, monkey
     assert all(names == {*FOLDERS.values(), "store.side"} for names in copied)
 
 
+def test_backup_into_a_folder_of_the_store_is_refused(store: Path) -> None:
+    for end in ("", ".side", ".tx", ".janitor"):
+        target = Path(f"{store}{end}", "saved")
+        assert (typed("backup", target, store), target.exists()) == (USAGE, False)
+
+
 def test_backup_without_a_janitor_is_refused(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(store, janitor=False):
         assert typed("backup", tmp_path / "saved", store) == BUSY

@@ -76,6 +76,17 @@ def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, kit: Comman
     assert exporter.metrics("application/openmetrics-text")[0].endswith(b"# EOF\n")
 
 
+def test_exporter_needs_no_store_and_leaves_the_state_unchanged(
+    exporter: Exporter, kit: CommandKit, memory: Path
+) -> None:
+    sweep(kit)
+    shutil.rmtree(kit.store)
+    before = {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()}
+    exporter.refresh()
+    assert SWEPT in exporter.metrics()[0]
+    assert {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()} == before
+
+
 def test_exporter_of_a_corrupt_state_keeps_the_last_values(exporter: Exporter, kit: CommandKit, memory: Path) -> None:
     sweep(kit)
     exporter.refresh()
