@@ -1,6 +1,6 @@
-"""One suite for every store: what callers may rely on, whatever lies underneath.
+"""The contract of every store.
 
-A new store joins by one more entry in ``MAKERS``.
+To test a new store, add an entry to ``MAKERS``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def store(make_store: MakeStore) -> Store:
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """Ten rows in each table, keys b"k0" to b"k9"."""
+    """Store ten rows in each table, with keys b"k0" to b"k9"."""
     store.message.put([(key(number), MessageValue(None, b"%d" % number)) for number in range(10)])
     store.payload.put([(key(number), b"%d" % number) for number in range(10)])
     return store
@@ -90,7 +90,7 @@ def key(number: int) -> bytes:
 
 
 def read_all(table: KeyReads, want: Projection[list[T]], limit: int, stop: bytes | None = None) -> list[T]:
-    """Read as every caller does: page after page, until no page says where to go on."""
+    """Read page after page until a page has no resume key."""
     items: list[T] = []
     resume: bytes | None = b""
     while resume is not None:
@@ -334,7 +334,7 @@ def test_close_of_store_is_idempotent(make_store: MakeStore) -> None:
     store.close()
 
 
-# Few keys, so that operations meet; the bytes around which ranges go wrong are among them.
+# Few keys, so that operations collide, with the bytes that break ranges.
 SOME_KEYS = st.sampled_from([b"a", b"a\x00", b"a\xff", b"b", b"b\x00\x00", b"\x00", b"\xff", b"\xff\xff"])
 VALUES = st.sampled_from([PLAIN, EMPTY, TX, TX_EMPTY, REFERENCE, ROLLED_BACK])
 STEPS = st.lists(
@@ -347,7 +347,7 @@ STEPS = st.lists(
 )
 
 
-# The fixture is a factory: each example makes a store of its own.
+# The fixture is a factory: each example creates a store.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS, start=SOME_KEYS, stop=st.none() | SOME_KEYS, limit=st.integers(1, 9))
 def test_random_history_matches_a_dictionary(

@@ -2,8 +2,8 @@
 
 `docs/reference/safety-invariants.md` defines them.
 
-A rule about several processes (S10, S12) is tested with several janitors on one store in one process, so that each can
-be stopped at any call of the other.
+Invariants of several processes (S10, S12) are tested with several janitors on one store in one process. Then a test can
+stop each janitor at any call of the other.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ _DB = plyvel.DB
 
 
 def _ignore(_: bytes) -> None:
-    """Nothing comes between."""
+    """Ignore the event."""
 
 
 class LevelDBSpy:
-    """Watches every database that is opened after it was made.
+    """An observer of every database opened after its creation.
 
     Attributes:
         open_iterators: the number of open iterators.

@@ -120,7 +120,7 @@ def test_plan_range_includes_start_and_excludes_stop(store: Store, tmp_path: Pat
 
 
 def narrow(file: Path, start: bytes, stop: bytes) -> None:
-    """Let a plan file allow this range only."""
+    """Restrict a plan file to this range."""
     document = json.loads(file.read_text())
     for item in document["topics"]:
         item["ranges"] = [{"start": start.hex(), "stop": stop.hex()}]

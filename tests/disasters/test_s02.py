@@ -1,4 +1,4 @@
-"""S2: before each batch the topic is read again; a batch whose topic has moved is dropped."""
+"""S2: the janitor rereads the topic before each batch and drops the batch if the topic changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tms_core.topic import TopicId, TopicMetadata
 TTL_SECONDS = 3600
 DUE_MS = [NOW_MS - 2 * HOUR + number for number in range(9)]
 LIVE_MS = [NOW_MS - HOUR // 2 + number for number in range(3)]
-#: Store calls of the longest sweep below; far more than any of them makes.
+#: Upper limit of store calls of each sweep below.
 CALLS = 300
 
 MOVES: dict[str, Callable[[Topic], object]] = {
@@ -36,7 +36,7 @@ MOVES: dict[str, Callable[[Topic], object]] = {
 
 
 def prepared(store: Store) -> tuple[Kit, Topic]:
-    """A store whose first pass is done, and rows that have come due since."""
+    """Return a store after its first pass, with rows that came due since."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     kit = janitor(store, batch_rows=2)
@@ -88,7 +88,7 @@ class Judge:
 
 
 class Mover:
-    """Moves the topic's metadata ahead of the k-th store call."""
+    """A change of the topic's metadata before the k-th store call."""
 
     def __init__(self, move: Callable[[], object], at_call: int, then: Callable[[Call], None]) -> None:
         self.move, self.at_call, self.then = move, at_call, then
@@ -97,8 +97,8 @@ class Mover:
 
     def __call__(self, call: Call) -> None:
         self.calls += 1
-        # Not between reading the topic and deleting: no store could prevent that, and nothing is lost that was not
-        # allowed an instant before.
+        # Not between the read of the topic and the delete: no store could prevent this race, and the delete was
+        # allowed just before.
         if self.calls >= self.at_call and not self.moved and not call.name.endswith(".delete"):
             self.moved = True
             self.move()
@@ -204,7 +204,7 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
 class Pauser:
-    """Pauses a topic ahead of the k-th store call, and notes what is written in it from then on."""
+    """A pause of a topic before the k-th store call; records later writes to the topic."""
 
     def __init__(self, kit: Kit, paused: Topic, at_call: int) -> None:
         self.kit, self.paused, self.at_call = kit, paused, at_call

@@ -1,4 +1,4 @@
-"""S4: a boundary is made only after a whole, clean, durable pass under a snapshot older than the pass."""
+"""S4: only a complete, clean, durable pass with a snapshot older than the pass proves a boundary."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 
-#: Long past its lifetime and grace, so a pass that covers it closes it.
+#: After its lifetime and grace; a pass that covers it closes it.
 OLD = pointer(NOW_MS - 10 * HOUR)
-#: Its client may still be writing.
+#: A transaction whose client may still write.
 YOUNG = pointer(NOW_MS - 30 * MINUTE)
 
 
 def prepared(store: Store) -> tuple[Kit, Topic]:
-    """An adopted store with a row of an old invalid transaction, which nobody has swept yet."""
+    """Return an adopted store with an unswept row of an old invalid transaction."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS - 9 * HOUR).plain(NOW_MS - 31 * DAY)
     kit = janitor(store)
     kit.snapshots.invalid = [OLD]
@@ -56,7 +56,7 @@ def prepared(store: Store) -> tuple[Kit, Topic]:
 
 
 def assert_true(kit: Kit) -> None:
-    """The audit: no row carries a positive pointer of an invalid transaction up to the boundary."""
+    """Check that no row up to the boundary has a positive pointer of an invalid transaction."""
     proven = kit.state.boundary()
     cells = kit.store.message.read(CELLS, b"", None, 1_000_000).items
     left = [cell for cell in cells if cell.pointer > 0 and cell.pointer in kit.snapshots.invalid]
@@ -85,7 +85,7 @@ def test_restored_rows_require_a_search_before_a_boundary(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
-    # From a backup of the table, which is the same table after that.
+    # Restore the row from a backup of the same table.
     orders.tx(OLD, NOW_MS - 9 * HOUR)
     kit.engine.adopt()
     assert_true(kit)
@@ -190,7 +190,7 @@ def test_pass_over_a_window_inverts_and_keeps_the_boundary(store: Store) -> None
     younger = pointer(NOW_MS - 3 * HOUR)
     kit.snapshots.invalid = [OLD, younger]
     orders.tx(younger, NOW_MS - 2 * HOUR)
-    # By a clock that was further behind than is allowed; a search of the transaction's time misses it.
+    # Written by a clock behind the allowance; a search of the transaction's window misses the row.
     orders.tx(younger, NOW_MS - 4 * HOUR)
     report = kit.run_after(12 * HOUR)
     assert not report.full
@@ -453,7 +453,7 @@ def test_boundary_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
     assert raised.engine.boundary()[0] is None
     assert raised.engine.verify().bound is None
     assert raised.engine.preview().boundary is None
-    # Seen as what it was with the shorter one again, it is in force again.
+    # With the original lifetime the boundary is in force again.
     assert kit.engine.boundary()[0] is not None
 
 
@@ -468,8 +468,7 @@ def test_clock_set_back_forgets_boundary_and_evidence_of_the_future(store: Store
     assert kit.engine.boundary()[1].bound is None
 
 
-# --- topics in quarantine
-# ----------------------------------------------------------------------------------------------
+# --- topics in quarantine ---------------------------------------------------------------------------------------------
 
 
 def test_run_with_paused_topic_proves_nothing_until_resumed(store: Store) -> None:
@@ -497,7 +496,7 @@ def test_pause_inside_a_pass_leaves_a_true_boundary(store: Store, name: str) -> 
 
 
 def test_pause_of_absent_topics_proves_nothing(store: Store) -> None:
-    """There may be rows of them all the same."""
+    """Absent topics can have rows."""
     kit, _ = prepared(store)
     kit.state.pause("nowhere:*", 0)
     assert kit.engine.run_once().boundary is None
@@ -540,22 +539,22 @@ def test_run_ended_early_proves_nothing(store: Store, ending: str, name: str) ->
     report = kit.restart(lease=lease, is_stopping=lambda: asked == ["interrupted"]).engine.run_once()
     assert kit.state.runs(1)[0].result == "interrupted"
     assert (report.boundary, kit.state.boundary()) == (None, None)
-    # What was searched to its end is evidence for the run that goes on.
+    # Completed searches are evidence for the next run.
     assert (find_gap(kit.state.evidence()) is None) == (name == "payload.keys")
     assert kit.state.last_full_pass_ms() is None
 
 
-# --- deletes of a run that failed -------------------------------------------------------------------------------------
+# --- deletes of a failed run ------------------------------------------------------------------------------------------
 
 
 def test_failed_sync_is_repeated_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given rows of an invalid transaction that are due, so that they are deleted and not inverted,
+    # Due rows of an invalid transaction, which are deleted instead of inverted.
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         kit, orders = prepared(store)
         orders.tx(OLD, NOW_MS - 31 * DAY)
         failing = [True]
         watch(store, before=fail_at("message.cells", RuntimeError("a bug of ours"), lambda _: failing[0]))
-        # and a run that deletes them and fails as a whole before anything is synced,
+        # A run deletes them and fails before the sync.
         with pytest.raises(RuntimeError, match="a bug of ours"):
             kit.engine.run_once()
         assert orders.times() == [NOW_MS - 9 * HOUR]
@@ -568,12 +567,12 @@ def test_failed_sync_is_repeated_by_the_next_run(tmp_path: Path, monkeypatch: py
             kit.state,
             before=lambda call: before_save.append(len(synced)) if call.name == "state.save_boundary" else None,
         )
-        # when the next run in the same process has nothing left to delete and publishes its boundary,
+        # The next run in the process deletes nothing and publishes its boundary.
         kit.run_after(1)
         proven = kit.state.boundary()
         assert proven is not None
         assert proven.bound == OLD
-        # then the log with those deletes was synced before.
+        # The log with these deletes was synced before.
         assert any(name.endswith(".log") for name in synced[: before_save[0]])
 
 
@@ -593,7 +592,7 @@ def test_run_without_deletes_syncs_before_its_proof(store: Store) -> None:
 
 
 def refuted(store: Store) -> tuple[Kit, Topic]:
-    """A boundary, and a row that a tool wrote later, which makes it false."""
+    """Return a store with a boundary that a later write made false."""
     kit, orders = prepared(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
@@ -647,7 +646,7 @@ def test_boundary_refuted_during_a_run_is_not_proven_by_it(store: Store) -> None
     done: list[int] = []
 
     def verify(call: Call) -> None:
-        # The rows were searched by then, and only now a backup puts one back.
+        # Restore a row from a backup after the search.
         if call.name == "payload.keys" and not done:
             orders.tx(OLD, NOW_MS - 8 * HOUR)
             done.append(beside.engine.verify().refuted)

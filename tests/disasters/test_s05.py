@@ -1,4 +1,4 @@
-"""S5: a plan holds nothing that can write, and changes no file of the store."""
+"""S5: a plan has no writable object and changes no file of the store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
 def due(store: Store) -> Topic:
-    """Rows of all kinds that a run would delete or invert."""
+    """Store rows of all kinds that a run deletes or inverts."""
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(NOW_MS - DAY, NOW_MS).tx(INVALID, NOW_MS).stored(pointer(NOW_MS - DAY), NOW_MS - DAY)
     for table in (store.message, store.payload):
-        table.compact(b"a", b"z")  # so that LevelDB has tables as well as a log
+        table.compact(b"a", b"z")  # LevelDB then has tables and a log
     orders.plain(NOW_MS - DAY)
     return orders
 
@@ -35,7 +35,7 @@ def planner(store: Any) -> Kit:
 
 
 def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Every file's content, inode and time of change of content."""
+    """Return the content, inode and modification time of every file."""
     return {
         str(path.relative_to(folder)): (
             hashlib.sha256(path.read_bytes()).hexdigest(),

@@ -1,4 +1,4 @@
-"""S6: inverting is compare-and-set. It never brings a deleted row back and never touches another pointer."""
+"""S6: inversion is compare-and-set. It never restores a deleted row and never changes another pointer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER = INVALID + 1
 
 
 def prepared(store: Store) -> tuple[Kit, Topic, list[bytes]]:
-    """Three rows of one invalid transaction, and their keys."""
+    """Return three rows of one invalid transaction and their keys."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(INVALID, NOW_MS - 3, NOW_MS - 2, NOW_MS - 1)
     kit = janitor(store)
@@ -28,7 +28,7 @@ def prepared(store: Store) -> tuple[Kit, Topic, list[bytes]]:
 
 
 def between_reading_and_inverting(store: Store, act: Callable[[], object]) -> None:
-    """Let somebody else come first."""
+    """Call ``act`` between the read and the inversion of a row."""
 
     def watcher(call: Call) -> None:
         if call.name == "message.invert":
@@ -100,7 +100,7 @@ def test_leveldb_inversion_does_not_restore_deleted_rows(tmp_path: Path, monkeyp
         def come_between(read: bytes) -> None:
             assert read == key
             deleting.start()
-            # It has to wait for the row to be written; where it need not, it is done by then.
+            # With the row lock the delete waits; without the lock it is complete here.
             deleting.join(0.2)
 
         spy.after_get = come_between

@@ -1,4 +1,4 @@
-"""S7: the clock rows are judged by is checked against clocks that nobody sets."""
+"""S7: the janitor checks its wall clock against clocks that nobody sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
 def prepared(store: Store) -> tuple[Kit, Topic]:
-    """A store whose first pass is done, with rows that come due in an hour."""
+    """Return a store after its first pass, with rows due in an hour."""
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - DAY + HOUR)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
@@ -41,7 +41,7 @@ def test_clock_ahead_of_the_cluster_blocks_a_run(
     store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, blocked: bool
 ) -> None:
     kit, orders = prepared(store)
-    # Less than the days for which a machine may have been off.
+    # Below the time that a machine may have been off.
     kit.clock.reboot("another machine")
     monkeypatch.setattr(kit.state, "clock_ms", lambda: kit.clock.now_ms() - ALLOWANCE_MS - ahead_ms)
     kit.clock.step(2 * HOUR)
@@ -50,7 +50,7 @@ def test_clock_ahead_of_the_cluster_blocks_a_run(
     if blocked:
         with pytest.raises(GuardTripped):
             kit.engine.approve(("default:orders",))
-        # An operator's word sets no other machine's clock.
+        # An approval changes no clock of another machine.
         kit.engine.approve((EVERYTHING,), clock=True)
         assert kit.engine.run_once().tripped
         monkeypatch.setattr(kit.state, "clock_ms", kit.clock.now_ms)
@@ -152,7 +152,7 @@ def test_clock_corrected_after_a_boot_in_the_past_is_not_a_jump(store: Store, be
     kit.clock.reboot("another")
     assert not kit.engine.run_once().tripped
     kit.clock.step(behind_ms)
-    # Nobody knows how much of this hour and that jump was honest time, so what it makes due may be held, but no more.
+    # The true part of this hour is unknown; newly due rows may be held, but not longer.
     for _ in range(2):
         report = kit.run_after(HOUR + 1)
         assert (report.tripped, clock_notes(report)) == (False, [])
@@ -257,6 +257,6 @@ def test_clock_jump_refuses_approval_of_a_topic(store: Store) -> None:
     with pytest.raises(GuardTripped, match=r"clock .* ahead"):
         kit.engine.approve(("default:orders",))
     assert kit.state.frontiers() == before
-    # Without a topic the clock itself is approved.
+    # An approval without a topic covers the clock.
     assert [str(name) for name in kit.engine.approve((EVERYTHING,), clock=True)] == ["default:orders"]
     assert not kit.engine.run_once().tripped

@@ -17,15 +17,15 @@ from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 86400
 CUTOFF_MS = NOW_MS - DAY
-#: Comes due ten minutes after the first pass, by time alone.
+#: Due 10 minutes after the first pass by time alone.
 SOON_MS = CUTOFF_MS + 10 * MINUTE
-#: Lives for hours unless something jumps.
+#: Live for hours unless the cutoff jumps.
 LIVE_MS = NOW_MS - 2 * HOUR
 HOLD_SECONDS = 3600
 
 
 def prepared(store: Store, **options: object) -> tuple[Kit, Topic]:
-    """A store whose first pass is done."""
+    """Return a store after its first pass."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     kit = janitor(store, hold_seconds=HOLD_SECONDS, **options)  # type: ignore[arg-type]
     kit.engine.run_once(adopt=True)
@@ -296,7 +296,7 @@ def test_hold_of_zero_holds_nothing(store: Store, jump: Callable[[Topic], object
 
 
 def behind(kit: Kit) -> None:
-    """The machine boots with its clock two hours in the past."""
+    """Boot the machine with its clock two hours in the past."""
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(-2 * HOUR)
     kit.clock.reboot("with a clock that is wrong")
@@ -438,7 +438,7 @@ def test_topic_first_seen_while_paused_is_held_when_resumed(store: Store) -> Non
     assert late.times() == [1]
 
 
-# --- what an operator says while a run is under way -------------------------------------------------------------------
+# --- approvals during a run -------------------------------------------------------------------------------------------
 
 
 def test_approval_at_any_call_of_a_run_releases_the_jump() -> None:
@@ -499,11 +499,11 @@ def test_interrupted_run_advances_no_frontier(store: Store) -> None:
     assert orders.stored_times() == [LIVE_MS]
 
 
-# --- runs that are killed before they end, as by the deadline of a CronJob --------------------------------------------
+# --- runs killed before their end, for example by the deadline of a CronJob -------------------------------------------
 
 
 class Death(BaseException):
-    """The process is gone."""
+    """The process is killed."""
 
 
 def die(call: Call) -> None:
@@ -512,12 +512,12 @@ def die(call: Call) -> None:
 
 
 def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Kit, Topic, Callable[[], None]]:
-    """An adopted store, and runs of it that die before their end."""
+    """Return an adopted store whose runs are killed before their end."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds).plain(NOW_MS - 2 * HOUR)
     paused = topic(store, "default:first", ttl_seconds=ttl_seconds)
     kit = janitor(store, hold_seconds=3600)
     kit.engine.run_once(adopt=True)
-    # A topic without a jump of its own, which is judged before the other.
+    # A topic without a jump, swept before the other topic.
     kit.state.pause(str(paused.id), NOW_MS)
     watch(store, before=die)
 

@@ -23,12 +23,12 @@ from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
 TTL_SECONDS = 3600
-#: Long past its lifetime and grace, so that a full pass closes it.
+#: After its lifetime and grace; a full pass closes it.
 OLD = pointer(NOW_MS - 10 * DAY)
 
 
 class Trouble:
-    """Fails what is asked about some topics, and notes whatever is asked about any."""
+    """A fault of calls about some topics; records calls about all topics."""
 
     def __init__(self, *broken: Topic, operations: tuple[str, ...] = ("message.delete",)) -> None:
         self.prefixes = [described.id.prefix for described in broken]
@@ -45,21 +45,21 @@ class Trouble:
 
     @staticmethod
     def concerns(call: Call, prefix: bytes) -> bool:
-        """Whether a call reads or writes rows of the topic."""
+        """Return whether a call reads or writes rows of the topic."""
         first: Any = call.arguments[0] if call.arguments else b""
         if isinstance(first, list):
             return any((item.key if isinstance(item, TxCell) else item).startswith(prefix) for item in first)
         return bytes(first).startswith(prefix)
 
     def about(self, described: Topic) -> list[str]:
-        """Names of the calls that spoke of a topic's rows since they were last asked for."""
+        """Return and reset the names of calls about a topic's rows."""
         found = [call.name for call in self.calls if self.concerns(call, described.id.prefix)]
         self.calls.clear()
         return [name for name in found if name != "metadata.get"]
 
 
 class QuarantineKit:
-    """Three topics, one of them in trouble. Before every run rows are published that are due, and one to invert."""
+    """Three topics, one of them failing. Each run is preceded by publishes of due rows and of a row to invert."""
 
     def __init__(self, store: Store, *operations: str, state: SqliteState | None = None) -> None:
         self.topics = [topic(store, f"default:{name}", ttl_seconds=TTL_SECONDS) for name in "abc"]
@@ -91,19 +91,19 @@ class QuarantineKit:
 
     @property
     def aside(self) -> bool:
-        """Whether the bad topic is passed by now."""
+        """Return whether the failing topic is in quarantine."""
         probe_ms = self.strikes["b"].probe_ms if "b" in self.strikes else None
         return probe_ms is not None and self.janitor.clock.now_ms() < probe_ms
 
     def left(self) -> set[object]:
-        """What is in the bad topic, looked at without its trouble."""
+        """Return the rows of the failing topic, read without the fault."""
         self.trouble.mended = True
         found: set[object] = {*self.bad.messages(), *self.bad.stored_times()}
         self.trouble.mended = False
         return found
 
     def others_are_done(self) -> bool:
-        """Whether all that is due is gone from the topics that are not in trouble, and the rest is inverted."""
+        """Return whether the other topics have no due row and no row to invert."""
         cutoff_ms = self.janitor.clock.now_ms() - TTL_SECONDS * 1000
         return all(
             min(described.times(), default=cutoff_ms) >= cutoff_ms
@@ -188,7 +188,7 @@ def test_quarantined_topic_prevents_proofs_until_it_succeeds(store: Store) -> No
     for wait_ms in (MINUTE, DAY - HOUR, 2 * MINUTE):
         kit.janitor.state.save_strikes({kit.bad.id: Strikes(9, 0, "it fails.", 0, kit.janitor.clock.now_ms() + DAY)})
         kit.run(wait_ms)
-        # An id that becomes invalid below a claim speaks against it.
+        # A new invalid id below the boundary refutes it.
         assert (kit.janitor.state.boundary(), kit.janitor.state.evidence()) == (None, evidence)
     assert (OLD - 1) in kit.bad.pointers()
     kit.trouble.mended = True
@@ -348,7 +348,7 @@ def test_failed_topic_keeps_its_frontier_and_holds_nothing(store: Store) -> None
 
 
 def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
-    """Fails every read that comes upon a row of the topic, wherever it began."""
+    """A fault of every read that reaches a row of the topic."""
 
     def look(call: Call) -> None:
         name, _, operation = call.name.partition(".")

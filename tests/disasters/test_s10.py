@@ -35,12 +35,12 @@ from tms_core.tables.memory import MemoryStore
 LEASE_SECONDS = 60
 TTL_SECONDS = 86400
 INVALID = pointer(NOW_MS - 10 * HOUR)
-#: The most store calls between two heartbeats; each call has its own timeout.
+#: Maximum store calls between two heartbeats; each call has a timeout.
 CALLS_BETWEEN = 5
 
 
 def leased(store: Store, state: SqliteState | None = None, holder: str = "a", **options: object) -> tuple[Kit, Lease]:
-    """A janitor that works under a lease in its memory."""
+    """Return a janitor with a lease in its state."""
     kit = janitor(store, state=state or SqliteState.in_memory(), **options)  # type: ignore[arg-type]
     lease = Lease(kit.state, holder, LEASE_SECONDS, kit.clock)
     return kit.restart(lease=lease), lease
@@ -59,10 +59,10 @@ def beat(kit: Kit) -> int:
 
 
 class Slow:
-    """A store each of whose calls takes a while; finds out how many of them a run makes without showing that it lives.
+    """A store with slow calls; counts the calls between two heartbeats of a run.
 
     Attributes:
-        most: calls between two beats, by the name of the last one.
+        most: the maximum calls between two heartbeats, by the name of the last call.
     """
 
     def __init__(self, kit: Kit) -> None:
@@ -74,7 +74,7 @@ class Slow:
 
     def __call__(self, call: Call) -> None:
         if current_thread().name.startswith("compact"):
-            # What is compacted beside a run keeps it from nothing.
+            # A concurrent compaction does not block a run.
             self.most.setdefault(call.name, 0)
             return
         self.kit.clock.advance(HEARTBEAT_MS)
@@ -88,12 +88,12 @@ class Slow:
 
 
 def fill(store: Store) -> Topic:
-    """Much of everything a run may come upon."""
+    """Store many rows of every kind."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
     due = [NOW_MS - 2 * DAY + number for number in range(12)]
     orders.plain(*due, NOW_MS).tx(INVALID, *range(NOW_MS - 12, NOW_MS)).at(1).plain(*due)
     orders.stored(pointer(due[0]), *due).stored(INVALID, *due)
-    # Their messages are looked for among many.
+    # The search for their messages reads many rows.
     orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR).at(3).plain(*due)
     orders.ref(pointer(NOW_MS), *range(NOW_MS - DAY + MINUTE, NOW_MS - DAY + MINUTE + 12))
     for number in range(20):
@@ -122,7 +122,7 @@ def test_run_on_slow_store_keeps_its_heartbeat(
     if full:
         kit.state.save_last_full_pass_ms(0)
     else:
-        # Still open, so that its rows are searched for.
+        # Open, so that a run searches for its rows.
         kit.snapshots.invalid = [INVALID, pointer(NOW_MS - HOUR)]
     kit.clock.advance(20 * MINUTE)
     slow = Slow(kit)
@@ -165,7 +165,7 @@ def test_stop_during_rate_limit_wait_ends_within_a_second(store: Store) -> None:
 
 
 class Death(BaseException):
-    """The process is gone."""
+    """The process is killed."""
 
 
 def die_at(name: str, nth: int = 1) -> Callable[[Call], None]:
@@ -226,10 +226,10 @@ def test_run_with_a_bug_is_closed_as_failed(store: Store) -> None:
 
 
 class Hang:
-    """One call of a store that takes longer than a lease lasts, while another janitor waits for it.
+    """A store call longer than the lease, while another janitor waits for the lease.
 
     Args:
-        meanwhile: what the other one does once it has the lease.
+        meanwhile: called when the other janitor has the lease.
     """
 
     def __init__(self, kit: Kit, challenger: Lease, at_call: int, meanwhile: Callable[[], object]) -> None:
@@ -255,7 +255,7 @@ class Hang:
 
 
 def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
-    """Two janitors with separate states and a common lease; the first one hangs in its k-th call."""
+    """Return two janitors with separate states and one lease; the first hangs in its k-th call."""
     store, cell = MemoryStore(), SqliteState.in_memory()
     orders = topic(store, "default:orders", ttl_seconds=3600)
     due = [NOW_MS - 2 * HOUR + number for number in range(4)]
@@ -282,7 +282,7 @@ def test_run_resumed_after_a_hang_in_any_call_writes_nothing() -> None:
         if hang.hung is None:
             break
         begun = [hang.hung] if hang.hung.endswith((".delete", ".invert")) else []
-        # Its answer to "is the topic what it was?" comes late, and the batch it belongs to is on its way.
+        # The check of the topic returned late, and its batch follows.
         between = [["message.delete"], ["payload.delete"]] if hang.hung == "metadata.get" else []
         assert hang.written_after in ([], begun, *between), f"at call {at_call}, {hang.hung}"
         assert (orders.times(), orders.stored_times()) == ([NOW_MS, NOW_MS], [])

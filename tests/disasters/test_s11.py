@@ -43,7 +43,7 @@ class WatchedClock(ManualClock):
 
 
 class WatchedState(SqliteState):
-    """Tells the clock about its open transactions."""
+    """A state that reports its open transactions to the clock."""
 
     def __init__(self, clock: WatchedClock) -> None:
         self.clock = clock
@@ -60,7 +60,7 @@ class WatchedState(SqliteState):
 
 
 def prepared(store: Store, clock: WatchedClock) -> tuple[Kit, Topic]:
-    """Much that is due in both tables, and rows of an invalid transaction."""
+    """Return many due rows in both tables, and rows of an invalid transaction."""
     due = [NOW_MS - 3 * HOUR + number for number in range(ROWS)]
     orders = topic(store, "default:orders", ttl_seconds=7200)
     orders.plain(*due).stored(pointer(due[0]), *due).tx(INVALID, *range(NOW_MS - 10, NOW_MS))

@@ -1,4 +1,4 @@
-"""S12: only one janitor writes: its lease is looked at before each batch, and losing it ends the run."""
+"""S12: only one janitor writes: it checks its lease before each batch, and a lost lease ends the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 60
 TTL_SECONDS = 3600
 INVALID = pointer(NOW_MS - 10 * HOUR)
 DUE_MS = [NOW_MS - 2 * HOUR + number for number in range(7)]
-#: Store calls of the longest sweep below; far more than any of them makes.
+#: Upper limit of store calls of each sweep below.
 CALLS = 300
 WRITES = (".delete", ".invert")
 
@@ -92,7 +92,7 @@ def test_lease_lost_at_any_call_ends_the_run_after_its_batch() -> None:
         report = pair.first.engine.run_once()
         if taken.at is None:
             break
-        # The batch whose topic is just read again, or that is just handed over, cannot be called back.
+        # A batch after its check, or in the store call, cannot be canceled.
         begun = taken.at == "metadata.get" or taken.at.endswith(WRITES)
         assert len(taken.written) == begun, f"at call {at_call}, {taken.at}"
         run = pair.first.state.runs(1)[0]
@@ -137,7 +137,7 @@ def test_ttl_extended_by_new_holder_keeps_rows_from_former_holder() -> None:
         if taken.at is None:
             break
         if taken.at.endswith(".delete"):
-            continue  # That batch went by what the metadata said an instant before (S2).
+            continue  # That batch used the metadata read just before (S2).
         assert [(d.times(), d.stored_times()) for d in (pair.orders, pair.other)] == left, f"at call {at_call}"
     assert at_call > 40
 
@@ -287,7 +287,7 @@ def test_rejected_heartbeat_is_a_lost_lease() -> None:
 
 
 class Death(BaseException):
-    """The process is gone."""
+    """The process is killed."""
 
 
 def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:

@@ -28,7 +28,7 @@ TTL_SECONDS = 86400
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """On a disk, for a file system in memory does not tell the generation of a folder."""
+    """A folder on disk, because tmpfs does not report inode generations."""
     with TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def known(folder: Path) -> Kit:
-    """A janitor that has adopted it and made one pass; its store is closed."""
+    """A janitor after adoption and one pass; its store is closed."""
     with LevelDBStore(folder) as store:
         kit = janitor(store)
         kit.snapshots.invalid = [OLD]
@@ -61,7 +61,7 @@ def identity_guards(kit: Kit) -> list[bool]:
 
 
 def assert_first_contact(kit: Kit) -> None:
-    """Check that nothing is deleted or claimed, the plan has the reason, and only an adoption helps."""
+    """Check that a run deletes and proves nothing, the plan has the reason, and adoption unblocks it."""
     due = orders(kit.store).times()
     assert due != []
     assert identity_guards(kit) == [True]
@@ -137,39 +137,39 @@ def test_apply_of_plan_to_a_copy_is_refused(known: Kit, folder: Path, tmp_path: 
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-# --- a backup put back in place --------------------------------------------------------------------------------------
+# --- restored backups ------------------------------------------------------------------------------------------------
 
 MESSAGE = "system.tms.message"
 Restore = Callable[[Path, Path], None]
 
 
 def copied_over(backup: Path, folder: Path) -> None:
-    """As ``cp -a``: what the backup does not have stays."""
+    """Restore like ``cp -a``: keep files that the backup does not have."""
     shutil.copytree(backup, folder, dirs_exist_ok=True)
 
 
 def unpacked(backup: Path, folder: Path) -> None:
-    """As ``tar -x``: files are removed before they are written; what the backup does not have stays."""
+    """Restore like ``tar -x``: replace files, keep files that the backup does not have."""
     for file in backup.glob("*/*"):
         (folder / file.relative_to(backup)).unlink(missing_ok=True)
     copied_over(backup, folder)
 
 
 def mirrored(backup: Path, folder: Path) -> None:
-    """As ``rsync -a --delete``: folders stay, files become those of the backup."""
+    """Restore like ``rsync -a --delete``: keep folders, replace and delete files."""
     for file in folder.glob("*/*"):
         file.unlink()
     copied_over(backup, folder)
 
 
 def one_table_replaced(backup: Path, folder: Path) -> None:
-    """As ``rm -rf`` and ``cp -a`` of one table, which often gets the inode it had."""
+    """Restore one table like ``rm -rf`` and ``cp -a``, often with the same inode."""
     shutil.rmtree(folder / MESSAGE)
     shutil.copytree(backup / MESSAGE, folder / MESSAGE)
 
 
 def one_table_mirrored(backup: Path, folder: Path) -> None:
-    """As ``rsync -a --delete`` of one table."""
+    """Restore one table like ``rsync -a --delete``."""
     for file in (folder / MESSAGE).glob("*"):
         file.unlink()
     copied_over(backup / MESSAGE, folder / MESSAGE)
@@ -248,7 +248,7 @@ def test_other_volume_at_the_same_path_is_a_first_contact(known: Kit, folder: Pa
     lineage = known.state.note(LINEAGE)
     if lineage["message"][name] is None:
         require_or_skip(f"the file system of {folder} does not tell the {name} of a folder")
-    # A volume with the same inode numbers was made at another time, or its inodes are of another generation.
+    # Creation time or inode generation distinguishes volumes with the same inode numbers.
     lineage["message"][name] += 1
     known.state.save_note(LINEAGE, lineage)
     with LevelDBStore(folder) as store:
@@ -276,7 +276,7 @@ def test_backup_restored_during_a_run_proves_nothing(store: Store) -> None:
     assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
-# --- normal changes of a store do not look like a restore -------------------------------------------------------------
+# --- normal changes are not a restore ---------------------------------------------------------------------------------
 
 
 def assert_known(kit: Kit, folder: Path) -> None:
@@ -335,7 +335,7 @@ def test_store_adopted_empty_is_known_with_messages(tmp_path: Path) -> None:
     assert_known(kit, folder)
 
 
-# --- --adopt, given for good -----------------------------------------------------------------------------------------
+# --- a scheduled --adopt ---------------------------------------------------------------------------------------------
 
 
 def test_scheduled_adopt_does_not_accept_a_copy(known: Kit, folder: Path) -> None:
@@ -378,7 +378,7 @@ def test_operator_decisions_survive_a_restored_store(backup: Path, known: Kit, f
 
 
 def wrong_directory(store: Store) -> tuple[Kit, Topic]:
-    """An adopted store, and then snapshots of another transaction system: its pointers have not come so far."""
+    """Return an adopted store with snapshots of another transaction system, whose pointers are lower."""
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - DAY + MINUTE).tx(OLD, NOW_MS)
     kit = janitor(store)
     kit.snapshots.invalid = [OLD - 1]

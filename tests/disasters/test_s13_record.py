@@ -29,7 +29,7 @@ def reasons(kit: Kit, *, adopt: bool = False) -> list[str]:
 
 @pytest.fixture
 def states(tmp_path: Path) -> Iterator[list[SqliteState]]:
-    """Two states in their own folders."""
+    """Two states in separate folders."""
     with SqliteState(tmp_path / "first") as first, SqliteState(tmp_path / "second") as second:
         yield [first, second]
 

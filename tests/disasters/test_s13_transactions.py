@@ -34,7 +34,7 @@ OURS, COMMITTED, OPEN = pointer(NOW_MS - 10 * HOUR), pointer(NOW_MS - 9 * HOUR),
 
 
 def known(store: Store, **said: object) -> tuple[Kit, Topic]:
-    """A janitor that has used a snapshot of ours: one invalid transaction, and one in progress if it is so said."""
+    """Return a janitor that used a snapshot with an invalid and optionally an in-progress transaction."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).tx(COMMITTED, NOW_MS).plain(NOW_MS - 2 * DAY)
     kit = janitor(store)
@@ -130,7 +130,7 @@ def test_new_invalid_id_below_the_boundary_withdraws_it(store: Store) -> None:
     kit, orders = known(store)
     proven = kit.state.boundary()
     assert proven is not None
-    # What was in progress then is not known: as after a state of an earlier version, or an adoption.
+    # Without the in-progress list, like after an upgrade or an adoption.
     kit.state.save_note("in_progress", None)
     kit.snapshots.invalid = [proven.bound - 1, OURS]
     assert kit.engine.boundary()[0] is None
@@ -141,7 +141,7 @@ def test_new_invalid_id_below_the_boundary_withdraws_it(store: Store) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_history_of_any_manager_trips_no_guard(tmp_path: Path, seed: int) -> None:
-    """Time-outs, checkpoints, aborts, truncation, files of every version, and some that are only half written."""
+    """Play timeouts, checkpoints, aborts and truncation with complete and truncated files of every version."""
     chance = random.Random(seed)
     manager = Manager(NOW_MS)
     kit = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path))
@@ -160,7 +160,7 @@ def test_history_of_any_manager_trips_no_guard(tmp_path: Path, seed: int) -> Non
 
 @pytest.mark.parametrize("folder", ["recovery-local", "recovery-sequencefile"])
 def test_snapshots_of_tephra_one_by_one_trip_no_guard(tmp_path: Path, folder: str) -> None:
-    """Files that Tephra's own manager wrote, and what it says after it has recovered from them and its logs."""
+    """Use snapshots that Tephra wrote, and its state after recovery from snapshots and logs."""
     files = sorted((TEPHRA / folder).glob("snapshot.*"))
     clock = ManualClock(int(files[0].suffix[1:]), monotonic_ms=DAY)
     kit = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path), clock=clock)
@@ -188,7 +188,7 @@ def test_snapshots_of_tephra_one_by_one_trip_no_guard(tmp_path: Path, folder: st
 
 
 def act(manager: Manager, chance: random.Random, now_ms: int) -> None:
-    """Something that clients, time or an operator do to a manager."""
+    """Draw an action of a client, the clock or an operator."""
     manager.expire(now_ms)
     running = [pointer for pointer, entry in manager.in_progress.items() if entry.type is not InProgressType.CHECKPOINT]
     if not running or chance.random() < 0.3:
@@ -201,7 +201,7 @@ def act(manager: Manager, chance: random.Random, now_ms: int) -> None:
         case 1:
             manager.commit(one)
         case 2:
-            # With the transaction as it was begun, as some clients do: its checkpoints stay in progress.
+            # Some clients commit without their checkpoints, which stay in progress.
             manager.abort(one, (), long=manager.in_progress[one].is_long)
         case 3:
             manager.invalidate(one)
@@ -219,7 +219,7 @@ def encoded(manager: Manager, now_ms: int, version: int) -> bytes:
 
 
 def test_flipped_bit_in_a_snapshot_is_detected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bits that cannot be found out: of times, of what transactions could see, of pointers that time alone explains."""
+    """Undetectable bits: of times, of visibility bounds, and of pointers that time alone explains."""
     invalid = [OURS + number * 7 for number in range(40)]
     later = NOW_MS + MINUTE
     before = visibility(NOW_MS, invalid, [OPEN])
@@ -279,7 +279,7 @@ def test_snapshot_with_impossible_ids_is_skipped(tmp_path: Path, said: dict[str,
 
 # --- live sources ----------------------------------------------------------------------------------------------------
 
-#: An id that no manager gives out: above the write pointer.
+#: An impossible id, above the write pointer.
 MADE_UP = pointer(NOW_MS + HOUR)
 
 
@@ -298,7 +298,7 @@ def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
 def test_manager_with_impossible_ids_allows_ttl_deletes_only(
     store: Store, tmp_path: Path, live: Callable[[TransactionManager], AbstractContextManager[SnapshotSource]]
 ) -> None:
-    """As one has them that recovered from a damaged file."""
+    """Use a manager that recovered from a damaged file."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).plain(NOW_MS - 2 * DAY)
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(bytes_of(visibility(NOW_MS, [OURS, MADE_UP])))

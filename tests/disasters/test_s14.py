@@ -35,7 +35,7 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 INTERVAL_MS = MINUTE
 ALLOWANCE_MS = LIFETIME.allowance_ms
 TTL_SECONDS = 1800
-#: A day for a transaction: longer than the ttl, so that some payloads are due while theirs may still commit.
+#: A lifetime above the ttl: payloads are due while their transaction may still commit.
 LONG = Lifetime(DAY, HOUR, ALLOWANCE_MS)
 
 
@@ -85,7 +85,7 @@ def engine(kit: Kit, source: SnapshotSource | None) -> Engine:
 
 
 def due(store: Store) -> Topic:
-    """A message that is due, one of an invalid transaction, and one of an old generation."""
+    """Store a due message, one of an invalid transaction, and one of an old generation."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
     orders.plain(NOW_MS - HOUR).tx(INVALID, NOW_MS)
     orders.at(1).plain(NOW_MS)

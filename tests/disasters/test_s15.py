@@ -1,4 +1,4 @@
-"""S15: every figure comes from the report, and no observer can stop a sweep."""
+"""S15: every count comes from the report, and no observer can stop a sweep."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_failing_observer_does_not_affect_the_sweep(
 
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     kit, orders = case
-    # Its window reaches past the cut-off, so that a message that refers to it is looked for.
+    # Its window crosses the cutoff, so that the sweep searches for a reference.
     orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
     report = kit.restart(observer=fail).engine.run_once(adopt=True)
     assert told.index(phase) == len(told) - 1, "it is not called again"

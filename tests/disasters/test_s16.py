@@ -29,7 +29,7 @@ COMMITTED, INVALID, OPEN, ROLLED_BACK = (pointer(BEGUN, number) for number in (1
 LATER = pointer(NOW_MS, 5)
 THEN = visibility(NOW_MS - SECOND, invalid=[INVALID], in_progress=[OPEN])
 
-#: Much later: everything is over, and an operator has truncated the invalid list.
+#: After all transactions, with a truncated invalid list.
 TRUNCATED = visibility(NOW_MS + 1000 * HOUR)
 
 
@@ -46,7 +46,7 @@ def orders(store: Store) -> Topic:
 
 
 def visible(orders: Topic, snapshot: VisibilityState) -> list[int]:
-    """Sequences of the messages a transaction is given that starts by this snapshot."""
+    """Return the sequences of messages visible to a transaction with this snapshot."""
     reader = snapshot.dummy_transaction()
     return [
         key.sequence
@@ -116,7 +116,7 @@ def test_restore_of_reference_keeps_payload_keys(undo: Undo, orders: Topic) -> N
 
 
 def published_and_rolled_back(store: Store, clock: ManualClock, *, by_cdap: bool) -> Topic:
-    """A topic that was deleted and created again between a transaction's publish and its rollback; then it aborts."""
+    """Return a topic recreated between the publish and the rollback of an aborted transaction."""
     orders = unknown_topic(store, "default:orders")
     with MessagingService(store, clock, side=MemorySide()) as service:
         service.create_topic(orders.id)
@@ -154,7 +154,7 @@ def test_row_of_old_generation_proves_no_commit(
 ) -> None:
     orders.tx(COMMITTED, BEGUN).tx(COMMITTED + 100, BEGUN)
     if elder:
-        # As archives were written that did not know of this.
+        # Like archives of versions before this rule.
         monkeypatch.setattr(archive, "commit_state", lambda *_: CommitState.COMMITTED)
     undo.sweep(orders, rule=Rule.OLD_GENERATION, snapshot=THEN)
     monkeypatch.undo()

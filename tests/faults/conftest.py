@@ -1,4 +1,4 @@
-"""Fixtures of tests with faults: of disks, snapshots, clocks and processes, and with rows of other programs."""
+"""Fixtures of tests with faulty disks, snapshots, clocks and processes, and with unrecognized rows."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A warm process that lets sweeps die, for `test_crash.py`: python -m tests.faults.crashes CASE BATCH_ROWS
+"""A process that forks crashing sweeps, for `test_crash.py`: python -m tests.faults.crashes CASE BATCH_ROWS
 
-It imports everything once and then forks, so that a death costs milliseconds. It never opens a store itself: LevelDB
-keeps a thread, which a fork would not carry over. First it prints how many changes a sweep makes to a store, to the
-state or to a file of the store; a death before what only reads leaves the same as one before the next change. For each
-number K on standard input then one child sweeps its own copy of the case's store and is killed at the K-th; a second
-child, the same for all, looks at what is left and finishes the work. Each death gives one line of JSON.
+It imports everything once and then forks, so that a crash costs milliseconds. It never opens a store itself, because a
+fork does not copy LevelDB's thread. First it prints the number of writes of a sweep to the store, the state or a file
+of the store; a crash before a read equals a crash before the next write. For each number K on standard input, one child
+sweeps a copy of the case's store and is killed at write K. A second child, the same for all, inspects the result and
+finishes the work. Each crash prints one line of JSON.
 
 A case is a folder: ``messaging`` (a closed store), ``tx`` (snapshots) and ``expected.json`` (:data:`Fates` by table).
 """
@@ -46,14 +46,14 @@ from tms_core.transaction.source.source import DirectorySource
 TERMS = Terms(3600, (), Lifetime(25 * HOUR, DAY, 5 * MINUTE), True, 1000)
 LEVELDB_FILE = re.compile(r"\d+\.(sst|log)|CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+")
 
-#: What a sweep asks a store and the state without a change of either.
+#: Calls of store and state that only read.
 ASKING = {
     *READS,
     *(f"state.{name}" for name in ("anchor", "boundary", "counts", "evidence", "frontiers", "intents", "known_ids")),
     *(f"state.{name}" for name in ("last_full_pass_ms", "lowest_open", "note", "pauses", "run", "store", "strikes")),
 }
 
-#: For each row's key in hex the digest of its value before, and after, or None where it is to go.
+#: By key in hex: the digest of the value before and after, None after a delete.
 Fates = dict[str, tuple[str, str | None]]
 
 
@@ -72,7 +72,7 @@ def read(store: Store) -> dict[str, dict[str, str]]:
 
 
 class Doom:
-    """Counts what is changed and kills this very process at the k-th change; 0 never does."""
+    """A counter of writes that kills its process at the k-th write; 0: never."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -86,7 +86,7 @@ class Doom:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_files(self, folder: Path) -> None:
-        """Count also what Python itself does to the store's files: a corrected MANIFEST, tables renamed."""
+        """Count file operations of Python, too: a corrected MANIFEST, renamed tables."""
         inside = str(folder)
 
         def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -99,7 +99,7 @@ class Doom:
 
 
 def sweep(folder: Path, batch_rows: int, k: int) -> int:
-    """Adopt and sweep a store, and die on the way."""
+    """Adopt and sweep a store until killed."""
     doom = Doom(k)
     doom.on_files(folder / "messaging")
     with SqliteState(folder / "state") as state, LevelDBStore(folder / "messaging") as store:
@@ -110,7 +110,7 @@ def sweep(folder: Path, batch_rows: int, k: int) -> int:
 
 
 def run(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> list[str]:
-    """One pass; what it complains of."""
+    """Run one pass; return its problems."""
     record = state.store()
     report = janitor(folder, store, state, batch_rows).run_once(adopt=record is None or record.adopted_ms is None)
     return [*report.errors, *(note.message for note in report.guards if note.tripped)]
@@ -122,7 +122,7 @@ def janitor(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> 
 
 
 def inspect(folder: Path, batch_rows: int, fates: dict[str, Fates]) -> Iterator[str]:
-    """What is wrong with a store whose sweep died, and with the run that finishes the work."""
+    """Yield the defects of a store after a crash, and of the run that finishes the work."""
     with SqliteState(folder / "state") as state:
         with LevelDBStore(folder / "messaging") as store:
             found = read(store)
@@ -154,7 +154,7 @@ def wrong_rows(found: dict[str, dict[str, str]], fates: dict[str, Fates], *, fin
 
 
 def find_false_boundary(folder: Path, store: Store, state: SqliteState) -> Iterator[str]:
-    """The audit, over all rows of ours; nobody reads what is none of ours (L0)."""
+    """Audit all recognized rows; nobody reads unrecognized rows (L0)."""
     proven = state.boundary()
     if proven is None:
         return
@@ -166,7 +166,7 @@ def find_false_boundary(folder: Path, store: Store, state: SqliteState) -> Itera
 
 
 def not_closed(engine: Engine, state: SqliteState) -> Iterator[str]:
-    """Whether the next holder closes what the dead one left open, once (invariant S10)."""
+    """Check that the next holder closes the run of the killed holder exactly once (S10)."""
     unfinished = [record.id for record in state.unfinished_runs()]
     if engine.recover() != unfinished or engine.recover() or state.unfinished_runs() or state.intents():
         yield "what the dead process left open was not closed"
@@ -180,7 +180,7 @@ def not_closed(engine: Engine, state: SqliteState) -> Iterator[str]:
 
 
 def not_in_the_ledger(found: dict[str, dict[str, str]], fates: dict[str, Fates], state: SqliteState) -> Iterator[str]:
-    """Rows that went, and no entry's range holds them."""
+    """Yield deleted rows outside the ranges of all ledger entries."""
     entries = state.ledger(10**6)
     for table, rows in fates.items():
         ranges = iter(sorted((entry.start, entry.stop) for entry in entries if entry.table == table))
@@ -201,7 +201,7 @@ def wrong_names(store: Path) -> Iterator[str]:
 
 
 def forked(work: Callable[[], object], answer: Path) -> int:
-    """Do something in a child, which leaves its result as JSON; returns how the child ended, as ``os.waitpid``."""
+    """Run ``work`` in a child, which writes its result as JSON; return the status of ``os.waitpid``."""
     pid = os.fork()
     if not pid:
         _live_and_exit(work, answer)
@@ -218,7 +218,7 @@ def _live_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:
 
 
 def look(asked: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
-    """Answer for each folder that is sent what is wrong with it."""
+    """Reply to each received folder with its defects."""
     gc.enable()
     while True:
         folder: Path = asked.recv()
@@ -227,7 +227,7 @@ def look(asked: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
 
 @contextmanager
 def copy(case: Path, k: int) -> Iterator[Path]:
-    """A case to spoil. Finished tables are linked, since LevelDB never writes to them."""
+    """Copy a case. Finished tables are linked, because LevelDB never writes to them."""
     folder = case / f"copy-{os.getpid()}-{k}"
     shutil.copytree(case, folder, ignore=shutil.ignore_patterns("copy-*"), copy_function=_link_or_copy)
     yield folder
@@ -252,7 +252,7 @@ def one_death(case: Path, batch_rows: int, k: int, looking: Connection) -> dict[
 
 
 def count_changes(case: Path, batch_rows: int) -> int:
-    """How many changes a sweep of the case makes; each is a moment to die at."""
+    """Return the number of writes of a sweep; each is a crash point."""
     with copy(case, 0) as folder:
         answer = folder / "answer.json"
         if forked(lambda: sweep(folder, batch_rows, 0), answer):
@@ -266,15 +266,15 @@ def say(answer: object) -> None:
 
 
 def main(case: Path, batch_rows: int) -> None:
-    # Small copies are compacted too, so that dying in it is tried.
+    # Compact small copies, too, to have crash points in the compaction.
     compaction.WORTHWHILE_ROWS = 10
     fates: dict[str, Fates] = json.loads((case / "expected.json").read_text())
-    # A child lives too short for anything to be collected, and to look for it would copy the parent's memory.
+    # A collection in a short-lived child would only copy the parent's memory.
     gc.disable()
     fork = get_context("fork")
     looking, asked = fork.Pipe()
     fork.Process(target=look, args=(asked, batch_rows, fates), daemon=True).start()
-    # So that a second child that dies is noticed.
+    # Detect the death of the second child.
     asked.close()
     say(count_changes(case, batch_rows))
     for k in map(int, sys.stdin):

@@ -1,4 +1,4 @@
-"""Bytes nobody of ours wrote, and clocks and folders that are not as they should be."""
+"""Unrecognized bytes, wrong clocks and missing folders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tms_core.transaction.source.source import DirectorySource
 
 OLD = pointer(NOW_MS - 10 * DAY)
 DUE_MS = NOW_MS - 2 * DAY
-#: Bytes behind a key's topic: generation, time and sequence id; with the write pointer in the payload table.
+#: Bytes after a key's topic: generation, time and sequence id, plus the write pointer in the payload table.
 MESSAGE_TAIL, PAYLOAD_TAIL = 14, 22
 
 
 def due(store: Store) -> Topic:
-    """Messages and a payload that are due, and one message that is to be inverted."""
+    """Store due messages, a due payload, and a message to invert."""
     orders = topic(store, "default:orders", ttl_seconds=86400, generation=2)
     orders.plain(DUE_MS, DUE_MS + 1).tx(OLD, NOW_MS).stored(pointer(DUE_MS), DUE_MS)
     orders.at(1).plain(NOW_MS)
@@ -48,7 +48,7 @@ def assert_done(orders: Topic) -> None:
 
 
 def strangers(key: bytes) -> list[bytes]:
-    """Keys that look like this one and are none: cut short anywhere, too long, without their separators."""
+    """Return invalid variants of a key: truncated anywhere, too long, without separators."""
     head = b"default:orders:"
     tail = key[len(head) :]
     cut = [key[:size] for size in range(len(key))]
@@ -59,7 +59,7 @@ def strangers(key: bytes) -> list[bytes]:
 
 
 def is_ours(key: bytes, tail_bytes: int) -> bool:
-    """Whether a key is one of ours, said once more and apart from the code that is tested."""
+    """Return whether a key is recognized; independent of the tested code."""
     return re.fullmatch(rb"[a-zA-Z0-9_]+:[a-zA-Z0-9_-]+:", key[:-tail_bytes]) is not None
 
 
@@ -68,7 +68,7 @@ def test_unrecognized_rows_stay_and_other_rows_are_swept(store: Store) -> None:
     like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack())
     like_message += strangers(MessageKey(orders.id, 1, 1, 1).pack())
     like_payload = strangers(PayloadKey(orders.id, 2, pointer(DUE_MS), DUE_MS, 0).pack())
-    # What is cut off or put on may make a key of ours again.
+    # A truncated or extended key may be valid again.
     message = sorted({key for key in like_message if not is_ours(key, MESSAGE_TAIL)})
     payload = sorted({key for key in like_payload if not is_ours(key, PAYLOAD_TAIL)})
     assert (len(message), len(payload)) > (100, 60)
@@ -155,7 +155,7 @@ def test_snapshot_truncated_at_any_byte_allows_ttl_deletes_only(tmp_path: Path) 
 
 
 def sweep_with(snapshot: Path, orders: Topic) -> SnapshotUsed | None:
-    """Sweep under the snapshot in this file; what was used of it."""
+    """Sweep with the snapshot in this file; return the snapshot used."""
     kit = janitor(orders.store)
     kit.snapshots.latest = DirectorySource(snapshot).latest  # type: ignore[method-assign]
     return kit.engine.run_once(adopt=True).snapshot
@@ -193,7 +193,7 @@ def test_clock_around_1970_expires_nothing(store: Store, now_ms: int) -> None:
     assert report.boundary is None
 
 
-#: The last moment whose write pointers fit 64 bits is in the year 2262.
+#: Write pointers fit 64 bits until the year 2262.
 YEAR_2300_MS = 10_413_792_000_000
 
 

@@ -1,6 +1,6 @@
-"""Crash proof: a sweep may die at any moment. Nothing that the rules keep is lost, and the next run finishes the work.
+"""A sweep killed at any write loses no live row, and the next run finishes the work.
 
-The dying is done by `crashes.py`, in a process of its own.
+`crashes.py` runs the killed sweeps in a separate process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tms_core.transaction.model import Snapshot, VisibilityState
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
-#: The deaths of one store are shared out, so that several processes can have them die at once.
+#: Number of tests among which the crashes of one store are divided, to run in parallel.
 SHARES = 4
 
 INVALID = [pointer(NOW_MS - 10 * DAY), pointer(NOW_MS - 9 * DAY, 7)]
@@ -38,7 +38,7 @@ OPEN = pointer(NOW_MS - HOUR)
 
 
 def deaths(case: Path, batch_rows: int, choose: Callable[[int], list[int]]) -> tuple[int, list[dict[str, Any]]]:
-    """How many moments there are to die at, and what was wrong after dying at those chosen of them."""
+    """Return the number of crash points, and the results of the chosen ones."""
     command = [sys.executable, "-m", "tests.faults.crashes", str(case), str(batch_rows)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -49,7 +49,7 @@ def deaths(case: Path, batch_rows: int, choose: Callable[[int], list[int]]) -> t
 
 
 def fill_small(store: Store) -> None:
-    """Rows of every fate, a dozen of each."""
+    """Store a dozen rows of every fate."""
     dozen = range(12)
     orders = topic(store, "default:orders", ttl_seconds=86400, generation=3)
     orders.plain(*(NOW_MS - 2 * DAY + number for number in dozen), NOW_MS)
@@ -73,7 +73,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with LevelDBStore(case / "messaging", create=True) as store:
         fill_small(store)
         (case / "expected.json").write_text(json.dumps(judge(store, state)))
-        # Rows in tables as well as in the log: so there is something for a compaction to rewrite.
+        # Rows in tables and in the log, so that a compaction has work.
         store.message.compact(b"default:g", b"default:h")
     (case / "tx").mkdir()
     with (case / "tx" / f"snapshot.{NOW_MS}").open("wb") as file:
@@ -82,7 +82,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
-    """What the rules make of every row, one by one."""
+    """Return the fate of every row by the rules."""
     described = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
     frontiers = {key: Frontier.open(NOW_MS, found) for key, found in described.items()}
     view = TransactionView(state, NOW_MS, TERMS.lifetime.undecided_ms)
@@ -121,7 +121,7 @@ def test_crash_at_every_write_in_a_small_store_loses_no_row(small: Path, share: 
     moments, outcomes = deaths(small, 5, lambda moments: list(range(1 + share, moments + 1, SHARES)))
     assert moments > 100
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
-    # How often files are looked at depends on how far the compaction beside the pass is, so a sweep may do a bit less.
+    # The concurrent compaction changes the number of file operations, so a sweep may have fewer crash points.
     assert all(outcome["died"] for outcome in outcomes if outcome["k"] < 0.95 * moments)
     assert [outcome["k"] for outcome in outcomes] == list(range(1 + share, moments + 1, SHARES))
 
@@ -155,7 +155,7 @@ def test_crash_at_random_writes_in_a_cdap_store_loses_no_row(large: Path, share:
 
 
 def test_crash_inspection_detects_a_lost_row(small: Path, tmp_path: Path) -> None:
-    """The proof itself, shown to fail: one row more is expected than there is."""
+    """Expect one row more than the store has."""
     fates = json.loads((small / "expected.json").read_text())
     fates["message"]["00"] = [hashlib.sha256(b"").hexdigest()] * 2
     case = tmp_path / "spoilt"

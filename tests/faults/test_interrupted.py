@@ -1,4 +1,4 @@
-"""A run that is asked to stop, at any moment: what it did is remembered, and the next run continues from there."""
+"""A run stopped at any call keeps its completed work, and the next run continues from there."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 86400
-#: It began while the first run could not prove it yet, and none of its rows can arrive late.
+#: Too young for a proof by the first run; its rows cannot arrive late.
 OLD = pointer(NOW_MS - DAY - HOUR // 2)
 OLD_MS = NOW_MS - DAY + 10 * MINUTE
 DUE_MS = [NOW_MS - 2 * DAY + number for number in range(5)]
-#: Store calls of the longest sweep below; far more than any of them makes.
+#: Upper limit of store calls of each sweep below.
 CALLS = 300
 
 
 def prepared(store: Store) -> tuple[Kit, list[Topic]]:
-    """Two topics with rows of every fate, adopted before they had any; a full pass is due."""
+    """Return two topics, adopted empty, with rows of every fate; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS, generation=2) for name in ("default:a", "default:b")]
     kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
     kit.engine.run_once(adopt=True)
@@ -50,7 +50,7 @@ def is_done(described: Topic) -> bool:
 
 
 class StopAt:
-    """The word to stop comes just before the k-th call of the store; counts what is written before and after."""
+    """A stop request before the k-th store call; counts writes before and after."""
 
     def __init__(self, store: Store, at_call: int) -> None:
         self.at_call = at_call
@@ -79,7 +79,7 @@ class StopAt:
 
 
 def assert_true(kit: Kit) -> None:
-    """No row carries an invalid pointer up to the boundary."""
+    """Check that no row up to the boundary has an invalid pointer."""
     proven = kit.state.boundary()
     cells: list[TxCell] = kit.store.message.read(CELLS, b"", None, 10_000).items
     left = [cell.pointer for cell in cells if cell.pointer in kit.snapshots.invalid]
@@ -100,10 +100,10 @@ def test_stop_at_any_store_call_keeps_completed_work(monkeypatch: pytest.MonkeyP
         run = kit.state.runs(1)[0]
         assert_true(kit)
 
-        # At most the batch that was on its way was written,
+        # At most the current batch was written after the request.
         begun = stop.at == "metadata.get" or stop.at.endswith((".delete", ".invert"))
         assert len(stop.after) == begun, f"at call {at_call}, {stop.at}"
-        # all that was is counted, durable, and in the ledger,
+        # All writes are counted, durable and in the ledger.
         assert report.totals.expired + report.totals.old_generation == stop.rows["delete"]
         assert report.totals.invalid_transaction == stop.rows["invert"]
         assert sum(entry.rows or 0 for entry in kit.state.ledger(100)) == stop.rows.total()
@@ -111,18 +111,18 @@ def test_stop_at_any_store_call_keeps_completed_work(monkeypatch: pytest.MonkeyP
         assert (kit.state.unfinished_runs(), kit.state.intents()) == ([], [])
         counted = sum(value for key, value in kit.state.counters().items() if key.name == "rows_deleted_total")
         assert counted == stop.rows["delete"]
-        # no frontier has moved beyond it,
+        # No frontier has passed the completed work.
         if run.result == "interrupted":
             stopped_in.add(stop.at)
             assert kit.state.report(run.id, Report) == report
             if "sync" not in stop.at and "compact" not in stop.at:
                 assert (kit.state.frontiers(), kit.state.boundary()) == (frontiers, proven)
-                # What the snapshot has was seen when the run began; nothing of it counts as searched.
+                # The run has seen the snapshot's ids; none counts as searched.
                 seen = [record for pointer, record in kit.state.open_ids().items() if pointer not in open_ids]
                 assert [(record.scanned_ms, record.closed_ms) for record in seen] == [(None, None)] * len(seen)
                 assert open_ids.items() <= kit.state.open_ids().items()
 
-        # and the next run does the rest.
+        # The next run completes the work.
         report = kit.run_after(MINUTE)
         assert (report.errors, report.held_topics()) == ([], {})
         assert all(map(is_done, topics))

@@ -1,4 +1,4 @@
-"""A store that fails: in one topic, as a whole, once or for good."""
+"""Store errors: in one topic or everywhere, transient or permanent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TTL_SECONDS = 86400
 
 
 def fill(described: Topic) -> None:
-    """Rows that are due in both tables, one to invert, and a payload whose message is looked for."""
+    """Store due rows in both tables, a row to invert, and a payload that needs a reference search."""
     described.plain(*(NOW_MS - 2 * DAY + number for number in range(6)), NOW_MS).tx(OLD, NOW_MS)
     described.stored(pointer(NOW_MS - 2 * DAY), *(NOW_MS - 2 * DAY + number for number in range(6)), NOW_MS)
     described.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
@@ -52,7 +52,7 @@ def is_done(described: Topic) -> bool:
 
 
 def prepared(store: Store) -> tuple[Kit, list[Topic]]:
-    """Three topics with the same rows, adopted a day ago, before they had any; a full pass is due."""
+    """Return three topics with the same rows, adopted empty a day ago; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
     kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
     kit.snapshots.invalid = [OLD]
@@ -64,7 +64,7 @@ def prepared(store: Store) -> tuple[Kit, list[Topic]]:
 
 
 class Broken:
-    """Fails whatever is asked about one topic's rows by the operation of that name."""
+    """A fault of one operation on the rows of one topic."""
 
     def __init__(self, operation: str, about: Topic) -> None:
         self.operation = operation
@@ -205,7 +205,7 @@ def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pyte
     report = kit.engine.run_once()
     proven = kit.state.boundary()
     assert proven is not None
-    # It is tried once, and not before all is saved, unless the store does it beside the pass.
+    # One attempt, after everything is saved, unless the store compacts concurrently.
     assert len(seen) == 1
     assert store.message.can_compact_concurrently or seen == [proven]
     assert (proven.made_ms, report.boundary) == (NOW_MS, proven.bound)
@@ -231,7 +231,7 @@ def test_error_of_the_state_at_the_start_touches_no_row(store: Store) -> None:
     assert [described.messages() for described in topics] == before
 
 
-#: Sweeps a store whose files may not grow, and says what came of it.
+#: A program that sweeps a store with a file size limit and prints the result.
 FULL = """
 import json, resource, sys
 from pathlib import Path

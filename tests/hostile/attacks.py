@@ -1,7 +1,7 @@
-"""Attacks on a server that runs as a process of its own, and what it does meanwhile.
+"""Attacks on a server process, and measurements during an attack.
 
-Each attack is a context: it goes on while the block runs. A :class:`Watch` asks ``/ping`` and publishes and polls as
-honest clients do, all the time, and reads how much memory the server takes.
+Each attack is a context manager that lasts as long as its block. A :class:`Watch` continuously requests ``/ping``,
+publishes and polls like honest clients, and reads the memory of the server.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tms_core.client import Client as TmsClient
 from tms_core.client.protocol.messages import encode_poll
 from tms_core.transaction.rpc.client import TransactionClient
 
-#: The topic of honest clients, that of large messages, and that of rows which no transactional reader may see.
+#: Topics of honest clients, of large messages, and of rows invisible to transactional readers.
 HONEST, LARGE, INVISIBLE, EMPTY = "honest", "large", "invisible", "empty"
-#: A poll for everything that there is.
+#: A poll for all messages.
 EVERYTHING = b"\x04\x01\x02\x02"
-#: How long the honest clients pause between two rounds, in seconds.
+#: Pause between two rounds of honest clients, in seconds.
 _PAUSE_SECONDS = 0.02
-#: Empty messages in one request, just below what 10 MB may hold.
+#: Empty messages per request, just below 10 MB.
 _EMPTY_MESSAGES = 150_000
-#: A name as long as it may be in the head of a request, by its number.
+#: A name of the maximum length in a request head, by number.
 _LONG = "{:06d}" + "a" * 60_000
 _PATH = "/v1/namespaces/default/topics/{}"
 
 
 def anonymous_mb(pid: int, name: str = "RssAnon") -> float:
-    """How much memory a process takes that is no mapped file, in MB."""
+    """Return the anonymous memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
     assert found is not None, status
@@ -48,17 +48,17 @@ def anonymous_mb(pid: int, name: str = "RssAnon") -> float:
 
 @dataclass
 class Watch:
-    """What honest clients and probes see while an attack goes on.
+    """Measurements of honest clients and probes during an attack.
 
     Args:
-        server: what is watched.
+        server: the attacked server.
         polls: whether honest clients publish and poll.
 
     Attributes:
-        pings: how long each ``/ping`` took, in seconds; on a connection of its own, as a probe has it.
-        rounds: how long each publish and poll of an honest client took together.
-        failures: what went wrong for them.
-        before_mb, peak_mb: memory when it began, and at most.
+        pings: durations of ``/ping`` in seconds, each on a new connection, like a probe.
+        rounds: durations of one publish and poll of an honest client, in seconds.
+        failures: errors of honest clients.
+        before_mb, peak_mb: memory at the start, and its maximum.
     """
 
     server: Serve
@@ -85,18 +85,18 @@ class Watch:
 
     @property
     def grown_mb(self) -> float:
-        """By how much memory grew."""
+        """The growth of memory in MB."""
         return self.peak_mb - self.before_mb
 
     def until(self, rounds: int) -> None:
-        """Wait until so many more honest rounds are done."""
+        """Wait for ``rounds`` more honest rounds."""
         wanted, end = len(self.rounds) + rounds, time.monotonic() + PATIENCE_SECONDS
         while len(self.rounds) < wanted:
             assert time.monotonic() < end, f"honest clients do not go on: {self.failures}"
             time.sleep(0.05)
 
     def figures(self) -> dict[str, float]:
-        """In milliseconds and MB, for people."""
+        """Format the measurements in milliseconds and MB."""
         return {
             "pings": len(self.pings),
             "ping_p50_ms": milliseconds(self.pings, 50),
@@ -136,7 +136,7 @@ class Watch:
 
 
 def milliseconds(seconds: Sequence[float], percent: int) -> float:
-    """A percentile of durations."""
+    """Return a percentile of durations in milliseconds."""
     if not seconds:
         return 0.0
     ranked = sorted(seconds)
@@ -147,12 +147,12 @@ def milliseconds(seconds: Sequence[float], percent: int) -> float:
 
 
 def prepare(server: Serve, *, large: int = 0, large_bytes: int = 0, invisible: int = 0, empty: int = 0) -> None:
-    """Make the topics, and publish what attacks read.
+    """Create the topics and publish the messages that attacks read.
 
     Args:
-        large, large_bytes: how many large messages, and how large.
-        invisible: rows of a transaction that is invalid.
-        empty: messages without a payload.
+        large, large_bytes: number and size of large messages.
+        invisible: number of rows of an invalid transaction.
+        empty: number of messages without a payload.
     """
     with TmsClient(server.url, transactions=server.transactions) as client:
         for name in (HONEST, LARGE, INVISIBLE, EMPTY):
@@ -166,7 +166,7 @@ def prepare(server: Serve, *, large: int = 0, large_bytes: int = 0, invisible: i
 
 
 def publish_invisible(server: Serve, client: TmsClient, rows: int) -> None:
-    """Rows that no reader in a transaction will ever see."""
+    """Publish rows that no transactional reader sees."""
     with TransactionClient(server.transactions) as service:
         transaction = service.start_short(600)
         for first in range(0, rows, _EMPTY_MESSAGES):
@@ -186,7 +186,7 @@ def _head(topic: str, verb: str, length: int, more: str = "") -> bytes:
 
 @contextmanager
 def unfinished_bodies(port: int, count: int, size: int) -> Iterator[None]:
-    """Clients that send all of a large publish but its last byte; one that is cut off comes again."""
+    """Send large publishes without the last byte; reconnect after a close."""
 
     body = b"\x02" + block([bytes(size - 20)])
 
@@ -207,7 +207,7 @@ def unfinished_bodies(port: int, count: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def gzip_bombs(port: int, count: int, size: int) -> Iterator[None]:
-    """Small bodies that inflate to large ones, one after the other."""
+    """Send small bodies that inflate to large ones, one after the other."""
     packing = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = packing.compress(b"\x02\x02" + bytes(size)) + packing.flush()
 
@@ -223,7 +223,7 @@ def gzip_bombs(port: int, count: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def json_of_objects(port: int, count: int, size: int) -> Iterator[None]:
-    """Bodies that are small as text and large as objects, one after the other."""
+    """Send JSON that is small as text and large as objects, one after the other."""
     body = b'{"messages": [' + b"{}," * (size // 3) + b"{}]}"
 
     def attack(ended: threading.Event) -> None:
@@ -237,7 +237,7 @@ def json_of_objects(port: int, count: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def readers_who_do_not_read(port: int, count: int) -> Iterator[None]:
-    """Polls for all large messages, of which nothing is read; one that is cut off comes again."""
+    """Poll all large messages and read no response; reconnect after a close."""
 
     def attack(ended: threading.Event) -> None:
         while not ended.is_set():
@@ -252,7 +252,7 @@ def readers_who_do_not_read(port: int, count: int) -> Iterator[None]:
 
 @contextmanager
 def drips(port: int, count: int, every_seconds: float) -> Iterator[None]:
-    """Clients that send a byte now and then: half of them of a head, half of a body."""
+    """Send single bytes at intervals, half of the clients of a head, half of a body."""
 
     def attack(ended: threading.Event) -> None:
         with ExitStack() as stack:
@@ -269,10 +269,10 @@ def drips(port: int, count: int, every_seconds: float) -> Iterator[None]:
 
 
 def abandoned_polls(server: Serve, count: int) -> tuple[float, float]:
-    """Polls over all rows that may not be seen, from clients that leave at once.
+    """Poll over all invisible rows from clients that disconnect at once.
 
     Returns:
-        How long an answer about a topic took meanwhile, and after how long the server was done with the polls.
+        The duration of a topic request during the polls, and the time until all polls ended.
     """
     with TransactionClient(server.transactions) as service:
         view = service.start_short()
@@ -296,14 +296,14 @@ def abandoned_polls(server: Serve, count: int) -> tuple[float, float]:
 
 
 def _polls_done(client: Client) -> int:
-    """How many polls are over, answered or given up."""
+    """Return the number of finished polls, answered or abandoned."""
     page = client.ask("GET", "/metrics").text
     counts = re.findall(r'^tms_requests_total\{code="\d+",route="poll"\} (\S+)$', page, re.MULTILINE)
     return sum(int(float(count)) for count in counts)
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Whether the server has not closed a connection; reads nothing of an answer."""
+    """Return whether the connection is open; read no response."""
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
@@ -327,7 +327,7 @@ def _attackers(attacks: Sequence[Callable[[threading.Event], None]]) -> Iterator
 
 
 def long_names(server: Serve, count: int) -> None:
-    """Ask for topics of long names, and publish as producers of long names."""
+    """Request topics with long names, and publish as producers with long names."""
     with Client(server.port) as client:
         for number in range(count):
             name = _LONG.format(number)

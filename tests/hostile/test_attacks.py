@@ -1,7 +1,7 @@
 """Hostile and unlucky clients: the server stays within its memory, answers probes, and serves honest clients.
 
-Sizes are a tenth of the full ones; ``TMS_TEST_HOSTILE=100`` makes them whole (it is a percentage). What was measured is
-printed; times are figures and no bars here (``benchmarks/p22_hostile.py``).
+Sizes are 10 percent of the full sizes; set ``TMS_TEST_HOSTILE`` to another percentage. The tests print measurements and
+assert no durations, which ``benchmarks/p22_hostile.py`` measures.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ from tests.server.process import Serve, configure
 from tests.support import size
 
 PERCENT = size("TMS_TEST_HOSTILE", 10)
-#: ``server.memory`` of the server that is attacked, its least, so that small attacks reach it too; and what the process
-#: may take beside it.
+#: Minimum ``server.memory``, which small attacks reach, and the allowed memory of the process above it.
 MEMORY_MB, BESIDE_MB = 64, 100
-#: Connections of the server that is dripped upon.
+#: Base of the connection limit of the attacked server.
 CONNECTIONS = 50
 _ROUNDS = 10
 _MB = 1 << 20
 
 
 def share(full: int) -> int:
-    """As many as the setting says, of the full number."""
+    """Scale a full size by ``TMS_TEST_HOSTILE``."""
     return max(1, full * PERCENT // 100)
 
 
 @pytest.fixture(params=[False, True], ids=["known heads", "parsed"])
 def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Serve]:
-    # With an access log every request is parsed.
+    # The access log parses every request.
     config = configure(tmp_path, memory=MEMORY_MB, max_connections=CONNECTIONS + share(100), access_log=request.param)
     with Serve(config) as serving:
         yield serving
 
 
 def attack(server: Serve, going_on: AbstractContextManager[None]) -> Watch:
-    """Honest clients before an attack and during it, and what it came to, printed."""
+    """Run honest clients before and during an attack; print and return the measurements."""
     with Watch(server) as watch:
         watch.until(_ROUNDS)
         watch.pings.clear()
