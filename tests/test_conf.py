@@ -109,11 +109,13 @@ def test_compose_file_starts_the_image_of_this_version_and_prometheus_finds_both
     scraped = yaml.safe_load(compose["configs"]["prometheus"]["content"])
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped["scrape_configs"]}
     assert targets == {
-        "tms": [f"{settings.server.host}:{settings.server.port}"],
+        "tms-janitor-server": [f"{settings.server.host}:{settings.server.port}"],
         "tms-janitor": [f"{settings.janitor.http.host}:{settings.janitor.http.port}"],
     }
     alerts = (CONF / "prometheus/rules.yaml").read_text(encoding="utf-8")
     assert set(re.findall(r'job="([^"]+)"', alerts)) <= set(targets)
+    selectors = set(re.findall(r'job=~?"([^"]+)"', alerts))
+    assert all(any(re.fullmatch(selector, job) for selector in selectors) for job in targets)
     assert all((CONF.parent / source.split(":")[0]).is_file() for source in prometheus["volumes"] if "/rules" in source)
 
 
