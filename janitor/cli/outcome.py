@@ -14,8 +14,8 @@ from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.state.base import EVERYTHING
 from tms_core.cli.outcome import BUSY, DONE
-from tms_core.errors import StoreBusy
-from tms_core.logs.printable import complete, complete_command
+from tms_core.errors import StoreBusy, TmsError
+from tms_core.logs.printable import complete, complete_command, printable
 from tms_core.tables.lease import LeaseRecord
 
 if TYPE_CHECKING:
@@ -104,6 +104,12 @@ def require_topics(current: Session, engine: AnyEngine, report: Report, patterns
     for pattern in patterns:
         if _WILDCARDS.isdisjoint(pattern) and not engine.inspect("metadata", (pattern,), 0).rows:
             raise click.UsageError(f"unknown topic {pattern}: list the topics: {command_line(current, 'inspect meta')}")
+
+
+def skip(current: Session, error: TmsError) -> int:
+    """Print that another process holds the store, and return the exit code of a skipped run."""
+    click.echo(printable(f"skipped: {complete(str(error), current.arguments())}"), err=True)
+    return DONE
 
 
 def finish(current: Session, report: Report) -> int:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.cli.outcome import finish, require_topics, show
+from janitor.cli.outcome import finish, require_topics, show, skip
 from janitor.run.log import RunLog
 from janitor.state.records import Mode, Note
 from tms_core.cli.help import Command
 from tms_core.errors import StateBusy, StoreBusy, TmsError
-from tms_core.logs.printable import printable
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -62,8 +61,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise
-            click.echo(printable(f"skipped: {error}"), err=True)
-            return 0
+            return skip(current, error)
         report = engine.run_once(adopt=adopt, patterns=patterns)
         after_run(engine)
         RunLog(current.arguments()).write(report)

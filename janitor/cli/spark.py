@@ -11,13 +11,13 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.cli.outcome import finish, show
+from janitor.cli.outcome import finish, show, skip
 from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
 from janitor.run.log import RunLog
 from tms_core.cli.help import CommandGroup, combine_options
 from tms_core.errors import StateBusy, StoreBusy
-from tms_core.logs.printable import duration, printable
+from tms_core.logs.printable import duration
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -152,8 +152,7 @@ def sweep(
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise
-            click.echo(printable(f"skipped: {error}"), err=True)
-            return 0
+            return skip(current, error)
     RunLog(current.arguments()).write(report)
     return finish(current, report)
 
