@@ -54,6 +54,13 @@ def test_debug_log_and_answers_contain_no_token(
     assert not [token for token in tokens for answer in said if token in f"{answer.headers} {answer.text}"]
 
 
+def test_access_log_encodes_a_line_break_in_a_path(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tms_core.access")
+    with serving(access_log=True) as server, Client(server.port) as client:
+        assert client.ask("GET", "/a%0aINFO%20forged").status == 404
+    assert "GET /a%0AINFO%20forged 404" in caplog.text
+
+
 def test_access_log_names_the_principal(identities: Identities, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tms_core.access")
     with serving(gate=identities.gate, access_log=True) as server, Client(server.port) as client:

@@ -49,6 +49,18 @@ def test_publish_of_a_client_that_leaves_is_written() -> None:
             assert found == []
 
 
+def test_client_that_leaves_during_its_request_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as server, Client(server.port) as other:
+        topic = TopicClient(other, "t").create()
+        body = avro(b"a")
+        with Client(server.port) as leaving:
+            leaving.send("POST", f"{topic.path}/publish", body[:-1], content_type=AVRO, content_length=str(len(body)))
+        gone = {"route": "publish", "code": "499"}
+        wait_until(lambda: server.metrics.registry.get_sample_value("tms_requests_total", gone) is not None)
+        assert topic.poll() == []
+    assert not caplog.records
+
+
 def test_publish_on_a_full_disk_is_503_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     full = StoreFull("No space left on device.", "Free some space.")

@@ -318,6 +318,16 @@ def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known
         assert clients[0].ask("POST", f"{path}/poll", json.dumps(behind).encode(), **of_ada).json == []
 
 
+def test_access_log_has_a_line_for_each_publish(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tms_core.access")
+    config = memory(tmp_path, access_log=True)
+    with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+        topic = TopicClient(client, "t").create()
+        for _ in range(3):
+            topic.publish("a")
+    assert caplog.text.count("/t/publish 200") == 3
+
+
 def test_key_file_that_is_missing_ends_the_start(tmp_path: Path) -> None:
     config = configure(tmp_path, auth={"kind": "jwt", "key_file": "issuer.pem"})
     with pytest.raises(ConfigurationError, match=r"server\.auth\.key_file .*issuer\.pem"), serving(config, {}, {}):

@@ -74,9 +74,9 @@ def test_given_a_holder_that_has_ended_since_then_that_is_said(tmp_path: Path) -
         RemoteEngine(Caller(tmp_path), IDENTITY).verify()
 
 
-def test_greeting_of_a_process_that_ends_is_none(tmp_path: Path) -> None:
+def test_identity_of_a_process_that_ends_is_none(tmp_path: Path) -> None:
     with server(tmp_path, lambda _: None):
-        assert Caller(tmp_path).greeting() is None
+        assert Caller(tmp_path).process_identity() is None
 
 
 def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path) -> None:
