@@ -1,7 +1,6 @@
-"""What the janitor and its operator do; each command of the janitor's is watched and judged.
+"""Commands of the janitor and its operator; every command is checked against the invariants.
 
-An operator in a hurry adopts, approves, truncates and restores at any moment, but not blindly: they look at the clock
-before they vouch for it.
+The operator adopts, approves, truncates and restores at any time, but checks the clock before accepting it.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, repr=False)
 class Run(Operation):
-    """One pass.
+    """Run one pass.
 
     Attributes:
         topic: the only topic in scope; None for all.
-        at_call: before which of its store calls ``meanwhile`` happens.
-        meanwhile: another operation, or the process dies, or is asked to end, or loses its lease, or the store fails.
-        patient: leave topics alone in which little has come due.
+        at_call: the store call before which ``meanwhile`` happens.
+        meanwhile: another operation, a crash, a stop request, a lost lease, or a store error.
+        patient: whether to skip topics with few due rows.
     """
 
     adopt: bool = False
@@ -99,7 +98,7 @@ class Run(Operation):
             watch.ended()
 
     def _record_report(self, world: World, watch: Watch, report: Report) -> None:
-        """Take note of what the janitor now remembers."""
+        """Record what the janitor has learned from a run."""
         world.reached["fed back"] += report.truncated
         if report.tripped:
             world.reached["stopped"] += 1
@@ -125,14 +124,14 @@ class Run(Operation):
 
 
 def record_adoption(world: World) -> None:
-    """Take note if a run or an apply has adopted the store, which only a person may do where one was adopted before."""
+    """Record an adoption by a run or an apply, which must not replace an earlier adoption."""
     adopted_before = world.has_adopted
     if world.record_adoption() and adopted_before:
         raise Violation("no permission", "a run has adopted the store, and another one was adopted before")
 
 
 def recover(world: World, engine: FileEngine) -> None:
-    """What a process does first: close the run of one that has died."""
+    """Close the run of a crashed process, like every process at its start."""
     lost = engine.recover()
     world.reached["recovered"] += len(lost)
     if lost:
@@ -140,7 +139,7 @@ def recover(world: World, engine: FileEngine) -> None:
 
 
 def _failed(name: str, report: Report) -> bool:
-    """Whether the topic is one that the run left undone."""
+    """Return whether the run reports an error of the topic."""
     starts = (f"topic {topic_id(name)}: ", f"topic {topic_id(name)} ")
     return any(error.startswith(starts) for error in report.errors)
 
@@ -189,7 +188,7 @@ class Apply(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Adopt(Operation):
-    """Accept the store; the operator has looked at the clock and the settings first."""
+    """Adopt the store after a check of the clock and the settings."""
 
     def on(self, world: World) -> None:
         if world.looks_right:
@@ -200,7 +199,7 @@ class Adopt(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Verify(Operation):
-    """Hold every row against the boundary."""
+    """Verify the boundary against every row."""
 
     def on(self, world: World) -> None:
         before = world.state.boundary()
@@ -214,13 +213,13 @@ class Verify(Operation):
 
 @dataclass(frozen=True, repr=False)
 class WriteBack(Operation):
-    """A tool writes a row of an aborted transaction as it was before it was inverted, and the boundary is verified."""
+    """Revert the inversion of an aborted row, and verify the boundary."""
 
     def on(self, world: World) -> None:
         row = world.write_back()
         if row is None or row.pointer is None:
             return
-        # The janitor cannot know before it has looked.
+        # The janitor cannot know before the audit.
         world.boundaries = []
         before = world.reached["boundary refuted"]
         Verify().on(world)
@@ -231,7 +230,7 @@ class WriteBack(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Approve(Operation):
-    """Let held frontiers go: of one topic, or all and the clock, at which the operator has looked first."""
+    """Release the holds of one topic, or all holds and the clock after a check of the clock."""
 
     topic: str | None = None
 
@@ -251,7 +250,7 @@ class Approve(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Pause(Operation):
-    """Have nothing done in a topic, or in all of them, or go on with it."""
+    """Pause or resume one topic or all topics."""
 
     topic: str | None = None
     paused: bool = True
@@ -270,7 +269,7 @@ class Pause(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Truncate(Operation):
-    """Drop from the invalid list what the janitor has proven to be clean."""
+    """Truncate the invalid list up to the proven boundary."""
 
     def on(self, world: World) -> None:
         if world.state.store() is None:
@@ -282,7 +281,7 @@ class Truncate(Operation):
 
 @dataclass(frozen=True, repr=False)
 class FeedBack(Operation):
-    """From now on the janitor itself has dropped from the list what it has proven clean."""
+    """Let the janitor truncate proven ids itself from now on."""
 
     def on(self, world: World) -> None:
         world.feeds_back = True
@@ -290,11 +289,11 @@ class FeedBack(Operation):
 
 @dataclass(frozen=True, repr=False)
 class DamageLog(Operation):
-    """The machine stops and the log of LevelDB is damaged; the operator puts it right before the janitor goes on.
+    """Damage the log of LevelDB; the operator repairs it before the next operation.
 
     Attributes:
-        percent: how far into the log a bit is another, or how much is left of its last record.
-        torn: whether the log ends there; a crash does no more than that.
+        percent: position of the flipped bit in the log, or the rest of its last record.
+        torn: whether the log is truncated, like after a crash, instead of a flipped bit.
     """
 
     percent: int = 0
@@ -335,13 +334,13 @@ class Restore(Operation):
 
     def on(self, world: World) -> None:
         if world.restore(self.slot, in_place=self.in_place):
-            # Nobody has asked the janitor since; what it says next must be true of this store.
+            # Statements about the replaced store do not count.
             world.boundaries = []
 
 
 @dataclass(frozen=True, repr=False)
 class KeepRows(Operation):
-    """From now on rows are archived before they are deleted."""
+    """Archive rows before their deletion from now on."""
 
     def on(self, world: World) -> None:
         world.archives = True
@@ -349,7 +348,7 @@ class KeepRows(Operation):
 
 @dataclass(frozen=True, repr=False)
 class BringBack(Operation):
-    """Restore from the archive what there is of a topic, to itself or to another one."""
+    """Restore all archived rows of a topic, to itself or to another topic."""
 
     topic: str
     target: str | None = None

@@ -1,18 +1,18 @@
-"""Consumer groups under everything that can happen to them: the real service, manager and tables under one clock.
+"""Consumer groups under random faults: the real service, manager and tables with one clock.
 
-A history is a row of steps that a seed draws. Whatever happens, these hold, and the check that fails names them:
+A seed draws the steps of a history. These invariants hold in every history, and a failed check names its invariant:
 
 * **Q1** each committed message is in exactly one committed transaction of each group
-* **Q2** what a worker has published is visible exactly if its claim is done
-* **Q3** in order: what is committed one after the other is in the order of the ids
-* **Q4** everything is processed in the end
-* **Q5** taking ids off the invalid list, after the janitor has been there, changes nothing
-* **Q6** a sweep deletes nothing that a group has not processed, also of one that comes meanwhile
-* **Q7** no id is given at or before one that a group has read or was given
-* **Q11** without an order: nothing is given out that is not committed
-* **Q12** what a deposed leader sends late changes nothing
-* **Q14** a delivery counts only if the program was given the messages and then failed, or was not heard of again
-* **Q13** after a sweep a reader without a transaction gets the rows that the store has
+* **Q2** the messages of a worker are visible if, and only if, its claim is done
+* **Q3** in an ordered group, commits follow the order of the ids
+* **Q4** every message is processed in the end
+* **Q5** truncating the invalid list after a run of the janitor changes nothing
+* **Q6** a sweep deletes no message that a group has not processed, including a group registered during the sweep
+* **Q7** no new id is at or before an id that a group has read or claimed
+* **Q11** an unordered group receives only committed messages
+* **Q12** a late write of a former leader changes nothing
+* **Q14** a delivery counts only if the program received the messages and then failed or disappeared
+* **Q13** after a sweep, a reader without a transaction receives the rows of the store
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ LIFETIME_MS = HOUR
 
 
 class Violation(AssertionError):
-    """An invariant does not hold."""
+    """A broken invariant."""
 
 
 class FaultySide(MemorySide):
-    """A side table whose next write is cut off: before it is done, behind it, or until later.
+    """A side table whose next write fails before it, fails after it, or is delayed.
 
     Attributes:
         fault: ``before``, ``after`` or ``late``; empty: none.
-        late: writes that are still under way.
-        visitor: called at the read with this number from now on; None: nothing is.
+        late: the delayed writes.
+        visitor: number of the read from now that makes a call, and the call; None: no call.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class FaultySide(MemorySide):
 
 @dataclass
 class Worker:
-    """A batch that a worker has, and the ids of its messages."""
+    """A worker's batch, and the ids of its messages."""
 
     group: str
     tx: Transaction
@@ -109,7 +109,7 @@ class Worker:
 
 @dataclass
 class GroupWorld:
-    """A server, its groups, producers and workers, and what must have come of it."""
+    """A server, its groups, producers and workers, and their expected results."""
 
     random: Random
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_MS, monotonic_ms=DAY))
@@ -118,7 +118,7 @@ class GroupWorld:
 
     def __post_init__(self) -> None:
         self.store = MemoryStore()
-        # By its name, so that a planted bug takes its place.
+        # Looked up at the call, so that a planted bug can replace it.
         self.manager = TransactionManager(
             MemoryStorage(), self.clock, release=lambda is_leaving: managing.release_rows(self.side, is_leaving)
         )
@@ -139,11 +139,11 @@ class GroupWorld:
         self.guest: bytes | None = None
         self.producers: dict[int, tuple[Transaction, list[bytes]]] = {}
         self.workers: list[Worker] = []
-        #: The transaction that the commit of a worker began, which claims its next batch.
+        #: The transaction that a worker's commit began, which claims its next batch.
         self.next: Transaction | None = None
         self.committed: set[bytes] = set()
         self.done: dict[str, Counter[bytes]] = {group: Counter() for group in GROUPS}
-        #: How often programs have failed with messages.
+        #: Count of failures by message.
         self.failed: dict[str, Counter[bytes]] = {group: Counter() for group in GROUPS}
         self.last: bytes = b""
         self.number = 0
@@ -177,7 +177,7 @@ class GroupWorld:
         self.producers[tx.transaction_id] = (tx, self._published(tx))
 
     def decide(self) -> None:
-        """Commit what a producer has published, or take it back, or never hear of it again."""
+        """Commit, roll back or invalidate the transaction of a producer."""
         if not self.producers:
             return
         pointer = self.random.choice(sorted(self.producers))
@@ -192,7 +192,7 @@ class GroupWorld:
             self.manager.invalidate(pointer)
 
     def work(self) -> None:
-        """A worker polls; its answer may be lost, or the server may die while it writes the claim."""
+        """Poll as a worker; the response may be lost, or the server killed while it writes the claim."""
         group = self.random.choice(sorted(GROUPS))
         tx, self.next = self.next or self.manager.start_short(self.random.choice((10, 60))), None
         self.side.fault = self.random.choice(("",) * 7 + ("before", "after", "late"))
@@ -229,7 +229,7 @@ class GroupWorld:
             self.workers.append(Worker(group, tx, payloads, ids))
 
     def finish(self) -> None:
-        """A worker commits, rolls back, or is never heard of again; or it wakes up after its timeout."""
+        """Commit or roll back a worker, or let it disappear; its transaction may have timed out."""
         if not self.workers:
             return
         worker = self.workers.pop(self.random.randrange(len(self.workers)))
@@ -251,7 +251,7 @@ class GroupWorld:
         self.manager.expire()
 
     def step_clock(self) -> None:
-        """The wall clock goes back by some seconds, mostly with a new start of the server."""
+        """Step the wall clock back by some seconds, and restart the server."""
         self.clock.step(-self.random.choice((2, 5)) * SECOND)
         self.restart()
 
@@ -260,13 +260,13 @@ class GroupWorld:
         self.service = self.serve()
 
     def arrive(self) -> None:
-        """A write arrives that a deposed leader had under way; its client has heard nothing, and gave up."""
+        """Apply the late writes of a former leader, whose client received no response and gave up."""
         while self.side.late:
             self.reached["late"] += 1
             self.side.late.pop()()
 
     def sweep(self) -> None:
-        """The janitor comes by; sometimes a guest comes or goes meanwhile, whose group reads nothing."""
+        """Run the janitor; sometimes a group that reads nothing is added or removed during the run."""
         self.clock.advance(1)
         before = self._rows()
         if self.random.random() < 0.5:
@@ -286,7 +286,7 @@ class GroupWorld:
         self.reached["swept"] += len(gone)
 
     def visit(self) -> None:
-        """Another group is registered, from the beginning on; or it is forgotten."""
+        """Register the guest group at the first message, or delete it."""
         if self.guest is None:
             self.service.consumers.put(ORDERS, "guest", MessageId(0, 0))
             self.guest = self.service.consumers.get(ORDERS, "guest").id.pack()[:10]
@@ -296,9 +296,9 @@ class GroupWorld:
             self.guest = None
 
     def truncate(self) -> None:
-        """The janitor frees void claims; then the ids leave the list whose transactions can write no more.
+        """Free void claims, and truncate the ids of transactions that can no longer write.
 
-        Or an operator has them leave it, and the janitor was not there.
+        Sometimes an operator truncates them without a run of the janitor.
         """
         invalid = self.manager.visibility()
         if self.random.random() < 0.5:
@@ -309,9 +309,9 @@ class GroupWorld:
         self.manager.truncate_invalid(closed)
 
     def rest(self) -> None:
-        """Two hours in which nothing happens: what is open times out, and ids are closed.
+        """Wait two hours: open transactions time out, and ids are closed.
 
-        No write is under way for longer than that; an id may leave the invalid list by then.
+        No write is delayed for longer; afterwards an id may leave the invalid list.
         """
         self.arrive()
         self.clock.advance(2 * LIFETIME_MS + 1)
@@ -322,7 +322,7 @@ class GroupWorld:
         self.workers.clear()
 
     def calm(self) -> None:
-        """All is processed and deleted; then the clock goes back, and the server starts again."""
+        """Process and delete all messages, then step the clock back and restart the server."""
         self.rest()
         self.publish()
         self._process_all()
@@ -332,7 +332,7 @@ class GroupWorld:
         self.step_clock()
         self.publish()
 
-    # -- what must be true --------------------------------------------------------------------------------------------
+    # -- the invariants -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         for group, done in self.done.items():
@@ -345,7 +345,7 @@ class GroupWorld:
             raise Violation(f"Q2: {sorted(visible)} is visible, and {sorted(with_outputs)} was processed")
 
     def drain(self) -> None:
-        """Everything is decided, and workers that do not fail do the rest."""
+        """Decide all transactions, process the rest with reliable workers, and check the results."""
         self.arrive()
         self.rest()
         self.truncate()
@@ -357,7 +357,7 @@ class GroupWorld:
         self.check()
 
     def _process_all(self) -> None:
-        """Workers that do not fail do what there is to do."""
+        """Process all messages with reliable workers."""
         for group, order in GROUPS.items():
             for _ in range(200):
                 tx = self.manager.start_short()
@@ -403,7 +403,7 @@ class GroupWorld:
         return payloads
 
     def _commit(self, tx: Transaction, *, goes_on: bool = False) -> bool:
-        """Commit a transaction, if that can be done, and begin another with it where the worker goes on."""
+        """Commit a transaction, and begin the next with it if the worker continues; return success."""
         try:
             if goes_on:
                 self.next = self.manager.commit_and_start(tx.transaction_id, self.random.choice((10, 60)))
@@ -428,7 +428,7 @@ class GroupWorld:
             self.failed[worker.group].update(worker.payloads)
 
     def _give_back(self, worker: Worker) -> None:
-        """What the client does: take back claims and messages, then abort; what is not certain is invalidated."""
+        """Roll back claims and messages, then abort, like the client; invalidate after an error."""
         pointer = worker.tx.transaction_id
         self.side.fault = self.random.choice(("",) * 5 + ("before", "after", "late")) if worker.payloads else ""
         steps: list[Callable[[], None]] = [
@@ -436,7 +436,7 @@ class GroupWorld:
             lambda: self.service.rollback(BILLS, pointer),
         ]
         if self.random.random() < 0.1:
-            # A client that aborts, and has not taken back all.
+            # A client that aborts after an incomplete rollback.
             steps.pop(self.random.randrange(len(steps)))
             self.reached["not all taken back"] += 1
         try:
@@ -461,7 +461,7 @@ class GroupWorld:
         return [payload for pointer, payload in found if pointer > 0 and reader.is_visible(pointer)]
 
 
-#: How often each step is drawn, against the others.
+#: Relative frequency of each step.
 WEIGHTS: dict[str, float] = {
     "work": 12,
     "finish": 9,
@@ -493,7 +493,7 @@ class Played(Protocol):
 def play(
     seed: int, steps: int = 60, make: Callable[[Random], Played] = GroupWorld, weights: Mapping[str, float] = WEIGHTS
 ) -> Counter[str]:
-    """Play the history of a seed on a world of that kind; return the situations that it reached."""
+    """Play the history of a seed on a world; return the count of each event."""
     random = Random(seed)
     world = make(random)
     names: list[str] = []

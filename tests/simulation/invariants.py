@@ -1,20 +1,19 @@
-"""What must be true after every step, whatever happened.
+"""The invariants, checked after every operation.
 
-* **live row lost**: a row that the rules keep is gone. Payloads of transactions that are committed or undecided are
-  among them as long as a message refers to them or may come to (L5).
-* **zombie**: a row is there that was never written, or that had been deleted, or its value is not what was written.
-* **aborted message visible**, **committed message hidden**: what a transactional reader with today's lists sees is not
-  what was committed.
-* **payloads mixed**: a committed message would be given payloads that were not stored for it.
-* **false boundary**: the janitor states a bound, and a row carries a positive pointer up to it that was not committed.
-* **frontier overrun**: a row was deleted before its hold was over, or by a clock that is ahead, or by a janitor that
-  nobody let go.
-* **no permission**: a row of a paused topic was changed, or a run went on that was to end, beyond the one batch whose
-  writing may have begun.
-* **not in the ledger**: a row went, and no entry of the ledger tells between which keys, by which rule and in which run
-  it did; or an entry tells of more rows than went.
-* **plan overrun**: an ``apply`` did something that its plan file does not show; a plan did anything at all.
-* **left behind**: after everything was put in order, a pass left something the rules delete.
+* **live row lost**: a row that the rules keep is missing. Payloads of committed or undecided transactions are live as
+  long as a message refers to them or may refer to them later (L5).
+* **zombie**: a row exists that was never written or was deleted, or its value differs from the written one.
+* **aborted message visible**, **committed message hidden**: a transactional reader with the current lists does not see
+  exactly the committed messages.
+* **payloads mixed**: a committed message has payloads that were not stored for it.
+* **false boundary**: a row up to a bound of the janitor has a positive pointer that was not committed.
+* **frontier overrun**: a row was deleted before the end of its hold, by a clock ahead, or without an adoption.
+* **no permission**: a row of a paused topic was changed, or a run continued after a stop request or a lost lease,
+  beyond the batch in progress.
+* **not in the ledger**: no ledger entry has the key range, rule and run of a deleted or inverted row, or the entries
+  count more rows than were changed.
+* **plan overrun**: an ``apply`` wrote outside its plan file, or a plan wrote at all.
+* **left behind**: a pass in a settled world left rows that the rules delete.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tms_core.transaction.model import TX_PER_MS
 
 
 class Violation(AssertionError):
-    """An invariant does not hold."""
+    """A broken invariant."""
 
     def __init__(self, invariant: str, detail: str) -> None:
         super().__init__(f"{invariant}: {detail}")
@@ -43,7 +42,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a plan file shows: ranges by table, and pointers by topic."""
+    """The content of a plan file: ranges by table, and pointers by topic."""
 
     ranges: list[tuple[str, bytes, bytes]]
     pointers: frozenset[tuple[str, int | None]]
@@ -66,16 +65,16 @@ class Allowed:
 
 
 class Watch:
-    """What was true before the janitor did something, to judge by afterwards.
+    """The state before a command of the janitor, against which its writes are judged.
 
     Args:
-        may_write: whether the command may change anything at all.
-        allowed: the plan file it carries out.
+        may_write: whether the command may write.
+        allowed: the plan file that it applies.
 
     Attributes:
-        paused: topics that were paused when it began.
-        is_stopping: whether the janitor is asked to end.
-        changes: rows that were deleted or inverted so far.
+        paused: topics paused at its start.
+        is_stopping: whether the janitor has received a stop request.
+        changes: number of rows deleted or inverted so far.
     """
 
     def __init__(self, world: World, *, may_write: bool = True, allowed: Allowed | None = None) -> None:
@@ -93,11 +92,10 @@ class Watch:
         self.changes = 0
 
     def interrupted(self, call: str, batch_rows: int) -> None:
-        """Something is about to happen while the janitor works, just before it makes a store call of that name.
+        """Judge the writes before a concurrent operation, which happens before the store call ``call``.
 
-        From here on it must go by the metadata as it is then (S2), but for the one batch that it may just be handing
-        over: between its look at the metadata and its delete it cannot know. Nor can it know of a pause, or that it
-        shall end, between asking and writing.
+        From now on the janitor must use the new metadata (S2), except for a batch between its metadata read and its
+        delete. In the same window it cannot know of a pause or a stop request.
         """
         self.judge()
         self._both = call == "delete"
@@ -111,7 +109,7 @@ class Watch:
         return self._topics
 
     def judge(self) -> None:
-        """Compare the store with the model, and hold the janitor to what it may do."""
+        """Compare the store with the model, and check the permission of every change."""
         deleted, inverted = find_changes(self._world)
         for row in deleted:
             del self._world.rows[row.id]
@@ -181,10 +179,10 @@ class Watch:
 
 
 def check_ledger(world: World, run_id: str | None, changes: int) -> None:
-    """All that went until now is in the ledger."""
+    """Check that the ledger has every change so far."""
     for row, rules in world.unrecorded:
         if run_id is None and "invalid_transaction" in rules:
-            continue  # Inversions are not announced: the row itself tells of them.
+            continue  # Inversions have no intent: the row itself shows them.
         entries = world.state.ledger(1000, topic=topic_id(row.topic), key=row.key)
         fitting = [e for e in entries if (e.table, e.generation) == (row.table, row.generation) and e.rule in rules]
         if not fitting:
@@ -201,7 +199,7 @@ def _rule(row: Row, topic: Topic | None) -> str:
 
 
 def find_changes(world: World) -> tuple[list[Row], list[Row]]:
-    """Rows that are gone, and rows whose pointer was negated, against the model; anything else is a violation."""
+    """Return deleted and inverted rows; any other difference from the model is a violation."""
     messages = dict(world.store.message.read(MESSAGES, b"", None, ALL).items)
     payloads = dict(world.store.payload.read(PAYLOADS, b"", None, ALL).items)
     deleted, inverted = [], []
@@ -223,7 +221,7 @@ def find_changes(world: World) -> tuple[list[Row], list[Row]]:
 
 
 def check_reader(world: World) -> None:
-    """A transactional reader sees what was committed, and nothing else."""
+    """Check that a transactional reader sees exactly the committed messages."""
     reader = world.manager.reader()
     for row in world.rows.values():
         if row.table != "message" or row.pointer is None or row.lost_cause:
@@ -236,7 +234,7 @@ def check_reader(world: World) -> None:
 
 
 def check_payloads(world: World) -> None:
-    """A committed message is given the payloads that its transaction stored for it, and no others."""
+    """Check that a committed message has only the payloads stored for it."""
     stored: dict[tuple[str, int, int | None], set[tuple[str, int]]] = {}
     for row in world.rows.values():
         if row.table == "payload":
@@ -248,7 +246,7 @@ def check_payloads(world: World) -> None:
 
 
 def check_claims(world: World) -> None:
-    """No bound the janitor states has a positive pointer below it that was not committed."""
+    """Check that no uncommitted positive pointer is at or below a stated bound."""
     if not world.boundaries:
         return
     for row in world.rows.values():
@@ -257,7 +255,7 @@ def check_claims(world: World) -> None:
 
 
 def check_searched(world: World, watch: Watch) -> None:
-    """After a boundary was refuted: the next run that can has looked at every row, whatever its time (S4)."""
+    """Check that the next complete run after a refuted boundary searched every row (S4)."""
     if watch.paused or world.reference.paused or world.store.damage:
         return
     for row in world.rows.values():
@@ -273,7 +271,7 @@ def check_bounds(pointer: int, what: str, boundaries: Collection[tuple[str, int]
 
 
 def check_complete(world: World) -> None:
-    """After a pass with nothing in its way: nothing is left that the rules delete."""
+    """Check that an unhindered pass left no row that the rules delete."""
     staying = {(row.topic, row.generation, row.pointer) for row in world.rows.values() if row.refers}
     for row in world.rows.values():
         topic = world.topics.get(row.topic)
@@ -289,9 +287,9 @@ def check_complete(world: World) -> None:
 
 
 def check_boundary_reached(world: World, prune_bound: int) -> None:
-    """After such a pass, long after everything was decided: the boundary goes as far as it may."""
+    """Check that the boundary is maximal after an unhindered pass with all transactions decided."""
     if world.feeds_back and any(row.readable and row.lost_cause for row in world.rows.values()):
-        return  # An audit has refuted it, if there was one: the row's id was on the list once.
+        return  # An audit may have refuted it: the row's id was on the list.
     writable = (world.wall_ms - LIFETIME_MS - GRACE_MS) * TX_PER_MS - 1
     expected = min(writable, prune_bound)
     boundaries = dict(world.boundaries)
@@ -302,7 +300,7 @@ def check_boundary_reached(world: World, prune_bound: int) -> None:
 
 
 def describe(row: Row) -> str:
-    """A row in words, its times counted from the beginning of the history."""
+    """Describe a row, with its time relative to the start of the history."""
     seconds = (row.time_ms - START_MS) / SECOND_MS
     text = f"{row.table} row of {topic_id(row.topic)}, generation {row.generation}, at {seconds:.3f} s"
     return text if row.pointer is None else f"{text}, pointer {row.pointer}"

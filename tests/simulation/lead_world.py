@@ -1,11 +1,10 @@
-"""Producers on two servers of which one leads: the lead changes, and what the deposed one had under way comes late.
+"""Producers on two servers under changes of the leader, with late writes of the former leader.
 
-The histories are those of :mod:`tests.simulation.producer_world`, and the same must hold. A write may be cut in the
-middle: then its server is deposed, and the other rows arrive whenever they like, also between two reads of the server
-that leads by then. Or the store does not answer in time: then its server goes on, and the rows arrive all the same. So
-may what it takes back of them.
+Histories and invariants are those of :mod:`tests.simulation.producer_world`. A write may be interrupted: its server
+loses the leadership, and the other rows arrive at any time, also between two reads of the new leader. Or the store
+times out: the server continues, and the rows or their rollback arrive later.
 
-A reader follows both topics, and must have seen in the end all that was acknowledged.
+A reader follows both topics and must see every acknowledged message.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tms_core.rowkey import MessageId
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 
-#: One slot, so one server leads.
+#: One slot has one leader.
 ONE_SLOT = SETTINGS.model_copy(update={"slots": 1})
-#: After so many seconds one of two servers leads, whatever has happened.
+#: Seconds after which one of the servers leads in any case.
 _SETTLED = 12
 
 
@@ -40,7 +39,7 @@ class LeadWorld(ProducerWorld):
         self.leases = MemorySide()
         self.names: Iterator[int] = iter(range(10**9))
         self.servers: list[SlotServer] = []
-        #: How far the reader has come, and what it has read.
+        #: Positions and messages of the reader.
         self.followed: dict[TopicId, MessageId | None] = {BILLS: None, ORDERS: None}
         self.read: set[tuple[TopicId, bytes]] = set()
         super().__init__(random)
@@ -49,7 +48,7 @@ class LeadWorld(ProducerWorld):
 
     @property
     def service(self) -> MessagingService:
-        """That of the server that leads; one of which a write is late is deposed."""
+        """The service of the leader; a leader with a stalled write is replaced first."""
         if self.writes.is_stalled:
             self.take_over()
         return self._leader().service
@@ -63,7 +62,7 @@ class LeadWorld(ProducerWorld):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """The leader is held up until another one leads, or it dies."""
+        """Stall or kill the leader until another server leads."""
         self.writes.is_stalled = False
         leader = self._leader()
         self.servers.remove(leader)
@@ -76,14 +75,14 @@ class LeadWorld(ProducerWorld):
         leader.look()
 
     def hand_over(self) -> None:
-        """The leader gives its lease back."""
+        """Release the lease of the leader."""
         leader = self._leader()
         leader.assignment.resign()
         self.servers.reverse()
         self.reached["handed over"] += 1
 
     def follow(self) -> None:
-        """The reader goes on where it was."""
+        """Continue the reader at its positions."""
         for topic, start in self.followed.items():
             request = FetchRequest(start, inclusive=False)
             for message in [one for page in self.service.fetch(topic, request) for one in page]:
@@ -100,7 +99,7 @@ class LeadWorld(ProducerWorld):
         self._arrive()
 
     def rest(self) -> None:
-        # Nothing is under way for so long.
+        # No write is delayed for this long.
         self.arrive()
         super().rest()
 
@@ -131,7 +130,7 @@ class LeadWorld(ProducerWorld):
         return start_server(self, ordinal, self.random.choice((0, 1 << 20)), ONE_SLOT)
 
     def _read(self, read: Callable[..., Any], *given: Any) -> Any:
-        """Read a page; behind it something may arrive."""
+        """Read a page; late writes may arrive after it."""
         page = read(*given)
         if self.writes.late and self.random.random() < 0.15:
             self._arrive()

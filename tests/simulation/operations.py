@@ -1,7 +1,7 @@
-"""What happens around the janitor, each thing with its parameters fixed, so that a history can be played again.
+"""Operations of servers, clients, clocks and disks, with fixed parameters, so that a history can be replayed.
 
-An operation whose precondition does not hold does nothing. So any part of a history is a history, and a failing one can
-be made shorter by leaving things out.
+An operation whose precondition does not hold does nothing. Therefore any part of a history is a history, and a failing
+history can be shrunk by removing operations.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tms_core.rowkey import MessageKey, PayloadKey
 @dataclass(frozen=True)
 class Operation:
     def on(self, world: World) -> None:
-        """Let it happen."""
+        """Apply the operation to the world."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        """As one would write it: what is at its default is left out."""
+        """Return the constructor call without default values."""
         given = [(item.name, getattr(self, item.name), item.default) for item in fields(self)]
         shown = [f"{name}={_code(value)}" for name, value, default in given if default is MISSING or value != default]
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -70,7 +70,7 @@ class SetTtl(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Garble(Operation):
-    """Make a topic's metadata unreadable, or readable again."""
+    """Make a topic's metadata unreadable, or repair it."""
 
     topic: str
     on_purpose: bool = True
@@ -83,7 +83,7 @@ class Garble(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Protect(Operation):
-    """Put a topic under ``janitor.protect``, or take it out."""
+    """Add a topic to ``janitor.protect``, or remove it."""
 
     topic: str
     protected: bool = True
@@ -95,7 +95,7 @@ class Protect(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Break(Operation):
-    """The store fails whenever rows of the topic are to be written, or does so no longer."""
+    """Fail all writes to rows of the topic, or stop failing."""
 
     topic: str
     broken: bool = True
@@ -107,7 +107,7 @@ class Break(Operation):
 
 @dataclass(frozen=True, repr=False)
 class FillDisk(Operation):
-    """The disk is full for the janitor, or has room again."""
+    """Fill the disk of the janitor, or free it."""
 
     full: bool = True
 
@@ -128,7 +128,7 @@ class Publish(Operation):
 
 
 class Odd(StrEnum):
-    """What can be wrong with a key."""
+    """The defect of an unrecognized key."""
 
     SHORT = "short"
     LONG = "long"
@@ -139,7 +139,7 @@ class Odd(StrEnum):
 
 @dataclass(frozen=True, repr=False)
 class PutUnrecognized(Operation):
-    """Somebody else's program writes a row of its own."""
+    """Write a row of another program."""
 
     topic: str
     table: Table
@@ -180,7 +180,7 @@ class Start(Operation):
 
 @dataclass(frozen=True, repr=False)
 class OfTransaction(Operation):
-    """Something a client does in its transaction, which it may not know to be invalid."""
+    """An operation of a client in its transaction, which may already be invalid."""
 
     tx: int
 
@@ -203,11 +203,11 @@ class Checkpoint(OfTransaction):
 
 @dataclass(frozen=True, repr=False)
 class PublishIn(OfTransaction):
-    """Publish in a transaction, with payload or as a reference to what was stored.
+    """Publish in a transaction, with a payload or a reference to stored payloads.
 
     Attributes:
-        late_ms: how long ago the server let the write pass.
-        in_flight_ms: how long ago, since then, it gave the rows their time; they appear only now.
+        late_ms: time since the server's lifetime check of the write.
+        in_flight_ms: time since the server assigned the times of the rows, which land now.
     """
 
     topic: str
@@ -228,7 +228,7 @@ class PublishIn(OfTransaction):
 
 @dataclass(frozen=True, repr=False)
 class Store(OfTransaction):
-    """Store payloads, to be referred to later. The server does not check the lifetime here."""
+    """Store payloads for a later reference. The server does not check the lifetime."""
 
     topic: str
     rows: int = 1
@@ -239,7 +239,7 @@ class Store(OfTransaction):
 
 @dataclass(frozen=True, repr=False)
 class Commit(OfTransaction):
-    """Commit; a client whose transaction is not in progress any more learns it now, and rolls back."""
+    """Commit; roll back if the transaction is no longer in progress."""
 
     def by(self, client: Client, world: World) -> None:
         world.finish(client, commit=True)
@@ -253,7 +253,7 @@ class Abort(OfTransaction):
 
 @dataclass(frozen=True, repr=False)
 class Invalidate(OfTransaction):
-    """Give the transaction up; what is on its way to the server may still arrive."""
+    """Invalidate the transaction; requests in flight may still arrive."""
 
     def by(self, client: Client, world: World) -> None:
         world.manager.invalidate(client.id)
@@ -267,7 +267,7 @@ class Wait(Operation):
     """Let time pass.
 
     Attributes:
-        snapshot_age_ms: how old the snapshot is that the transaction service has written by then; None: none.
+        snapshot_age_ms: age of the snapshot written during the wait; None: no snapshot.
     """
 
     milliseconds: int
@@ -285,7 +285,7 @@ class Wait(Operation):
 
 @dataclass(frozen=True, repr=False)
 class SkewServer(Operation):
-    """The server's clock is off by a little."""
+    """Set the skew of the server's clock."""
 
     milliseconds: int
 
@@ -295,7 +295,7 @@ class SkewServer(Operation):
 
 @dataclass(frozen=True, repr=False)
 class SetClock(Operation):
-    """Step the janitor's clock to be ahead of honest time by that much."""
+    """Step the janitor's clock to this offset from true time."""
 
     error_ms: int
 
@@ -313,10 +313,10 @@ class Reboot(Operation):
 
 @dataclass(frozen=True, repr=False)
 class DamageSnapshot(Operation):
-    """Something happens to the newest snapshot.
+    """Truncate or delete the newest snapshot.
 
     Attributes:
-        keep: the share of it that is left, in percent; less than nothing: the file is gone.
+        keep: remaining share in percent; negative: the file is deleted.
     """
 
     keep: int
@@ -332,7 +332,7 @@ class DamageSnapshot(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Misconfigure(Operation):
-    """``transactions.directory`` names the folder of another transaction service, or the right one again."""
+    """Set ``transactions.directory`` to another transaction service, or correct it."""
 
     wrong: bool = True
 

@@ -1,11 +1,11 @@
-"""Producers under everything that can happen to them: the real service, manager and tables under one clock.
+"""Producers under random faults: the real service, manager and tables with one clock.
 
-A history is a row of steps that a seed draws. Whatever happens, these hold, and the check that fails names them:
+A seed draws the steps of a history. These invariants hold in every history, and a failed check names its invariant:
 
-* **Q8** once an instance is registered, nothing of an older one becomes visible
-* **Q9** an acknowledged request is there once, however often it is repeated and wherever the server dies
-* **Q10** what is written after the end of its transaction is seen by no reader in a transaction
-* **Q12** what a deposed leader sends late changes nothing
+* **Q8** after the registration of an instance, no message of an older instance becomes visible
+* **Q9** an acknowledged request is stored exactly once, despite repetitions and crashes of the server
+* **Q10** no transactional reader sees a write after the end of its transaction
+* **Q12** a late write of a former leader changes nothing
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from tms_core.transaction.model import Transaction, transaction_ms
 
 BILLS, ORDERS = TopicId("default", "bills"), TopicId("default", "orders")
 LIFETIME_MS = HOUR
-#: How often a request is repeated before its producer gives up.
+#: Attempts of a request before its producer gives up.
 ATTEMPTS = 6
-#: How many messages each kind of request has at most.
+#: Maximum number of messages of each kind of request.
 _ROWS = {"publish": 1, "store": 2, "publish stored": 0}
 
 
 def is_private(faults: Sequence[str]) -> bool:
-    """Whether requests may be announced ahead where writes fail so."""
+    """Return whether requests may be announced ahead under these faults."""
     return "late" not in faults
 
 
 @dataclass
 class Instance:
-    """One instance of the producer, and what it has to answer for."""
+    """One instance of the producer, and its messages."""
 
     uuid: UUID
     generation: int = 0
     sequence: int = 0
     tx: Transaction | None = None
     label: str = ""
-    #: What it has published in the transaction, what it has stored that is not published, and outside, unanswered.
+    #: Messages published in the transaction, payloads stored in it, and unanswered messages outside.
     sent: list[tuple[TopicId, bytes]] = field(default_factory=list)
     stored: list[tuple[TopicId, bytes]] = field(default_factory=list)
     unanswered: list[tuple[TopicId, bytes]] = field(default_factory=list)
@@ -71,19 +71,19 @@ class Instance:
 
 
 class ProducerWorld:
-    #: How a write of messages or payloads may fail.
+    #: Possible faults of a write of messages or payloads.
     write_faults: tuple[str, ...] = ("before", "after")
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         self.side, self.store = FaultySide(), MemoryStore()
-        #: As it is checked with: nothing happens meanwhile.
+        #: Reads for checks, without faults.
         self._messages, self._payloads = (
             partial(self.store.message.read, MESSAGES),
             partial(self.store.payload.read, PAYLOADS),
         )
-        #: How a write to the side table may fail: late only where others may write to it, too.
+        #: Possible faults of a write to the side table: ``late`` only if other servers may write, too.
         self.faults = ("before", "after", "late") if random.random() < 0.5 else ("before", "after")
         self.side.private = is_private(self.faults)
         self.writes = FaultyWrites(random, self.store.message, self.store.payload)
@@ -93,20 +93,20 @@ class ProducerWorld:
         for topic in (BILLS, ORDERS):
             self.service.create_topic(topic, {"ttl": "864000000"})
         self.instances: list[Instance] = []
-        #: Other producers by their names, of which each has one instance.
+        #: Other producers by name, each with one instance.
         self.others: dict[str, Instance] = {}
         self.plain: list[Transaction] = []
-        #: What must be visible, once; and what may be, since its answer never came.
+        #: Messages that must be visible once, may be visible, and must not be visible.
         self.acknowledged: list[tuple[TopicId, bytes]] = []
         self.doubtful: set[tuple[TopicId, bytes]] = set()
         self.never: set[tuple[TopicId, bytes]] = set()
-        #: What became of transactions, by their labels.
+        #: Outcomes of transactions by label.
         self.outcomes: dict[str, TransactionOutcome] = {}
         self.number = 0
 
     @property
     def service(self) -> MessagingService:
-        """What clients reach."""
+        """The service that clients reach."""
         return self._served
 
     def serve(self) -> MessagingService:
@@ -122,9 +122,9 @@ class ProducerWorld:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def register(self) -> None:
-        """Another instance starts; the server may die at any write, and the instance asks again.
+        """Register a new instance; the server may be killed at any write, and the instance retries.
 
-        The one before may have published until then.
+        The previous instance may publish until then.
         """
         if self.instances and self.instances[-1].tx is None and self.random.random() < 0.4:
             self._send(self.instances[-1], self.random.choice((BILLS, ORDERS)), attempts=1)
@@ -134,7 +134,7 @@ class ProducerWorld:
         if known is None:
             return
         instance.generation = known.generation
-        # Of 32 requests one has the place in which messages of others are mostly.
+        # One of 32 sequence numbers shares its position with most messages of others.
         instance.sequence = self.random.choice((0, 26, 30, 31))
         for former in before:
             if former.generation >= instance.generation:
@@ -150,7 +150,7 @@ class ProducerWorld:
         self.instances.append(instance)
 
     def send(self) -> None:
-        """An instance, also a former one, publishes; the answer may be lost, or the server dies at any write."""
+        """Publish as any instance; the response may be lost, or the server killed at any write."""
         instance = self._instance()
         if instance is None:
             return
@@ -162,7 +162,7 @@ class ProducerWorld:
             self._begin(instance)
 
     def load(self) -> None:
-        """The newest instance stores payloads, publishes them, and commits."""
+        """Store payloads, publish them and commit as the newest instance."""
         if not self.instances or self.instances[-1].tx is not None:
             return
         instance, topic = self.instances[-1], self.random.choice((BILLS, ORDERS))
@@ -174,13 +174,13 @@ class ProducerWorld:
             self._finish(instance, instance.tx)
 
     def finish(self) -> None:
-        """An instance commits, or rolls back; a former one may try, too."""
+        """Commit or roll back as any instance."""
         instance = self._instance()
         if instance is not None and instance.tx is not None:
             self._finish(instance, instance.tx)
 
     def late(self) -> None:
-        """A client without a producer gives up while its publish is on its way to the disk, or before."""
+        """End a transaction before or during a publish without a producer."""
         tx = self.manager.start_short()
         payload = self._payload()
         self.never.add((BILLS, payload))
@@ -191,7 +191,7 @@ class ProducerWorld:
         ]
         end = self.random.choice(ends)
         if end is not ends[-1]:
-            # Of one that is committed meanwhile it would not be known.
+            # A killed server would hide whether a committed publish was acknowledged.
             self.writes.fault = self.random.choice(("", "after"))
         self.reached["late"] += 1
         if self.random.random() < 0.5:
@@ -211,13 +211,13 @@ class ProducerWorld:
         raise Violation("Q10: a publish in a transaction that has ended was acknowledged")
 
     def publish(self) -> None:
-        """Others publish, too: nothing that was announced gets lost or is taken for theirs."""
+        """Publish without a producer, between the announced requests."""
         payload = self._payload()
         self.service.publish(BILLS, [payload])
         self.acknowledged.append((BILLS, payload))
 
     def together(self) -> None:
-        """Other producers publish at once, and repeat what was not answered; sometimes one has many messages."""
+        """Publish concurrently as other producers, and repeat unanswered requests."""
         left: list[tuple[Sent, list[bytes]]] = []
         for name in self.random.sample("abc", self.random.choice((1, 2, 3, 3))):
             other = self.others.setdefault(name, Instance(UUID(int=self.random.getrandbits(128))))
@@ -244,7 +244,7 @@ class ProducerWorld:
             self.reached["has a lane"] += any(one.lane for one in self._last())
             if not unanswered:
                 return
-            # Of those who were written together one may come back alone.
+            # One of several concurrent requests may be repeated alone.
             left = unanswered if self.random.random() < 0.5 else unanswered[:1]
             self.doubtful.update((BILLS, payload) for one in unanswered for payload in one[1])
             if self.random.random() < 0.7:
@@ -278,14 +278,14 @@ class ProducerWorld:
         self._served = self.serve()
 
     def arrive(self) -> None:
-        """A write arrives that a deposed leader had under way."""
+        """Apply the late writes of a former leader."""
         while self.side.late:
             self.reached["arrived late"] += 1
             self.side.late.pop()()
             self.service.forget()
 
     def sweep(self) -> None:
-        """The janitor comes; then ids leave the invalid list whose transactions can write no more."""
+        """Run the janitor's cleanup, and truncate the ids of transactions that can no longer write."""
         seen = self.manager.visibility()
         tidy(self.side, seen.is_invalid, seen.is_undecided, lambda *_: False, 0)
         closed = [one for one in seen.invalid if transaction_ms(one) + 2 * LIFETIME_MS < self.clock.now_ms()]
@@ -300,11 +300,11 @@ class ProducerWorld:
         self.manager.expire()
 
     def calm(self) -> None:
-        """Everything times out, and what failed is forgotten."""
+        """Time out all transactions, and clean up the failed ones."""
         self.rest()
         self.sweep()
 
-    # -- what must be true --------------------------------------------------------------------------------------------
+    # -- the invariants -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         seen = Counter((topic, payload) for topic in (BILLS, ORDERS) for payload in self._visible(topic))
@@ -321,7 +321,7 @@ class ProducerWorld:
             raise Violation(f"Q9: {strange} is visible, and was not acknowledged")
 
     def drain(self) -> None:
-        """Nothing is under way any more."""
+        """Apply late writes, clean up, and check the result."""
         self.arrive()
         self.calm()
         self.check()
@@ -356,7 +356,7 @@ class ProducerWorld:
             lambda: self.service.rollback(ORDERS, tx.write_pointer),
         ]
         if self.random.random() < 0.4:
-            # A client that aborts, and has not taken back all.
+            # A client that aborts after an incomplete rollback.
             steps.pop(self.random.randrange(len(steps)))
             self.reached["not all taken back"] += 1
         try:
@@ -403,7 +403,7 @@ class ProducerWorld:
         elif tx is not None:
             self._note(instance, topic, kind, these)
             if not done:
-                # As the client: what is not certain is given up.
+                # Invalidate an uncertain transaction, like the client.
                 self.manager.invalidate(tx.transaction_id)
                 self.never.update(instance.sent + instance.stored)
                 self.outcomes[instance.label] = TransactionOutcome.ABORTED
@@ -424,7 +424,7 @@ class ProducerWorld:
             instance.stored = [one for one in instance.stored if one[0] != topic]
 
     def _drawn(self, instance: Instance, topic: TopicId) -> str:
-        """What an instance does next in a topic: what it stores there it publishes before anything else."""
+        """Draw the next request; stored payloads are published before other messages of the topic."""
         if instance.tx is None:
             return "publish"
         stored = any(one[0] == topic for one in instance.stored)
@@ -434,7 +434,7 @@ class ProducerWorld:
         return "store" if stored or (not begun and self.random.random() < 0.5) else "publish"
 
     def _late(self, instance: Instance, tx: Transaction) -> None:
-        """A send that arrives after the abort."""
+        """Publish after the abort; the server must reject it."""
         payload = self._payload()
         self.never.add((BILLS, payload))
         instance.sequence += 1
@@ -445,7 +445,7 @@ class ProducerWorld:
         raise Violation("Q10: a send that came after the abort was acknowledged")
 
     def _repeated(self, ask: Callable[[], Any], *, restarts: bool = True, attempts: int = ATTEMPTS) -> Any:
-        """Ask until there is an answer; None: it was refused, or there never was one."""
+        """Repeat a request until it has a response; return None if refused or never answered."""
         for _ in range(attempts):
             try:
                 return ask()
@@ -464,7 +464,7 @@ class ProducerWorld:
         return None
 
     def fail(self, *, restarts: bool) -> None:
-        """The server has died, or its store has failed; others may come before what was asked is repeated."""
+        """Recover after a crash or a store error; others may publish before the retry."""
         if restarts:
             self.restart()
             self.side.fault = ""
@@ -473,7 +473,7 @@ class ProducerWorld:
             self.publish()
 
     def _instance(self) -> Instance | None:
-        """Mostly the newest one."""
+        """Draw an instance, mostly the newest."""
         if not self.instances:
             return None
         return self.instances[-1] if self.random.random() < 0.7 else self.random.choice(self.instances)
@@ -492,9 +492,9 @@ class ProducerWorld:
         return self.random.choice(("",) * 4 + self.write_faults)
 
     def _visible(self, topic: TopicId) -> list[bytes]:
-        """What a transaction that begins now sees of a topic, also behind what is not decided."""
+        """Return the payloads of a topic visible to a new transaction, also after undecided rows."""
         reader, prefix = self.manager.visibility().dummy_transaction(), generation_prefix(topic.prefix, 1)
-        # Without a server: reading is what may set right what is looked for.
+        # Read without a server, whose reads may repair a defect.
         gaps = Gaps.parse(self.side.get(b"g" + prefix))
         seen: list[bytes] = []
         for key, value in self._messages(prefix, stop_key(prefix), 10_000).items:
@@ -514,7 +514,7 @@ def _sees(reader: Transaction, pointer: int) -> bool:
     return pointer > 0 and reader.is_visible(pointer)
 
 
-#: How often each step is drawn, against the others.
+#: Relative frequency of each step.
 WEIGHTS: dict[str, float] = {
     "send": 12,
     "together": 5,

@@ -1,9 +1,8 @@
-"""The rules once more, by full knowledge and honest time: may this row be gone?
+"""A reference implementation of the deletion rules with complete knowledge and true time.
 
-Written from rules L0 to L5 and S8, not from the janitor's code, and weaker in no place where a row could be lost: what
-is permitted here is what an onlooker who knows every clock's error and every transaction's fate would permit. Where the
-janitor's knowledge is coarser than the onlooker's (it sees a topic only when it runs, and clocks that are a little off)
-the reference gives it that much and no more.
+It is derived from rules L0 to L5 and S8, not from the janitor's code, and permits no deletion that could lose a row. It
+knows the error of every clock and the fate of every transaction. The janitor sees topics only during runs, and clocks
+with small errors; the reference tolerates exactly these differences.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.simulation.model import ALLOWANCE_MS, ERROR_MS, HOLD_MS, Row, Topic
 
-#: Two readings of a clock that passes for right differ from honest time by at most this.
+#: Maximum error of the difference of two readings of a correct clock.
 DRIFT_MS = 2 * ERROR_MS
 
 Pair = tuple[int, int]
@@ -24,20 +23,20 @@ def is_old(generation: int, current: int) -> bool:
 
 
 def _kept_from(current: int) -> int:
-    """The lowest generation that is not old."""
+    """Return the lowest generation that is not old."""
     return current if current > 0 else 1 - current
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far deleting may have come in one topic, in honest time (invariant S8).
+    """The permitted frontier of one topic in true time (invariant S8).
 
     Attributes:
-        generation: the metadata generation that was let go last; 0 for none.
-        cutoff_ms: the cut-off that was let go last.
-        at_ms: when that was.
-        pending: generation and ttl of jumps that wait, and since when a run has known of them.
-        approved: the jump an operator let go.
+        generation: the last released metadata generation; 0: none.
+        cutoff_ms: the last released cutoff.
+        at_ms: the time of that release.
+        pending: held jumps by generation and ttl, with the time of the first run that saw them.
+        approved: the jump that an operator approved.
     """
 
     generation: int = 0
@@ -47,11 +46,11 @@ class Reach:
     approved: Pair | None = None
 
     def earned_ms(self, now_ms: int) -> int:
-        """Where time alone has brought the cut-off."""
+        """Return the cutoff that time alone permits."""
         return self.cutoff_ms + now_ms - self.at_ms
 
     def joined(self, other: Reach) -> Reach:
-        """What either of two reaches of the same moment allows."""
+        """Return the union of two reaches at the same time."""
         return Reach(
             max(self.generation, other.generation, key=_kept_from),
             max(self.cutoff_ms, other.cutoff_ms),
@@ -62,12 +61,12 @@ class Reach:
 
 
 class Reference:
-    """What an onlooker knows of the janitor's permissions.
+    """The permissions of the janitor.
 
     Attributes:
-        adopted: whether an operator has accepted the store as it is now.
-        protected: topics whose rows must stay.
-        paused: topics in which nothing may be changed.
+        adopted: whether an operator has adopted the current store.
+        protected: topics whose rows must not be deleted.
+        paused: topics that must not be changed.
     """
 
     def __init__(self) -> None:
@@ -79,25 +78,25 @@ class Reference:
     # -- what operators and runs change --------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """The janitor's memory is about nothing any more."""
+        """Discard everything that the janitor has learned."""
         self.adopted = False
         self._reach.clear()
 
     def adopt(self, topics: Mapping[str, Topic], now_ms: int) -> None:
-        """Everything that is there now may go as it comes due."""
+        """Permit all present topics up to the rules."""
         self.adopted = True
         for name, topic in _readable(topics).items():
             self._reach[name] = _reach_of_rules(topic, now_ms)
 
     def approve(self, topics: Mapping[str, Topic], now_ms: int) -> None:
-        """What these topics wait for may go."""
+        """Approve the held jumps of these topics."""
         for name, topic in _readable(topics).items():
             if name not in self.protected | self.paused and not self._granted(name, topic, now_ms):
                 self._hold(name, topic, now_ms)
                 self._reach[name] = replace(self._reach[name], approved=_pair(topic))
 
     def observe(self, before: Mapping[str, Topic], after: Mapping[str, Topic], now_ms: int) -> None:
-        """A run has ended that saw the topics as they were before, after, or in between."""
+        """Record a completed run, which saw the topics before or after a change."""
         for name, topic in after.items():
             earlier = before.get(name, topic)
             self._observe(name, earlier, now_ms)
@@ -108,7 +107,7 @@ class Reference:
                     self._reach[name] = first.joined(self._reach[name])
 
     def observe_interrupted(self, topics: Mapping[str, Topic], now_ms: int) -> None:
-        """A run that did not come to its end saw the topics so: what jumps has begun to wait."""
+        """Record an interrupted run, which starts the holds of jumps."""
         for name, topic in _readable(topics).items():
             if name not in self.protected | self.paused and not self._granted(name, topic, now_ms):
                 reach = self._reach.get(name, Reach(at_ms=now_ms))
@@ -119,7 +118,7 @@ class Reference:
         if topic.garbled:
             return
         if name in self.protected:
-            # What gathers from here on is a jump of its own, which nobody has waited for or approved.
+            # Rows accumulated under protection are a new jump without wait or approval.
             reach = self._reach.get(name, Reach())
             self._reach[name] = Reach(reach.generation, reach.cutoff_ms, now_ms)
         elif self._granted(name, topic, now_ms):
@@ -134,7 +133,7 @@ class Reference:
         self._reach[name] = Reach(reach.generation, cutoff_ms, now_ms, {_pair(topic): since_ms})
 
     def _granted(self, name: str, topic: Topic, now_ms: int) -> bool:
-        """Whether the topic may go as far as the rules."""
+        """Return whether the frontier may advance to the cutoff of the rules."""
         reach = self._reach.get(name)
         if reach is None:
             return False
@@ -145,19 +144,19 @@ class Reference:
         waited = since_ms is not None and now_ms - since_ms >= HOLD_MS - DRIFT_MS
         return not (older or further) or waited or reach.approved == _pair(topic)
 
-    # -- the question --------------------------------------------------------------------------------------------
+    # -- the verdict ---------------------------------------------------------------------------------------------
 
     def objection(
         self, row: Row, topic: Topic | None, now_ms: int, wall_ms: int, *, undecided: bool, referenced: bool
     ) -> tuple[str, str] | None:
-        """Why the row must not be gone, and the invariant that says so; None when it may be.
+        """Return the broken invariant and the reason if the row must exist, else None.
 
         Args:
-            topic: its topic's metadata; None without.
-            now_ms: honest time.
+            topic: metadata of its topic; None: unknown.
+            now_ms: true time.
             wall_ms: the janitor's clock, which the rules use.
-            undecided: the row's transaction was in progress.
-            referenced: a message that stays takes its payload from it.
+            undecided: whether its transaction was in progress.
+            referenced: whether a live message refers to it.
         """
         if row.unrecognized or topic is None or topic.garbled:
             return "live row lost", "nobody knows what it is"
@@ -179,7 +178,7 @@ class Reference:
         return None
 
     def _reached(self, name: str, topic: Topic, now_ms: int) -> tuple[int, int]:
-        """The generation and the cut-off up to which rows may go now."""
+        """Return the generation and the cutoff up to which rows may be deleted now."""
         if self._granted(name, topic, now_ms):
             return topic.generation, 2**63
         reach = self._reach.get(name)

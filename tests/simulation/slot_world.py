@@ -1,8 +1,7 @@
-"""Consumer groups on two servers that share the topics: each serves what it leads, and topics change hands.
+"""Consumer groups on two servers that each lead a part of the topics, with changes of the leaders.
 
-The histories are those of :mod:`tests.simulation.group_world`, and the same must hold. Each request goes to the server
-that leads its topic. A server may die, so that the other one takes its slots, and come back, so that it gets them
-again.
+Histories and invariants are those of :mod:`tests.simulation.group_world`. Each request goes to the leader of its topic.
+If a server is killed, the other server takes its slots, and returns them after a restart.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 
-#: With these the two topics belong to different servers.
+#: These numbers assign the two topics to different servers.
 SLOTS, SERVERS = 5, 2
 SETTINGS = LeaderSettings(advertise="http://here:1", slots=SLOTS, servers=SERVERS, seconds=3, fencing_delay_seconds=1)
-#: After so many seconds all slots are led again, whatever has happened.
+#: Seconds after which all slots have a leader in any case.
 _SETTLED = 12
 
 
@@ -39,7 +38,7 @@ class Shared(Protocol):
 
 
 def start_server(world: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> SlotServer:
-    """Start a server; its name is new each time."""
+    """Start a server with a new name."""
     options = ServiceOptions(
         max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
     )
@@ -47,7 +46,7 @@ def start_server(world: Shared, ordinal: int, cache_bytes: int, settings: Leader
 
 
 class Asked:
-    """What clients see of all servers: a question about a topic goes to the one that leads it."""
+    """A proxy of all servers that sends each request to the leader of its topic."""
 
     def __init__(self, world: SlotWorld, part: str = "") -> None:
         self._world = world
@@ -63,7 +62,7 @@ class Asked:
         return ask
 
     def close(self) -> None:
-        """The processes end, without a word."""
+        """Kill all servers."""
         for server in self._world.servers:
             server.service.close()
         self._world.servers.clear()
@@ -76,7 +75,7 @@ class SlotWorld(GroupWorld):
 
     def __post_init__(self) -> None:
         self.names: Iterator[int] = iter(range(10**9))
-        #: Which one dies in this history; the other one lives on between restarts.
+        #: The server that this history kills; the other one runs between restarts.
         self.victim = self.random.randrange(SERVERS)
         super().__post_init__()
 
@@ -94,7 +93,7 @@ class SlotWorld(GroupWorld):
         raise AssertionError(f"no server leads {topic}")
 
     def die(self) -> None:
-        """A server is gone; the other one takes its slots, sooner or later."""
+        """Kill a server; the other server takes its slots at once or later."""
         if len(self.servers) == SERVERS:
             gone = next(server for server in self.servers if server.ordinal == self.victim)
             self.servers.remove(gone)
@@ -103,14 +102,14 @@ class SlotWorld(GroupWorld):
             self._settle(self.random.choice((0, _SETTLED)))
 
     def come_back(self) -> None:
-        """A server that was gone gets its slots back."""
+        """Restart a killed server, which takes its slots back."""
         for ordinal in {*range(SERVERS)} - {server.ordinal for server in self.servers}:
             self._start(ordinal)
             self._settle(self.random.choice((1, 3, _SETTLED)))
             self.reached["handed back"] += 1
 
     def swing(self) -> None:
-        """A slot goes to and fro between two servers, of which one lives all the time, and each is used."""
+        """Move a slot to the other server and back twice, with requests to each leader."""
         for _ in range(2):
             self.die()
             self._settle(_SETTLED)

@@ -1,7 +1,7 @@
-"""Stories: a few operations in the order that a rule was written for, begun now and then in a random history.
+"""Stories: sequences of operations that exercise one rule, inserted at random into a history.
 
-Pure chance rarely gets deep: that a transaction times out, is scanned, is written to once more, and that all its times
-are over before the next look. The steps of a story come up between random operations, so that no two are alike.
+Random operations alone rarely reach deep states, for example a write after the timeout and the scan of a transaction
+that is closed before the next run. Random operations separate the steps of a story, so that no two are alike.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from tests.simulation.operations import (
 
 
 def unaware_client(chance: Chance) -> list[Operation]:
-    """A transaction times out, is seen invalid, is scanned, and its client still publishes afterwards."""
+    """A client publishes after its transaction has timed out and been scanned."""
     tx, topic = chance.next_tx(), chance.topic()
     twists = (Wait(MINUTE_MS), SetClock(ERROR_MS), SkewServer(-SKEW_MS), Garble(topic), Checkpoint(tx))
     return [
@@ -88,7 +88,7 @@ def unaware_client(chance: Chance) -> list[Operation]:
 
 
 def long_in_flight(chance: Chance) -> list[Operation]:
-    """A row appears after two scans, with a time from before the first."""
+    """A row with a time before the first scan lands after the second."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
         Start(tx, 30_000),
@@ -107,7 +107,7 @@ def long_in_flight(chance: Chance) -> list[Operation]:
 
 
 def slow_transaction(chance: Chance) -> list[Operation]:
-    """Payloads grow old before their message is published, and the message is committed after that."""
+    """Payloads expire before the publish and the commit of their message."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
         Start(tx, LIFETIME_MS, long=True),
@@ -125,7 +125,7 @@ def slow_transaction(chance: Chance) -> list[Operation]:
 
 
 def no_snapshot(chance: Chance) -> list[Operation]:
-    """The transaction service writes no snapshots, and a transaction takes all the time it may."""
+    """A transaction uses its full lifetime while no snapshots are written."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
         Start(tx, LIFETIME_MS),
@@ -141,7 +141,7 @@ def no_snapshot(chance: Chance) -> list[Operation]:
 
 
 def clock_behind(chance: Chance) -> list[Operation]:
-    """The janitor's clock was behind when something changed, and is right after the next boot."""
+    """A topic changes while the janitor's clock is behind; the next boot corrects the clock."""
     topic = chance.topic()
     return [
         Publish(topic, 2),
@@ -156,7 +156,7 @@ def clock_behind(chance: Chance) -> list[Operation]:
 
 
 def clock_ahead(chance: Chance) -> list[Operation]:
-    """The machine boots far in the future, and somebody approves a topic before setting its clock right."""
+    """An operator approves a topic on a machine that booted in the future, then corrects the clock."""
     topic = chance.topic()
     return [
         Publish(topic, 2),
@@ -173,7 +173,7 @@ def clock_ahead(chance: Chance) -> list[Operation]:
 
 
 def shortened_ttl(chance: Chance) -> list[Operation]:
-    """A ttl is shortened, by mistake or not."""
+    """A ttl is shortened; the operator approves, reverts or waits."""
     topic = chance.topic()
     end = (Approve(topic), SetTtl(topic, TTLS[-1]), Wait(HOLD_MS - 10 * MINUTE_MS), Wait(HOLD_MS))
     return [
@@ -188,7 +188,7 @@ def shortened_ttl(chance: Chance) -> list[Operation]:
 
 
 def created_again(chance: Chance) -> list[Operation]:
-    """A topic is deleted and created again; what was in it is old."""
+    """A topic is deleted and recreated; its rows become old."""
     topic = chance.topic()
     return [
         Publish(topic, 2),
@@ -203,7 +203,7 @@ def created_again(chance: Chance) -> list[Operation]:
 
 
 def changed_meanwhile(chance: Chance) -> list[Operation]:
-    """A topic is given more time, or deleted, while the janitor is at work on it."""
+    """A topic changes during its sweep."""
     topic = chance.topic()
     change = chance.pick((SetTtl(topic, TTLS[-1]), Garble(topic), Delete(topic)))
     return [
@@ -216,20 +216,20 @@ def changed_meanwhile(chance: Chance) -> list[Operation]:
 
 
 def unreadable(chance: Chance) -> list[Operation]:
-    """A topic's metadata cannot be read for a while."""
+    """A topic's metadata is temporarily unreadable."""
     topic = chance.topic()
     old = (Publish(topic), Delete(topic), Garble(topic), Run(), Wait(HOLD_MS), Run())
     return [*old, Garble(topic, on_purpose=False), Run(), Wait(HOLD_MS), Run()]
 
 
 def protected(chance: Chance) -> list[Operation]:
-    """A topic is protected beyond its ttl."""
+    """A topic is protected for longer than its ttl."""
     topic = chance.topic()
     return [Publish(topic), Protect(topic), Wait(6 * HOUR_MS + 1), Run(), Protect(topic, protected=False), Run()]
 
 
 def planned(chance: Chance) -> list[Operation]:
-    """A plan is made, looked at, and carried out; something happened in between."""
+    """A plan is applied after a concurrent operation."""
     meanwhile = chance.pick((Approve(), chance.wait(), chance.publish_in(), chance.operation()))
     return [chance.set_ttl(), Plan(3), meanwhile, Apply(3, adopt=chance.luck(0.3))]
 
@@ -254,7 +254,7 @@ def restored(chance: Chance) -> list[Operation]:
 
 
 def paused(chance: Chance) -> list[Operation]:
-    """A topic is paused, also while a run is in it, and changed meanwhile or not."""
+    """A topic is paused during its sweep, changed or not, and resumed."""
     topic = chance.topic()
     meanwhile = (Wait(6 * HOUR_MS), SetTtl(topic, chance.pick(TTLS[:2])), Delete(topic), Approve(topic))
     return [
@@ -274,7 +274,7 @@ def paused(chance: Chance) -> list[Operation]:
 
 
 def failing(chance: Chance) -> list[Operation]:
-    """A topic fails until it is put aside, and is mended some time."""
+    """A topic fails until it is quarantined, and is repaired later."""
     topic, other = chance.topic(), chance.topic()
     again = [operation for _ in range(4) for operation in (Publish(other), Publish(topic), Wait(HOUR_MS + 1), Run())]
     return [
@@ -289,7 +289,7 @@ def failing(chance: Chance) -> list[Operation]:
 
 
 def ended_early(chance: Chance) -> list[Operation]:
-    """A run is asked to stop, or its process dies, and the next run continues from there."""
+    """A run is stopped, killed or fenced, and the next run continues."""
     topic, trouble = chance.topic(), chance.pick((Trouble.HALT, Trouble.CRASH, Trouble.TAKE_OVER))
     return [
         SetTtl(topic, TTLS[0]),
@@ -303,7 +303,7 @@ def ended_early(chance: Chance) -> list[Operation]:
 
 
 def rolled_back_in_vain(chance: Chance) -> list[Operation]:
-    """A topic is deleted and created again between a publish and its rollback, and what went is brought back."""
+    """A topic is recreated between a publish and its rollback; its deleted rows are restored."""
     tx, topic, other = chance.next_tx(), chance.topic(), chance.topic()
     again = [Delete(topic), chance.pick((Wait(MINUTE_MS), Run())), Create(topic, TTLS[-1])]
     return [
@@ -317,7 +317,7 @@ def rolled_back_in_vain(chance: Chance) -> list[Operation]:
 
 
 def wrote_to_both(chance: Chance) -> list[Operation]:
-    """A transaction stores and publishes in two topics; what one has lost is brought back to the other."""
+    """A transaction publishes in two topics; deleted rows of one are restored into the other."""
     tx, topic, other = chance.next_tx(), chance.topic(), chance.topic()
     work = (Store(tx, topic), Store(tx, other), PublishIn(tx, topic, refers=True), PublishIn(tx, other, refers=True))
     return [
@@ -329,7 +329,7 @@ def wrote_to_both(chance: Chance) -> list[Operation]:
 
 
 def refuted(chance: Chance) -> list[Operation]:
-    """A claim is made, an aborted message comes back below it, and that is found out."""
+    """An aborted message reappears below the proven boundary, and an audit finds it."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
         *(Create(topic, TTLS[-1]), SetTtl(topic, TTLS[-1]), Start(tx, 30_000), PublishIn(tx, topic)),
@@ -340,7 +340,7 @@ def refuted(chance: Chance) -> list[Operation]:
 
 
 def misconfigured(chance: Chance) -> list[Operation]:
-    """The janitor reads the snapshots of another transaction service for a while."""
+    """The janitor temporarily reads the snapshots of another transaction service."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
         *(Create(topic, TTLS[-1]), SetTtl(topic, TTLS[-1]), Start(tx), PublishIn(tx, topic), Commit(tx)),

@@ -1,8 +1,7 @@
 """The simulated world: a messaging server, a transaction service, a store, and a janitor that works on it.
 
-Everything is real that can be: the store is ``MemoryStore``, the snapshots are files with Tephra's bytes, the janitor
-is an ``Engine`` made anew for each command on a memory that outlives it. Only the server and its clients are modelled,
-and time, which passes when an operation says so.
+The store is a ``MemoryStore``, the snapshots are files in Tephra's format, and each command has a new ``Engine`` on
+persistent state. Only the server, its clients and time are models; only operations advance time.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from tms_core.transaction.source.source import DirectorySource
 
 
 class Backup(NamedTuple):
-    """A copy of the store, and what the model knew of its rows."""
+    """A copy of the store and of the model of its rows."""
 
     store: SimulatedStore
     rows: dict[RowId, Row]
@@ -59,14 +58,14 @@ class Backup(NamedTuple):
 
 
 class ExpiredMessages(NamedTuple):
-    """A row that was deleted or inverted, and the rules that can have taken it."""
+    """A deleted or inverted row, and the rules that permit the change."""
 
     row: Row
     rules: frozenset[str]
 
 
 class _Anchor(NamedTuple):
-    """The clocks as the janitor last noted them: in which boot, what the wall clock should show, and when that was."""
+    """The clocks that the janitor last recorded: boot, expected wall clock, true time."""
 
     boot: int
     wall_ms: int
@@ -74,26 +73,26 @@ class _Anchor(NamedTuple):
 
 
 class World:
-    """Everything there is.
+    """The simulated world.
 
     Args:
-        folder: an empty one, for snapshots and plan files.
+        folder: an empty folder for snapshots and plan files.
 
     Attributes:
-        now_ms: honest time.
-        skew_ms: how far the server's clock is ahead of it.
-        error_ms: how far the janitor's clock is ahead of it.
-        rows: what is in the store, as the model has it.
-        committed: write pointers of transactions that were.
-        feeds_back: whether the janitor tells the transaction service what is proven clean.
-        archives: whether rows are archived before they are deleted.
-        gone: rows that were deleted, by table and tail.
-        brought_back: pointers of failed transactions, on no list, of which a backup has brought rows back.
-        other_manager: another transaction service, while the janitor reads that one's snapshots by mistake.
-        refuted: pointers by whose rows a boundary was refuted, until a run has looked for them everywhere.
-        boundaries: bounds the janitor states at this moment, each with where it does.
-        unrecorded: what went in a run that has not ended, for the ledger to tell.
-        reached: how often something worth reaching has happened.
+        now_ms: true time.
+        skew_ms: offset of the server's clock from true time.
+        error_ms: offset of the janitor's clock from true time.
+        rows: the model of the store's rows.
+        committed: write pointers of committed transactions.
+        feeds_back: whether the janitor truncates proven ids itself.
+        archives: whether rows are archived before their deletion.
+        gone: deleted rows by table and tail.
+        brought_back: unlisted pointers of failed transactions whose rows a backup restored.
+        other_manager: another transaction service, while the janitor reads its snapshots by mistake.
+        refuted: pointers that refuted a boundary, until a run has searched all rows for them.
+        boundaries: bounds that the janitor currently states, each with its source.
+        unrecorded: changes of an unfinished run, which the ledger must have.
+        reached: count of each event.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -147,7 +146,7 @@ class World:
 
     @property
     def looks_right(self) -> bool:
-        """Whether an operator who looks at the clock and at the settings would vouch for them."""
+        """Whether clock and settings pass the check of an operator."""
         return self.clock_is_right and self.other_manager is None
 
     def pass_time(self, milliseconds: int) -> None:
@@ -161,9 +160,9 @@ class World:
             self.pass_time(0)
 
     def set_clock(self, error_ms: int) -> None:
-        """Step the janitor's clock, unless that could not be told from a machine that was off for a while.
+        """Step the janitor's clock, unless the step looks like a machine that was switched off.
 
-        Before the janitor has noted a boot's clocks it knows nothing of them but that the last boot was earlier.
+        Before the janitor has recorded the clocks of a boot, it only knows that the last boot was earlier.
         """
         noticed = abs(error_ms) <= ERROR_MS or error_ms > UNNOTICED_MS or error_ms <= LOST_MS
         if noticed or (self._anchor is not None and self._anchor.boot == self._boots):
@@ -171,7 +170,7 @@ class World:
             self.error_ms = error_ms
 
     def reboot(self, error_ms: int) -> None:
-        """Start the janitor's machine anew, with its clock set so."""
+        """Reboot the janitor's machine with this clock error."""
         self._boots += 1
         self.clock.reboot(f"boot {self._boots}")
         self.clock.step(-self.error_ms)
@@ -182,7 +181,7 @@ class World:
         self._anchor = _Anchor(self._boots, self.wall_ms, self.now_ms)
 
     def remember_clock(self) -> None:
-        """A run has noted the clocks, so that a later step shows; not those of a boot that began in the past."""
+        """Record the clocks after a run, to detect later steps, except for a boot in the past."""
         anchor = self._anchor
         if anchor is None or (anchor.boot != self._boots and self.wall_ms >= anchor.wall_ms):
             self.accept_clock()
@@ -233,24 +232,24 @@ class World:
         self.rows[row.id] = row
 
     def _stamp(self, in_flight_ms: int) -> tuple[int, int]:
-        """A time and a sequence number that no row has."""
+        """Return an unused time and sequence number."""
         time_ms = self.server_ms - in_flight_ms
         self._sequences[time_ms] += 1
         return time_ms, self._sequences[time_ms] - 1
 
     def accepts(self, client: Client, late_ms: int) -> bool:
-        """Whether the server let a write pass ``late_ms`` ago that lands now. It checks the lifetime, not the lists."""
+        """Return whether the server admitted a write ``late_ms`` ago; it checks the lifetime, not the lists."""
         checked_ms = self.server_ms - late_ms
         begun_ms = client.write_pointer // TX_PER_MS
         return not client.done and late_ms <= LATE_MS and begun_ms <= checked_ms < begun_ms + LIFETIME_MS
 
     def may_need_payload(self) -> frozenset[int]:
-        """Pointers of transactions that may still be committed, and in which a message may yet be published."""
+        """Return the pointers of transactions that may still publish and commit."""
         now_ms = self.server_ms
         return frozenset(p for p in self.manager.in_progress if now_ms < p // TX_PER_MS + LIFETIME_MS)
 
     def roll_back(self, client: Client) -> bool:
-        """Negate what a client has published, in the generations of today; False when the server cannot."""
+        """Invert the client's rows of current generations; return False if a topic is unusable."""
         if any(self.usable_topic(name) is None for name in client.topics):
             return False
         for row in self._readable(client.pointers):
@@ -259,7 +258,7 @@ class World:
         return True
 
     def finish(self, client: Client, *, commit: bool) -> None:
-        """Commit, or roll back and abort, or, when that fails too, invalidate: as Tephra's client does."""
+        """Commit, else roll back and abort, else invalidate, like Tephra's client."""
         client.done = True
         if commit and self.manager.commit(client.id):
             self.committed |= set(client.pointers)
@@ -280,13 +279,13 @@ class World:
         return [row for row in self.rows.values() if row.readable and row.pointer in wanted]
 
     def _give_up(self, rows: Iterable[Row]) -> None:
-        """Mark the rows of failed transactions that no list names."""
+        """Mark rows of failed transactions that are on no list."""
         for row in rows:
             if row.readable and row.pointer is not None:
                 row.lost_cause = not self.known(row.pointer)
 
     def known(self, pointer: int) -> bool:
-        """Whether the transaction service can tell that the pointer's transaction failed, or that it has not."""
+        """Return whether the transaction service knows the state of the pointer's transaction."""
         manager = self.manager
         return pointer in self.committed or pointer in manager.invalid or pointer in manager.in_progress
 
@@ -301,14 +300,14 @@ class World:
             old.unlink()
 
     def snapshot_files(self) -> list[Path]:
-        """Oldest first."""
+        """Return the snapshot files, oldest first."""
         return sorted(self.snapshots.glob("snapshot.*"), key=lambda path: int(path.suffix[1:]))
 
     def misread_snapshots(self) -> None:
-        """Have the janitor read the snapshots of another transaction service, which has issued more ids.
+        """Let the janitor read the snapshots of another transaction service with higher ids.
 
-        There all has failed that began at the moments at which something began that was committed here by the last
-        snapshot used; where there is none of that, nothing tells the two apart.
+        That service lists as invalid the ids that were committed here by the last used snapshot. Without such ids the
+        two services cannot be distinguished, and nothing happens.
         """
         record = self.state.store()
         then = load_last_in_progress(self.state, record) if record is not None else None
@@ -322,7 +321,7 @@ class World:
             self.write_snapshot()
 
     def write_back(self) -> Row | None:
-        """Write an inverted row of an invalid transaction below the boundary as it was before; None without one."""
+        """Revert the inversion of a row below the boundary; return the row or None."""
         proven = self.engine().boundary()[0] if self.state.store() is not None else None
         for row in self.rows.values():
             if proven is None or not row.negated or row.pointer not in self.manager.invalid:
@@ -341,10 +340,9 @@ class World:
         self.backups[slot] = Backup(self.store.copy(0), rows, dict(self.topics))
 
     def restore(self, slot: int, *, in_place: bool) -> bool:
-        """Replace the store by a backup, under its own identity or, as a copy has it, under a new one.
+        """Replace the store by a backup, with the same identity or, like a copy, a new one.
 
-        Either is a first contact; but for a backup that was made after the janitor last remembered how far the store
-        had come, which is the store as the janitor knows it.
+        Both are a first contact, except for a backup in place that is newer than the sequence the janitor recorded.
         """
         backup = self.backups.get(slot)
         if backup is None:
@@ -367,9 +365,9 @@ class World:
         return self.folder / "archive"
 
     def record_restored(self, target: str) -> int:
-        """Take note of rows that came from the archive; returns how many are hidden though they were committed."""
+        """Record rows restored from the archive; return how many committed rows are hidden."""
         topic, hidden = self.topics[target], 0
-        # What was archived need not be gone: its delete may have failed.
+        # Archived rows may still exist if their delete failed.
         archived = {(row.table, row.tail): row for row in self.rows.values() if not row.unrecognized} | self.gone
         for table, key, pointer in self._stored():
             if (table, key) in self.rows:
@@ -405,7 +403,7 @@ class World:
         )
 
     def engine(self, batch_rows: int = 2000, **options: Any) -> FileEngine:
-        """A janitor as each command makes one; ``options`` are the Engine's own."""
+        """Return a new engine, like every command; ``options`` are those of ``Engine``."""
         return FileEngine(
             self.store,
             self.state,
@@ -419,7 +417,7 @@ class World:
         )
 
     def take_lease(self, holder: str = "janitor") -> Lease:
-        """The lease, taken from whoever has it, as a process does that holds the store's own lock."""
+        """Take the lease from its holder, like a process that holds the store's lock."""
         lease = Lease(self.state, holder, 60, self.clock)
         lease.acquire(sole=True)
         return lease
@@ -439,11 +437,11 @@ class World:
 
     @property
     def has_adopted(self) -> bool:
-        """Whether the janitor remembers a store that was adopted, be it this one or not."""
+        """Whether the janitor's state has an adopted store, not necessarily this one."""
         return self._accepted is not None
 
     def record_adoption(self, *, anyway: bool = False) -> bool:
-        """Take note if the store, the transaction system and the clock have just been accepted as they are."""
+        """Record a new adoption of store, transaction system and clock; return whether there was one."""
         record = self.state.store()
         accepted = (record.mark, record.adopted_ms) if record and record.adopted_ms is not None else None
         if accepted is None or (not anyway and accepted == self._accepted):
