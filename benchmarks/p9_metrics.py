@@ -1,9 +1,9 @@
 """P9: the time of a scrape with 10,000 topics, compared with plain gauges of prometheus-client.
 
 With ``per_topic: top`` the bar is a time, because a scrape of more than a tenth of a second delays other work of this
-process. With ``all`` it is the ratio to the same samples as plain gauges with labels in a registry. Both are written in
-one process, in turns, and the figure compares the medians. The product gets a new status before every scrape, so its
-time includes the preparation of the samples; the plain gauges have their values already.
+process. If ``top`` covers all topics, the bar is the ratio to the same samples as plain gauges with labels in a
+registry. Both run in one process, in turns, and the figure compares the medians. The product gets a new status before
+every scrape, so its time includes the preparation of the samples; the plain gauges have their values already.
 
 ``python -m benchmarks.p9_metrics`` prints two JSON lines.
 """

@@ -178,7 +178,7 @@ def _resolve_path(path: str, field: FieldInfo, value: _SourcedValue) -> object:
     place = str(value.value)
     if not place or place.startswith("~"):
         raise ConfigurationError(
-            f"{path} = {place!r} ({value.origin}) is not a path.", "Write it out; ~ is not expanded."
+            f"{path} = {place!r} ({value.origin}) is not a path.", "Write the full path; ~ is not expanded."
         )
     return place if "://" in place else str(value.folder / place)
 
