@@ -250,6 +250,17 @@ def test_topic_creation_without_permission_on_a_part_is_refused(
     assert server.service.topics("default") == []
 
 
+def test_refused_creation_does_not_tell_whether_a_part_exists(
+    orders_admin: tuple[Serving, Client, dict[str, str]],
+) -> None:
+    server, client, known = orders_admin
+    path = TOPIC.format(namespace="default", topic="orders")
+    absent = client.ask("PUT", path, b'{"partitions": "2"}', **known)
+    server.service.create_topic(TopicId("default", "orders-1"))
+    present = client.ask("PUT", path, b'{"partitions": "2"}', **known)
+    assert (absent.status, absent.body) == (present.status, present.body)
+
+
 def test_topic_change_without_a_new_parts_permission(orders_admin: tuple[Serving, Client, dict[str, str]]) -> None:
     server, client, known = orders_admin
     path = TOPIC.format(namespace="default", topic="orders")

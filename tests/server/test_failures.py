@@ -129,6 +129,11 @@ def _read_all(client: Client) -> None:
     raise EOFError
 
 
+def test_address_that_others_reach_answers_to_any_name() -> None:
+    with serving(loopback=False) as server, Client(server.port) as client:
+        assert client.ask("GET", "/ping", host="tms.example.com").status == 200
+
+
 # --- clients that leave ----------------------------------------------------------------------------------------------
 
 
