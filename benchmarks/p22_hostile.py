@@ -52,8 +52,8 @@ ATTACKS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
     "unfinished bodies": lambda port: attacks.unfinished_bodies(port, share(60), 10 * _MB - 100),
     "gzip bombs": lambda port: attacks.gzip_bombs(port, share(16), 10 * _MB - 10),
     "JSON of small objects": lambda port: attacks.json_of_objects(port, share(16), 10 * _MB - 100),
-    "readers who do not read": lambda port: attacks.readers_who_do_not_read(port, share(100)),
-    "sockets that drip": lambda port: attacks.drips(port, share(500), 5),
+    "readers who do not read": lambda port: attacks.stalled_readers(port, share(100)),
+    "sockets that drip": lambda port: attacks.slow_senders(port, share(500), 5),
 }
 
 

@@ -27,7 +27,7 @@ def prepared(store: Store) -> tuple[Kit, Topic, list[bytes]]:
     return kit, orders, [key.pack() for key, _ in orders.messages()]
 
 
-def between_reading_and_inverting(store: Store, act: Callable[[], object]) -> None:
+def call_between_read_and_inversion(store: Store, act: Callable[[], object]) -> None:
     """Call ``act`` between the read and the inversion of a row."""
 
     def watcher(call: Call) -> None:
@@ -39,7 +39,7 @@ def between_reading_and_inverting(store: Store, act: Callable[[], object]) -> No
 
 def test_row_deleted_before_its_inversion_stays_deleted(store: Store) -> None:
     kit, orders, keys = prepared(store)
-    between_reading_and_inverting(store, lambda: store.message.delete([keys[1]]))
+    call_between_read_and_inversion(store, lambda: store.message.delete([keys[1]]))
     report = kit.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS - 3, NOW_MS - 1]
     assert orders.pointers() == [-INVALID, -INVALID]
@@ -57,7 +57,7 @@ def test_row_deleted_before_its_inversion_stays_deleted(store: Store) -> None:
 )
 def test_row_changed_before_its_inversion_is_not_inverted(store: Store, written: MessageValue) -> None:
     kit, orders, keys = prepared(store)
-    between_reading_and_inverting(store, lambda: store.message.put([(keys[1], written)]))
+    call_between_read_and_inversion(store, lambda: store.message.put([(keys[1], written)]))
     report = kit.engine.run_once(adopt=True)
     assert orders.messages()[1][1] == written
     assert report.totals.invalid_transaction == 2
@@ -97,13 +97,13 @@ def test_leveldb_inversion_does_not_restore_deleted_rows(tmp_path: Path, monkeyp
         key = MessageKey(orders.id, 1, NOW_MS, 0).pack()
         deleting = Thread(target=store.message.delete, args=([key],))
 
-        def come_between(read: bytes) -> None:
+        def start_delete(read: bytes) -> None:
             assert read == key
             deleting.start()
             # With the row lock the delete waits; without the lock it is complete here.
             deleting.join(0.2)
 
-        spy.after_get = come_between
+        spy.after_get = start_delete
         store.message.invert([TxCell(key, INVALID, False)])
         deleting.join()
         assert orders.times() == []

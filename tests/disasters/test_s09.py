@@ -51,7 +51,7 @@ class Trouble:
             return any((item.key if isinstance(item, TxCell) else item).startswith(prefix) for item in first)
         return bytes(first).startswith(prefix)
 
-    def about(self, described: Topic) -> list[str]:
+    def pop_calls_about(self, described: Topic) -> list[str]:
         """Return and reset the names of calls about a topic's rows."""
         found = [call.name for call in self.calls if self.concerns(call, described.id.prefix)]
         self.calls.clear()
@@ -83,14 +83,14 @@ class QuarantineKit:
     def strike_out(self) -> None:
         for _ in range(STRIKES):
             assert self.run().errors
-        assert self.aside
+        assert self.is_quarantined
 
     @property
     def strikes(self) -> dict[str, Strikes]:
         return {record.topic: strikes for record, strikes in self.janitor.state.strikes().items()}
 
     @property
-    def aside(self) -> bool:
+    def is_quarantined(self) -> bool:
         """Return whether the failing topic is in quarantine."""
         probe_ms = self.strikes["b"].probe_ms if "b" in self.strikes else None
         return probe_ms is not None and self.janitor.clock.now_ms() < probe_ms
@@ -102,7 +102,7 @@ class QuarantineKit:
         self.trouble.mended = False
         return found
 
-    def others_are_done(self) -> bool:
+    def others_are_swept(self) -> bool:
         """Return whether the other topics have no due row and no row to invert."""
         cutoff_ms = self.janitor.clock.now_ms() - TTL_SECONDS * 1000
         return all(
@@ -124,14 +124,14 @@ def test_failing_topic_is_quarantined_after_three_attempts(store: Store, operati
         assert any("default:b" in error for error in report.errors)
         assert kit.strikes["b"].count == strike
         assert set(kit.strikes) == {"b"}
-        assert kit.others_are_done()
+        assert kit.others_are_swept()
     before = kit.left()
     for _ in range(3):
         report = kit.run()
         assert report.errors == []
-        assert kit.trouble.about(kit.bad) == [], "it is neither read nor written"
+        assert kit.trouble.pop_calls_about(kit.bad) == [], "it is neither read nor written"
         assert any(note.guard == "quarantine" and "default:b" in note.message for note in report.guards)
-        assert kit.others_are_done()
+        assert kit.others_are_swept()
     assert before <= kit.left()
 
 
@@ -145,9 +145,9 @@ def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(store: Store) -> 
         wait_ms = probe_ms - kit.janitor.clock.now_ms()
         waits.append(wait_ms)
         assert kit.run(wait_ms - 1).errors == [], "not yet"
-        assert kit.trouble.about(kit.bad) == []
+        assert kit.trouble.pop_calls_about(kit.bad) == []
         assert kit.run(1).errors, "probed, and it still fails"
-        assert kit.others_are_done()
+        assert kit.others_are_swept()
     assert [wait_ms // HOUR for wait_ms in waits] == [1, 2, 4, 8, 16, 24, 24, 24]
     assert {wait_ms % HOUR for wait_ms in waits} == {0}
 
@@ -157,7 +157,7 @@ def test_repaired_topic_leaves_quarantine(store: Store) -> None:
     kit.strike_out()
     kit.trouble.mended = True
     assert kit.run().errors == []
-    assert kit.aside, "nobody knows yet"
+    assert kit.is_quarantined, "nobody knows yet"
     report = kit.run(FIRST_PROBE_MS)
     assert (report.errors, kit.strikes, report.held_topics()) == ([], {}, {})
     due_ms = kit.janitor.clock.now_ms() - TTL_SECONDS * 1000
@@ -221,7 +221,7 @@ def test_failing_store_quarantines_no_topic(store: Store) -> None:
         assert kit.strikes == {}
     kit.trouble.mended = True
     assert kit.run().errors == []
-    assert kit.others_are_done()
+    assert kit.others_are_swept()
 
 
 def test_full_disk_with_one_due_topic_quarantines_no_topic(store: Store) -> None:
@@ -234,7 +234,7 @@ def test_full_disk_with_one_due_topic_quarantines_no_topic(store: Store) -> None
         assert kit.strikes == {}
     kit.trouble.mended = True
     assert kit.run().errors == []
-    assert kit.others_are_done()
+    assert kit.others_are_swept()
 
 
 @pytest.mark.parametrize("operation", ["message.delete", "payload.delete", "message.invert"])
@@ -247,7 +247,7 @@ def test_read_only_store_does_not_quarantine_the_only_topic(store: Store, operat
         assert kit.strikes == {}
     kit.trouble.mended = True
     assert kit.run().errors == []
-    assert kit.others_are_done()
+    assert kit.others_are_swept()
     assert kit.bad.times() == [time for time in kit.bad.times() if time >= kit.janitor.clock.now_ms() - HOUR]
 
 
@@ -288,7 +288,7 @@ def test_failure_counts_survive_a_restart(store: Store, tmp_path: Path) -> None:
     with SqliteState(tmp_path / "state") as state:
         kit.janitor = kit.janitor.restart(state=state)
         kit.run()
-        assert kit.aside
+        assert kit.is_quarantined
         assert kit.run().errors == []
 
 
@@ -309,7 +309,7 @@ def test_plan_names_quarantined_topic_without_reading_it(store: Store) -> None:
     kit.strike_out()
     kit.trouble.calls.clear()
     report = kit.janitor.engine.preview()
-    assert kit.trouble.about(kit.bad) == []
+    assert kit.trouble.pop_calls_about(kit.bad) == []
     assert [note.guard for note in report.guards] == ["quarantine"]
     assert not report.tripped
 
@@ -319,7 +319,7 @@ def test_quarantined_topic_without_metadata_is_forgotten(store: Store) -> None:
     kit.strike_out()
     gone = topic(store, "default:b", ttl_seconds=TTL_SECONDS).write_metadata(b"{")
     kit.run()
-    assert kit.aside
+    assert kit.is_quarantined
     kit.run(FIRST_PROBE_MS)
     assert kit.strikes == {}, "nothing is deleted in it, so nothing failed"
     gone.describe(ttl_seconds=TTL_SECONDS)
@@ -332,7 +332,7 @@ def test_unreadable_unknown_topic_is_quarantined(store: Store) -> None:
     kit.bad.write_metadata(b"{")
     kit.strike_out()
     assert kit.run().errors == []
-    assert kit.others_are_done()
+    assert kit.others_are_swept()
 
 
 def test_failed_topic_keeps_its_frontier_and_holds_nothing(store: Store) -> None:
@@ -370,12 +370,12 @@ def test_damage_at_the_start_of_a_topic_spares_later_topics(patient: bool) -> No
     for _ in range(STRIKES):
         report = kit.run(2 * MINUTE, patient=patient)
         assert any("default:b" in error for error in report.errors)
-        assert kit.others_are_done()
-    assert kit.aside
+        assert kit.others_are_swept()
+    assert kit.is_quarantined
     for _ in range(3):
         report = kit.run(2 * MINUTE, patient=patient)
         assert report.errors == []
-        assert kit.others_are_done()
+        assert kit.others_are_swept()
 
 
 def test_damage_between_two_topics_spares_both_and_proves_nothing() -> None:
@@ -390,7 +390,7 @@ def test_damage_between_two_topics_spares_both_and_proves_nothing() -> None:
     report = kit.run()
     assert report.full
     assert report.errors
-    assert kit.others_are_done()
+    assert kit.others_are_swept()
     assert (kit.janitor.state.boundary(), kit.strikes) == (proven, {})
 
 

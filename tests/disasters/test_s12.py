@@ -62,7 +62,7 @@ class Pair:
         )
 
 
-class TakenOver:
+class Takeover:
     """A takeover of the lease just before the k-th call of the store; counts later writes."""
 
     def __init__(self, pair: Pair, at_call: int, then: Callable[[], object] = lambda: None) -> None:
@@ -88,7 +88,7 @@ def test_lease_lost_at_any_call_ends_the_run_after_its_batch() -> None:
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
         frontiers, proven = pair.first.state.frontiers(), pair.first.state.boundary()
-        taken = TakenOver(pair, at_call)
+        taken = Takeover(pair, at_call)
         report = pair.first.engine.run_once()
         if taken.at is None:
             break
@@ -111,7 +111,7 @@ def test_concurrent_sweeps_delete_each_row_once() -> None:
     for at_call in range(1, CALLS, 3):
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
-        taken = TakenOver(pair, at_call, pair.second.engine.run_once)
+        taken = Takeover(pair, at_call, pair.second.engine.run_once)
         pair.first.engine.run_once()
         if taken.at is None:
             break
@@ -132,7 +132,7 @@ def test_ttl_extended_by_new_holder_keeps_rows_from_former_holder() -> None:
                 described.describe(ttl_seconds=10 * TTL_SECONDS)
                 left.append((described.times(), described.stored_times()))
 
-        taken = TakenOver(pair, at_call, lengthen)
+        taken = Takeover(pair, at_call, lengthen)
         pair.first.engine.run_once()
         if taken.at is None:
             break
@@ -190,7 +190,7 @@ def test_lease_lost_during_rate_limit_wait_ends_the_run() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     slow = pair.first.restart(rows_per_second=0.05)
-    taken = TakenOver(pair, 10**6)
+    taken = Takeover(pair, 10**6)
     sleep = slow.clock.sleep
 
     def lose(seconds: float) -> None:
@@ -299,7 +299,7 @@ def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:
         pair.second.engine.recover()
         recovered.append(len(pair.cell.ledger(100)))
 
-    taken = TakenOver(pair, 12, recover)
+    taken = Takeover(pair, 12, recover)
     pair.first.engine.run_once()
     assert taken.at is not None
     assert pair.cell.runs(1)[0].result == "lost"
@@ -319,7 +319,7 @@ def test_intent_of_new_holder_survives_the_former_holder() -> None:
         del pair.cell.clear_intents
         announced.append(len(pair.cell.intents()))
 
-    taken = TakenOver(pair, 12, sweep_and_die)
+    taken = Takeover(pair, 12, sweep_and_die)
     pair.first.engine.run_once()
     assert taken.at is not None
     assert len(pair.cell.intents()) == announced[0] > 0

@@ -143,39 +143,39 @@ MESSAGE = "system.tms.message"
 Restore = Callable[[Path, Path], None]
 
 
-def copied_over(backup: Path, folder: Path) -> None:
+def copy_over(backup: Path, folder: Path) -> None:
     """Restore like ``cp -a``: keep files that the backup does not have."""
     shutil.copytree(backup, folder, dirs_exist_ok=True)
 
 
-def unpacked(backup: Path, folder: Path) -> None:
+def unpack_over(backup: Path, folder: Path) -> None:
     """Restore like ``tar -x``: replace files, keep files that the backup does not have."""
     for file in backup.glob("*/*"):
         (folder / file.relative_to(backup)).unlink(missing_ok=True)
-    copied_over(backup, folder)
+    copy_over(backup, folder)
 
 
-def mirrored(backup: Path, folder: Path) -> None:
+def mirror_over(backup: Path, folder: Path) -> None:
     """Restore like ``rsync -a --delete``: keep folders, replace and delete files."""
     for file in folder.glob("*/*"):
         file.unlink()
-    copied_over(backup, folder)
+    copy_over(backup, folder)
 
 
-def one_table_replaced(backup: Path, folder: Path) -> None:
+def replace_one_table(backup: Path, folder: Path) -> None:
     """Restore one table like ``rm -rf`` and ``cp -a``, often with the same inode."""
     shutil.rmtree(folder / MESSAGE)
     shutil.copytree(backup / MESSAGE, folder / MESSAGE)
 
 
-def one_table_mirrored(backup: Path, folder: Path) -> None:
+def mirror_one_table(backup: Path, folder: Path) -> None:
     """Restore one table like ``rsync -a --delete``."""
     for file in (folder / MESSAGE).glob("*"):
         file.unlink()
-    copied_over(backup / MESSAGE, folder / MESSAGE)
+    copy_over(backup / MESSAGE, folder / MESSAGE)
 
 
-@pytest.fixture(params=[copied_over, unpacked, mirrored, one_table_replaced, one_table_mirrored])
+@pytest.fixture(params=[copy_over, unpack_over, mirror_over, replace_one_table, mirror_one_table])
 def restore(request: pytest.FixtureRequest) -> Restore:
     way: Restore = request.param
     return way
@@ -212,7 +212,7 @@ def test_restored_backup_is_reported_by_a_plan(
         assert_first_contact(known.restart(store=store))
 
 
-@pytest.mark.parametrize("way", [mirrored, one_table_mirrored])
+@pytest.mark.parametrize("way", [mirror_over, mirror_one_table])
 def test_restored_backup_with_later_writes_is_a_first_contact(
     backup: Path, known: Kit, folder: Path, way: Restore
 ) -> None:
@@ -235,7 +235,7 @@ def test_restored_backup_of_a_running_server_is_a_first_contact(
 
 
 def test_restored_store_with_new_writes_is_a_first_contact(backup: Path, known: Kit, folder: Path) -> None:
-    mirrored(backup, folder)
+    mirror_over(backup, folder)
     with LevelDBStore(folder) as store:
         assert known.restart(store=store).engine.run_once().tripped
         orders(store).plain(*[NOW_MS - 2 * DAY] * 100)
@@ -356,7 +356,7 @@ def test_scheduled_adopt_accepts_a_store_never_adopted(folder: Path) -> None:
 
 
 def test_restored_store_refuses_apply_adopt(backup: Path, known: Kit, folder: Path, tmp_path: Path) -> None:
-    mirrored(backup, folder)
+    mirror_over(backup, folder)
     with LevelDBStore(folder) as store:
         kit = known.restart(store=store)
         kit.engine.preview(out=tmp_path / "plan.json")
@@ -366,7 +366,7 @@ def test_restored_store_refuses_apply_adopt(backup: Path, known: Kit, folder: Pa
 
 def test_operator_decisions_survive_a_restored_store(backup: Path, known: Kit, folder: Path) -> None:
     known.state.save_note(DECIDED, {"adopt": ["2024-01-01"]})
-    mirrored(backup, folder)
+    mirror_over(backup, folder)
     with LevelDBStore(folder) as store:
         kit = known.restart(store=store)
         kit.engine.run_once()

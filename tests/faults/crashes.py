@@ -71,7 +71,7 @@ def read(store: Store) -> dict[str, dict[str, str]]:
     }
 
 
-class Doom:
+class KillAtWrite:
     """A counter of writes that kills its process at the k-th write; 0: never."""
 
     def __init__(self, k: int) -> None:
@@ -100,7 +100,7 @@ class Doom:
 
 def sweep(folder: Path, batch_rows: int, k: int) -> int:
     """Adopt and sweep a store until killed."""
-    doom = Doom(k)
+    doom = KillAtWrite(k)
     doom.on_files(folder / "messaging")
     with SqliteState(folder / "state") as state, LevelDBStore(folder / "messaging") as store:
         watch(store, before=doom.tick)
@@ -126,25 +126,25 @@ def inspect(folder: Path, batch_rows: int, fates: dict[str, Fates]) -> Iterator[
     with SqliteState(folder / "state") as state:
         with LevelDBStore(folder / "messaging") as store:
             found = read(store)
-            yield from wrong_rows(found, fates, finished=False)
+            yield from find_wrong_rows(found, fates, finished=False)
             yield from find_false_boundary(folder, store, state)
-            yield from not_closed(janitor(folder, store, state, batch_rows), state)
-            yield from not_in_the_ledger(found, fates, state)
-        yield from wrong_names(folder / "messaging")
+            yield from find_unclosed_runs(janitor(folder, store, state, batch_rows), state)
+            yield from find_unrecorded(found, fates, state)
+        yield from find_wrong_names(folder / "messaging")
         with LevelDBStore(folder / "messaging") as store:
             yield from run(folder, store, state, batch_rows)
             found = read(store)
-            yield from wrong_rows(found, fates, finished=True)
+            yield from find_wrong_rows(found, fates, finished=True)
             yield from find_false_boundary(folder, store, state)
-            yield from not_in_the_ledger(found, fates, state)
-        yield from wrong_names(folder / "messaging")
+            yield from find_unrecorded(found, fates, state)
+        yield from find_wrong_names(folder / "messaging")
         if state.boundary() is None:
             yield "the next run proved nothing"
         if state.runs(1)[0].result != "done":
             yield "the next run is not recorded as done"
 
 
-def wrong_rows(found: dict[str, dict[str, str]], fates: dict[str, Fates], *, finished: bool) -> Iterator[str]:
+def find_wrong_rows(found: dict[str, dict[str, str]], fates: dict[str, Fates], *, finished: bool) -> Iterator[str]:
     for table, rows in found.items():
         for key, (before, after) in fates[table].items():
             allowed = {after} if finished else {before, after}
@@ -165,7 +165,7 @@ def find_false_boundary(folder: Path, store: Store, state: SqliteState) -> Itera
             yield f"proven up to {proven.bound}, but {cell.key.hex()} carries {cell.pointer}"
 
 
-def not_closed(engine: Engine, state: SqliteState) -> Iterator[str]:
+def find_unclosed_runs(engine: Engine, state: SqliteState) -> Iterator[str]:
     """Check that the next holder closes the run of the killed holder exactly once (S10)."""
     unfinished = [record.id for record in state.unfinished_runs()]
     if engine.recover() != unfinished or engine.recover() or state.unfinished_runs() or state.intents():
@@ -179,7 +179,7 @@ def not_closed(engine: Engine, state: SqliteState) -> Iterator[str]:
         yield "the ledger has something twice"
 
 
-def not_in_the_ledger(found: dict[str, dict[str, str]], fates: dict[str, Fates], state: SqliteState) -> Iterator[str]:
+def find_unrecorded(found: dict[str, dict[str, str]], fates: dict[str, Fates], state: SqliteState) -> Iterator[str]:
     """Yield deleted rows outside the ranges of all ledger entries."""
     entries = state.ledger(10**6)
     for table, rows in fates.items():
@@ -194,21 +194,21 @@ def not_in_the_ledger(found: dict[str, dict[str, str]], fates: dict[str, Fates],
                 yield f"{table} {key.hex()} went, and the ledger does not say so"
 
 
-def wrong_names(store: Path) -> Iterator[str]:
+def find_wrong_names(store: Path) -> Iterator[str]:
     for file in store.glob("*/*"):
         if not LEVELDB_FILE.fullmatch(file.name):
             yield f"{file.parent.name} holds {file.name}"
 
 
-def forked(work: Callable[[], object], answer: Path) -> int:
+def run_in_child(work: Callable[[], object], answer: Path) -> int:
     """Run ``work`` in a child, which writes its result as JSON; return the status of ``os.waitpid``."""
     pid = os.fork()
     if not pid:
-        _live_and_exit(work, answer)
+        _run_and_exit(work, answer)
     return os.waitpid(pid, 0)[1]
 
 
-def _live_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:
+def _run_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:
     try:
         answer.write_text(json.dumps(work()))
         os._exit(0)
@@ -217,7 +217,7 @@ def _live_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:
         os._exit(1)
 
 
-def look(asked: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
+def answer_inspections(asked: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
     """Reply to each received folder with its defects."""
     gc.enable()
     while True:
@@ -241,9 +241,9 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def one_death(case: Path, batch_rows: int, k: int, looking: Connection) -> dict[str, object]:
+def crash_once(case: Path, batch_rows: int, k: int, looking: Connection) -> dict[str, object]:
     with copy(case, k) as folder:
-        status = forked(lambda: sweep(folder, batch_rows, k), folder / "answer.json")
+        status = run_in_child(lambda: sweep(folder, batch_rows, k), folder / "answer.json")
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         problems = [] if died or not status else [f"the sweep ended with status {status}, not by dying"]
         looking.send(folder)
@@ -255,12 +255,12 @@ def count_changes(case: Path, batch_rows: int) -> int:
     """Return the number of writes of a sweep; each is a crash point."""
     with copy(case, 0) as folder:
         answer = folder / "answer.json"
-        if forked(lambda: sweep(folder, batch_rows, 0), answer):
+        if run_in_child(lambda: sweep(folder, batch_rows, 0), answer):
             raise SystemExit("the sweep failed without dying")
         return int(json.loads(answer.read_text()))
 
 
-def say(answer: object) -> None:
+def print_json(answer: object) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
@@ -273,12 +273,12 @@ def main(case: Path, batch_rows: int) -> None:
     gc.disable()
     fork = get_context("fork")
     looking, asked = fork.Pipe()
-    fork.Process(target=look, args=(asked, batch_rows, fates), daemon=True).start()
+    fork.Process(target=answer_inspections, args=(asked, batch_rows, fates), daemon=True).start()
     # Detect the death of the second child.
     asked.close()
-    say(count_changes(case, batch_rows))
+    print_json(count_changes(case, batch_rows))
     for k in map(int, sys.stdin):
-        say(one_death(case, batch_rows, k, looking))
+        print_json(crash_once(case, batch_rows, k, looking))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def assert_done(orders: Topic) -> None:
     assert orders.at(1).times() == []
 
 
-def strangers(key: bytes) -> list[bytes]:
+def invalid_keys(key: bytes) -> list[bytes]:
     """Return invalid variants of a key: truncated anywhere, too long, without separators."""
     head = b"default:orders:"
     tail = key[len(head) :]
@@ -58,28 +58,28 @@ def strangers(key: bytes) -> list[bytes]:
     return [stranger for stranger in (*cut, *longer, *broken, b"\x00", b"\xff", b"\xff" * 40) if stranger]
 
 
-def is_ours(key: bytes, tail_bytes: int) -> bool:
+def is_known(key: bytes, tail_bytes: int) -> bool:
     """Return whether a key is recognized; independent of the tested code."""
     return re.fullmatch(rb"[a-zA-Z0-9_]+:[a-zA-Z0-9_-]+:", key[:-tail_bytes]) is not None
 
 
 def test_unrecognized_rows_stay_and_other_rows_are_swept(store: Store) -> None:
     orders = due(store)
-    like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack())
-    like_message += strangers(MessageKey(orders.id, 1, 1, 1).pack())
-    like_payload = strangers(PayloadKey(orders.id, 2, pointer(DUE_MS), DUE_MS, 0).pack())
+    like_message = invalid_keys(MessageKey(orders.id, 2, DUE_MS, 0).pack())
+    like_message += invalid_keys(MessageKey(orders.id, 1, 1, 1).pack())
+    like_payload = invalid_keys(PayloadKey(orders.id, 2, pointer(DUE_MS), DUE_MS, 0).pack())
     # A truncated or extended key may be valid again.
-    message = sorted({key for key in like_message if not is_ours(key, MESSAGE_TAIL)})
-    payload = sorted({key for key in like_payload if not is_ours(key, PAYLOAD_TAIL)})
+    message = sorted({key for key in like_message if not is_known(key, MESSAGE_TAIL)})
+    payload = sorted({key for key in like_payload if not is_known(key, PAYLOAD_TAIL)})
     assert (len(message), len(payload)) > (100, 60)
     store.message.put([(key, MessageValue(OLD, b"x")) for key in message])
     store.payload.put([(key, b"x") for key in payload])
     report = sweep(store, batch_rows=3)
     assert_done(orders)
-    left = [row for row in store.message.read(MESSAGES, b"", None, 10_000).items if not is_ours(row[0], MESSAGE_TAIL)]
+    left = [row for row in store.message.read(MESSAGES, b"", None, 10_000).items if not is_known(row[0], MESSAGE_TAIL)]
     assert left == [(key, MessageValue(OLD, b"x")) for key in message]
     stored = store.payload.read(KEYS, b"", None, 10_000).items
-    assert [key for key in stored if not is_ours(key, PAYLOAD_TAIL)] == payload
+    assert [key for key in stored if not is_known(key, PAYLOAD_TAIL)] == payload
     assert report.totals.kept["unrecognized"] == len(message) + len(payload)
     assert report.errors == []
 

@@ -37,7 +37,7 @@ INVALID = [pointer(NOW_MS - 10 * DAY), pointer(NOW_MS - 9 * DAY, 7)]
 OPEN = pointer(NOW_MS - HOUR)
 
 
-def deaths(case: Path, batch_rows: int, choose: Callable[[int], list[int]]) -> tuple[int, list[dict[str, Any]]]:
+def crash_sweeps(case: Path, batch_rows: int, choose: Callable[[int], list[int]]) -> tuple[int, list[dict[str, Any]]]:
     """Return the number of crash points, and the results of the chosen ones."""
     command = [sys.executable, "-m", "tests.faults.crashes", str(case), str(batch_rows)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -118,7 +118,7 @@ def test_small_store_has_rows_of_every_fate(small: Path) -> None:
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_crash_at_every_write_in_a_small_store_loses_no_row(small: Path, share: int) -> None:
-    moments, outcomes = deaths(small, 5, lambda moments: list(range(1 + share, moments + 1, SHARES)))
+    moments, outcomes = crash_sweeps(small, 5, lambda moments: list(range(1 + share, moments + 1, SHARES)))
     assert moments > 100
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
     # The concurrent compaction changes the number of file operations, so a sweep may have fewer crash points.
@@ -148,7 +148,7 @@ def test_crash_at_random_writes_in_a_cdap_store_loses_no_row(large: Path, share:
         wanted = min(moments, size("TMS_TEST_CRASHES", 60))
         return random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
 
-    moments, outcomes = deaths(large, 20, chosen)
+    moments, outcomes = crash_sweeps(large, 20, chosen)
     assert moments > 200
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
     assert [outcome["k"] for outcome in outcomes] == chosen(moments)
@@ -161,5 +161,5 @@ def test_crash_inspection_detects_a_lost_row(small: Path, tmp_path: Path) -> Non
     case = tmp_path / "spoilt"
     subprocess.run(["cp", "-r", small, case], check=True)
     (case / "expected.json").write_text(json.dumps(fates))
-    _, [outcome] = deaths(case, 5, lambda _: [1])
+    _, [outcome] = crash_sweeps(case, 5, lambda _: [1])
     assert "message 00 is None" in outcome["problems"][0]

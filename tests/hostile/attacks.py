@@ -236,7 +236,7 @@ def json_of_objects(port: int, count: int, size: int) -> Iterator[None]:
 
 
 @contextmanager
-def readers_who_do_not_read(port: int, count: int) -> Iterator[None]:
+def stalled_readers(port: int, count: int) -> Iterator[None]:
     """Poll all large messages and read no response; reconnect after a close."""
 
     def attack(ended: threading.Event) -> None:
@@ -251,7 +251,7 @@ def readers_who_do_not_read(port: int, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def drips(port: int, count: int, every_seconds: float) -> Iterator[None]:
+def slow_senders(port: int, count: int, every_seconds: float) -> Iterator[None]:
     """Send single bytes at intervals, half of the clients of a head, half of a body."""
 
     def attack(ended: threading.Event) -> None:

@@ -42,13 +42,13 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Serve]:
         yield serving
 
 
-def attack(server: Serve, going_on: AbstractContextManager[None]) -> Watch:
+def attack(server: Serve, attack_context: AbstractContextManager[None]) -> Watch:
     """Run honest clients before and during an attack; print and return the measurements."""
     with Watch(server) as watch:
         watch.until(_ROUNDS)
         watch.pings.clear()
         watch.rounds.clear()
-        with going_on:
+        with attack_context:
             watch.until(_ROUNDS)
             time.sleep(share(10))
             watch.until(_ROUNDS)
@@ -60,8 +60,8 @@ ATTACKS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
     "unfinished bodies": lambda port: attacks.unfinished_bodies(port, share(60) + 10, 10 * _MB - 100),
     "gzip bombs": lambda port: attacks.gzip_bombs(port, share(16) + 2, 10 * _MB - 10),
     "json of objects": lambda port: attacks.json_of_objects(port, share(16), 6 * _MB),
-    "readers who do not read": lambda port: attacks.readers_who_do_not_read(port, share(100)),
-    "drips": lambda port: attacks.drips(port, share(500), 2),
+    "readers who do not read": lambda port: attacks.stalled_readers(port, share(100)),
+    "drips": lambda port: attacks.slow_senders(port, share(500), 2),
 }
 
 
