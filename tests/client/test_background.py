@@ -60,7 +60,7 @@ def filled(buffer: Buffer, *given: tuple[TopicId, bytes]) -> MessageBuffer:
     return waiting
 
 
-def test_batches_are_of_one_topic_and_the_one_that_waits_longest_goes_first() -> None:
+def test_take_returns_a_batch_of_the_topic_that_waits_longest() -> None:
     waiting = filled(Buffer(batch_messages=2), (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"))
     found = []
     while batch := waiting.take():
@@ -70,7 +70,7 @@ def test_batches_are_of_one_topic_and_the_one_that_waits_longest_goes_first() ->
     assert waiting.figures == PublishFigures(published=4)
 
 
-def test_a_batch_is_no_larger_than_a_request_but_for_one_message() -> None:
+def test_take_limits_a_batch_to_a_request_or_one_message() -> None:
     waiting = filled(Buffer(), (A, bytes(60)), (A, bytes(40)), (A, bytes(1)), (A, bytes(200)), (A, bytes(1)))
     sizes = []
     while batch := waiting.take():
@@ -81,7 +81,7 @@ def test_a_batch_is_no_larger_than_a_request_but_for_one_message() -> None:
 @pytest.mark.parametrize(
     "buffer", [Buffer(messages=2, when_full=WhenFull.BLOCK), Buffer(size_bytes=2, when_full=WhenFull.BLOCK)]
 )
-def test_buffer_without_room_takes_a_message_after_another_left(buffer: Buffer) -> None:
+def test_offer_to_a_full_buffer_is_rejected_until_a_take(buffer: Buffer) -> None:
     waiting = filled(buffer, (A, b"1"), (A, b"2"))
     assert not waiting.offer(A, b"3")
     waiting.take()
@@ -89,7 +89,7 @@ def test_buffer_without_room_takes_a_message_after_another_left(buffer: Buffer) 
     assert waiting.figures == PublishFigures(waiting=3)
 
 
-def test_buffer_without_room_drops_one_end_and_counts_it() -> None:
+def test_offer_to_a_full_buffer_drops_newest_or_oldest_and_counts() -> None:
     newest = filled(Buffer(messages=2, when_full=WhenFull.DROP_NEWEST), (A, b"1"), (A, b"2"), (A, b"3"), (B, b"4"))
     assert newest.take() == MessageBatch(A, 0, [b"1", b"2"])
     buffer = Buffer(messages=3, when_full=WhenFull.DROP_OLDEST)
@@ -105,7 +105,7 @@ class Outcomes(list[tuple[bytes, Exception | None]]):
         self.append((payload, error))
 
 
-def test_drop_of_a_message_calls_a_callback_that_is_false() -> None:
+def test_drop_of_a_message_calls_a_callback_with_false_truth_value() -> None:
     buffer, outcomes = MessageBuffer(Buffer(messages=1, when_full=WhenFull.DROP_NEWEST), request_bytes=100), Outcomes()
     for payload in (b"1", b"2"):
         buffer.offer(A, payload, on_delivery=outcomes)
@@ -113,19 +113,19 @@ def test_drop_of_a_message_calls_a_callback_that_is_false() -> None:
     assert (on_delivery is outcomes, payload, type(error)) == (True, b"2", BufferFull)
 
 
-def test_message_larger_than_the_buffer_is_taken_alone() -> None:
+def test_offer_of_a_message_larger_than_the_buffer_is_accepted_alone() -> None:
     waiting = filled(Buffer(size_bytes=10), (A, bytes(50)))
     assert not waiting.offer(A, b"1")
 
 
-def test_given_no_room_when_that_is_an_error_then_the_message_is_not_taken() -> None:
+def test_offer_to_a_full_buffer_with_raise_is_rejected() -> None:
     waiting = filled(Buffer(messages=1, when_full=WhenFull.RAISE), (A, b"1"))
     with pytest.raises(BufferFull, match=r"^1 "):
         waiting.offer(A, b"2")
     assert waiting.figures == PublishFigures(waiting=1)
 
 
-def test_what_was_given_before_a_mark_is_settled_when_it_is_sent_and_answered() -> None:
+def test_mark_is_settled_after_the_response_to_all_earlier_messages() -> None:
     waiting = filled(Buffer(batch_messages=1), (A, b"1"), (A, b"2"))
     mark = waiting.mark()
     waiting.offer(A, b"3")
@@ -137,7 +137,7 @@ def test_what_was_given_before_a_mark_is_settled_when_it_is_sent_and_answered() 
     assert found == [False, False, False, True, True, True]
 
 
-def test_what_has_failed_is_told_once() -> None:
+def test_raise_failures_reports_each_failure_once() -> None:
     waiting = filled(Buffer(), (A, b"1"), (B, b"2"), (B, b"3"))
     waiting.take()
     waiting.settle(TmsError("The disk is full."))
@@ -192,7 +192,7 @@ def test_publish_async_without_answers_reports_each_loss(
 
 
 @in_event_loop
-async def test_close_sends_what_waits_for_more_messages(server: InProcess, client: Client) -> None:
+async def test_close_sends_messages_that_linger(server: InProcess, client: Client) -> None:
     buffer = Buffer(linger_seconds=10 * PATIENCE_SECONDS)
     with server.client(buffer=buffer) as producer:
         producer.publish_async(ORDERS, [b"1"])
@@ -213,7 +213,9 @@ def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
     return held, go_on
 
 
-def test_buffer_without_room_blocks_until_the_server_answers(server: InProcess, client: Client, faults: Faults) -> None:
+def test_publish_async_with_a_full_buffer_blocks_until_a_response(
+    server: InProcess, client: Client, faults: Faults
+) -> None:
     held, go_on = hold(faults)
     with faulty_client(server, faults, buffer=Buffer(messages=2, batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1"])
@@ -231,7 +233,7 @@ def test_buffer_without_room_blocks_until_the_server_answers(server: InProcess, 
     assert payloads(client, ORDERS) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_close_ends_a_waiter_and_publishes_what_was_taken(server: InProcess, client: Client, faults: Faults) -> None:
+def test_close_ends_a_blocked_publish_and_sends_the_buffer(server: InProcess, client: Client, faults: Faults) -> None:
     held, go_on = hold(faults)
     told: list[str] = []
 
@@ -310,7 +312,7 @@ async def test_publish_of_no_payload_is_refused_alone(server: InProcess, client:
     assert payloads(client, ORDERS) == [b"good"]
 
 
-def test_given_a_buffer_that_its_owner_changes_when_published_then_it_is_as_it_was(client: Client) -> None:
+def test_publish_async_copies_a_mutable_payload(client: Client) -> None:
     given = bytearray(b"1")
     messages: list[Any] = [given, memoryview(b"2")]
     client.publish_async(ORDERS, messages)
@@ -321,7 +323,7 @@ def test_given_a_buffer_that_its_owner_changes_when_published_then_it_is_as_it_w
     assert payloads(client, BILLS) == [b"\0", b"2"]
 
 
-def test_close_with_a_hanging_server_reports_what_is_left(server: InProcess, faults: Faults) -> None:
+def test_close_with_a_hanging_server_reports_unpublished_messages(server: InProcess, faults: Faults) -> None:
     _, go_on = hold(faults)
     timeouts = Timeouts(close_seconds=0.01)
     with faulty_client(server, faults, buffer=Buffer(batch_messages=1), timeouts=timeouts) as producer:
@@ -334,7 +336,9 @@ def test_close_with_a_hanging_server_reports_what_is_left(server: InProcess, fau
     assert producer.publish_figures == PublishFigures(failed=3)
 
 
-def test_child_process_starts_with_nothing(server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_starts_with_an_empty_buffer(
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with server.client() as producer:
         producer.publish_async(ORDERS, [b"parent"])
         producer.flush()
@@ -355,7 +359,7 @@ def exits(_: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_close_after_a_failed_thread_reports_what_is_unpublished(server: InProcess, faults: Faults) -> None:
+def test_close_after_a_failed_thread_reports_unpublished_messages(server: InProcess, faults: Faults) -> None:
     faults.meanwhile = exits
     with faulty_client(server, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
@@ -423,7 +427,7 @@ async def test_async_flush_that_takes_too_long_is_an_error(server: InProcess, fa
 
 
 @in_event_loop
-async def test_async_close_with_a_hanging_server_reports_what_is_left(server: InProcess) -> None:
+async def test_async_close_with_a_hanging_server_reports_unpublished(server: InProcess) -> None:
     class Hangs(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             await asyncio.Event().wait()
@@ -474,7 +478,7 @@ assert os.waitstatus_to_exitcode(status) == 1
 
 
 @pytest.mark.parametrize(("end", "expected"), [("", {b"1"}), (FORK, {b"1", b"2"})], ids=["unclosed", "forked"])
-def test_program_that_closes_nothing_publishes_all_once(end: str, expected: set[bytes]) -> None:
+def test_program_without_close_publishes_all_once(end: str, expected: set[bytes]) -> None:
     with serving() as server:
         url = f"http://127.0.0.1:{server.port}"
         with Client(url) as client:

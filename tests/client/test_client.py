@@ -77,7 +77,7 @@ def test_poll_starts_at_a_message_or_a_time(client: Client, clock: ManualClock) 
         assert payloads(client.poll(TOPIC, start=after, inclusive=False)) == [b"2"]
 
 
-def test_given_many_messages_when_polled_then_they_are_read_while_they_come(server: InProcess) -> None:
+def test_poll_of_many_messages_streams_the_response(server: InProcess) -> None:
     sent = 0
 
     class Endless(httpx2.SyncByteStream):
@@ -99,7 +99,7 @@ def test_given_many_messages_when_polled_then_they_are_read_while_they_come(serv
         assert sent == 11
 
 
-def test_given_a_loop_that_ends_early_when_closed_then_nothing_more_comes(client: Client) -> None:
+def test_closed_poll_returns_no_more_messages(client: Client) -> None:
     client.publish(TOPIC, [b"a", b"b"])
     with client.poll(TOPIC) as messages:
         next(messages)
@@ -172,7 +172,7 @@ def test_publish_to_a_stopping_server_is_sent_again(server: InProcess) -> None:
         assert list(answers) == []
 
 
-def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothing(server: InProcess) -> None:
+def test_retries_pause_longer_each_time_and_never_after_the_last(server: InProcess) -> None:
     waited: list[float] = []
     transport = httpx2.MockTransport(lambda _: httpx2.Response(503, content=b"The server is stopping."))
     client = server.client(transport=transport, pause=lambda _, seconds: waited.append(seconds))
@@ -194,7 +194,7 @@ def test_status_of_a_proxy_is_an_error_with_its_own_sentence(
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[{}]", b'{"a": 1}', b"null"])
-def test_given_an_answer_of_somebody_else_when_read_then_it_is_no_crash(server: InProcess, body: bytes) -> None:
+def test_foreign_response_is_a_clear_error(server: InProcess, body: bytes) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
     with server.client(transport=transport, pause=lambda *_: None) as client:
         each_raises(
@@ -230,7 +230,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(server: InProcess, fa
 # --- the client itself -----------------------------------------------------------------------------------------------
 
 
-def test_given_a_closed_client_when_used_then_that_is_an_error(server: InProcess) -> None:
+def test_call_of_a_closed_client_is_rejected(server: InProcess) -> None:
     with server.client() as client:
         pass
     client.close()
@@ -243,12 +243,12 @@ def test_given_a_closed_client_when_used_then_that_is_an_error(server: InProcess
     )
 
 
-def test_it_prints_where_it_asks(client: Client, server: InProcess) -> None:
+def test_repr_shows_the_url_of_the_server(client: Client, server: InProcess) -> None:
     assert repr(client) == f"<Client {server.url}>"
     assert repr(server.async_client(url="http://localhost/tms/")) == "<AsyncClient http://localhost/tms>"
 
 
-def test_given_threads_when_they_share_a_client_then_each_gets_its_own_answers(server: InProcess) -> None:
+def test_client_shared_by_threads_returns_each_its_own_responses(server: InProcess) -> None:
     limits = Limits(connections=3)
     with server.client(limits=limits) as client, ThreadPoolExecutor(8) as threads:
 
@@ -279,7 +279,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
 
 
 @in_event_loop
-async def test_given_an_event_loop_when_everything_is_asked_then_it_is_answered(server: InProcess) -> None:
+async def test_every_method_of_the_async_client_works(server: InProcess) -> None:
     async with server.async_client(timeouts=Timeouts(answer_seconds=60)) as client:
         await client.create_topic("shop:carts", ttl=3600)
         await client.update_topic("shop:carts", ttl=60)

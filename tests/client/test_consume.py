@@ -127,7 +127,7 @@ def test_consume_of_cut_answers_gives_each_message_once(server: InProcess, clien
     assert cut.polls > 2
 
 
-def test_given_no_such_topic_when_consumed_then_it_does_not_wait_for_one(client: Client) -> None:
+def test_consume_of_a_missing_topic_fails_at_once(client: Client) -> None:
     with pytest.raises(TopicNotFound):
         next(client.consume("default:missing"))
     with pytest.raises(TopicNotFound):
@@ -164,7 +164,7 @@ def test_consume_that_waits_is_ended_by_another_thread(server: InProcess, by_clo
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
-def test_consume_by_name_goes_on_behind_its_position(client: Client) -> None:
+def test_consume_by_name_continues_after_its_position(client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
     with client.consume(ORDERS, consumer="billing") as messages:
         assert take(messages, 2) == [b"1", b"2"]

@@ -134,7 +134,7 @@ def test_publish_async_outlives_a_server_away_for_two_minutes(
     assert max(network.pauses) <= 5, "it is asked all the time, and not only at the end"
 
 
-def test_publish_async_reports_what_is_lost_after_the_time(server: InProcess, network: Network) -> None:
+def test_publish_async_reports_lost_messages_after_the_delivery_time(server: InProcess, network: Network) -> None:
     network.away = lambda _, __: True
     fates: Fates = []
     producer = client_of(server, network, buffer=Buffer(delivery_seconds=30))
@@ -161,7 +161,7 @@ def test_flush_reports_the_fate_of_each_message(server: InProcess, network: Netw
 
 
 @pytest.mark.parametrize(("when_full", "lost"), [(WhenFull.DROP_NEWEST, b"3"), (WhenFull.DROP_OLDEST, b"2")])
-def test_given_no_room_when_a_message_is_dropped_then_that_is_its_fate(
+def test_dropped_message_is_reported_to_on_delivery(
     server: InProcess, network: Network, when_full: WhenFull, lost: bytes
 ) -> None:
     under_way, go_on = threading.Event(), threading.Event()
@@ -183,7 +183,7 @@ def test_given_no_room_when_a_message_is_dropped_then_that_is_its_fate(
     ]
 
 
-def test_given_a_program_that_fails_when_told_then_the_others_are_told_and_published(
+def test_failing_on_delivery_is_logged_and_others_are_published(
     server: InProcess, client: Client, network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told(payload: bytes, _: TmsError | None) -> None:
@@ -257,7 +257,7 @@ def test_no_request_comes_before_retry_after(server: InProcess, network: Network
         ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 08:00:00 GMT"}, 0),
     ],
 )
-def test_when_a_server_wants_to_be_asked_again(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_header_is_read_in_seconds(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_seconds(headers) == seconds
 
 
@@ -279,7 +279,7 @@ def test_client_of_several_servers_stays_at_a_good_one(server: InProcess, client
 
 
 @pytest.mark.parametrize("url", [[], [FIRST, "nowhere"], [FIRST, 5]])
-def test_given_urls_that_are_none_then_that_is_said(url: Any) -> None:
+def test_client_with_an_invalid_url_is_rejected(url: Any) -> None:
     with pytest.raises(ConfigurationError):
         Client(url)
 
@@ -327,7 +327,7 @@ async def test_unanswered_call_waits_no_longer_than_its_limit(server: InProcess,
             await client.within(0.01).publish(ORDERS, [b"1"])
 
 
-def test_given_a_limit_when_an_answer_drips_then_the_call_ends(server: InProcess) -> None:
+def test_call_with_a_slow_response_ends_at_its_limit(server: InProcess) -> None:
     def drips() -> Iterator[bytes]:
         while True:
             yield b"0"

@@ -102,7 +102,7 @@ def test_refused_connection_is_unavailable_without_tracebacks_of_the_library() -
     assert "direct cause" not in shown
 
 
-def test_answer_of_another_http_server_names_the_request_and_what_to_check() -> None:
+def test_response_of_another_http_server_names_request_and_hint() -> None:
     other = b"HTTP/1.1 404 Not Found\r\ncontent-type: text/plain\r\ncontent-length: 7\r\n\r\nno page"
     with peer(other) as server, Client(url(server.port)) as client, pytest.raises(TopicNotFound) as refused:
         client.topic(TOPIC)
@@ -110,7 +110,7 @@ def test_answer_of_another_http_server_names_the_request_and_what_to_check() -> 
     assert "tms serve" in refused.value.hint
 
 
-def test_https_to_a_server_without_tls_says_so() -> None:
+def test_https_to_a_server_without_tls_is_a_clear_error() -> None:
     with (
         serving() as server,
         Client(f"https://127.0.0.1:{server.port}", options=Options(retry=SOON)) as client,
@@ -127,7 +127,7 @@ def test_closed_connection_is_described_in_one_sentence() -> None:
     assert ".." not in refused.value.message
 
 
-def test_server_that_is_silent_for_the_time_of_an_answer_is_unanswered() -> None:
+def test_silent_server_is_unanswered_after_the_timeout() -> None:
     options = Options(timeouts=Timeouts(answer_seconds=0.01))
     with peer(hangs=True) as server, Client(url(server.port), options=options) as client:
         with pytest.raises(Unanswered, match="in time"):
@@ -136,7 +136,7 @@ def test_server_that_is_silent_for_the_time_of_an_answer_is_unanswered() -> None
 
 
 @in_event_loop
-async def test_async_client_tells_failures_apart() -> None:
+async def test_async_client_distinguishes_failures() -> None:
     async with AsyncClient(url(free_port()), options=Options(retry=SOON)) as client:
         with pytest.raises(Unavailable):
             await client.publish(TOPIC, [b"x"])
@@ -187,17 +187,17 @@ def test_request_without_a_free_connection_does_nothing() -> None:
         ("transactions", ":15165", r"127\.0\.0\.1:15165"),
     ],
 )
-def test_bad_url_or_address_is_refused_with_a_good_one(argument: str, wrong: str, shown: str) -> None:
+def test_bad_url_or_address_is_rejected_with_an_example(argument: str, wrong: str, shown: str) -> None:
     given: dict[str, Any] = {argument: wrong}
     with pytest.raises(ConfigurationError, match=shown):
         Client(**given)
 
 
-def test_address_of_ip_version_6_is_taken() -> None:
+def test_client_accepts_an_ipv6_address() -> None:
     Client(transactions="[::1]:15165").close()
 
 
-def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown() -> None:
+def test_url_with_a_password_is_rejected_without_showing_it() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Client(f"http://me:{SECRET}@host")
     assert SECRET not in str(caught.value)
@@ -213,7 +213,7 @@ def test_request_goes_to_the_path_of_the_url_and_past_proxies(monkeypatch: pytes
         assert server.heard[0].startswith(b"GET /tms/v1/namespaces/default/topics HTTP/1.1")
 
 
-def test_given_a_context_for_tls_when_made_then_it_is_taken() -> None:
+def test_client_accepts_a_tls_context() -> None:
     context = ssl.create_default_context()
     port = free_port()
     with (
@@ -232,7 +232,7 @@ def sent(heard: bytes) -> list[bytes]:
     return [line for line in heard.split(b"\r\n") if line.lower().startswith(b"authorization:")]
 
 
-def test_given_a_token_when_asked_then_it_goes_along_and_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_token_is_sent_with_the_request_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with peer(REFUSAL + b"!") as server, Client(url(server.port), token=SECRET, options=Options(retry=SOON)) as client:
         with pytest.raises(Unauthorized) as caught:
@@ -262,19 +262,19 @@ def test_function_of_a_token_is_called_for_each_request() -> None:
     assert [token.headers(), token.headers()] == [{"authorization": "Bearer a"}, {"authorization": "Bearer b"}]
 
 
-def test_given_no_token_when_asked_then_none_goes_along() -> None:
+def test_token_without_a_value_adds_no_header() -> None:
     assert Token().headers() == {}
     assert (repr(Token()), repr(Token(SECRET))) == ("<no Token>", "<Token>")
 
 
 @pytest.mark.parametrize("wrong", ["", "two words", "line\nfeed", f"{SECRET}ä"])
-def test_given_a_token_that_is_none_when_asked_then_the_error_does_not_show_it(wrong: str) -> None:
+def test_invalid_token_is_rejected_without_showing_it(wrong: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Token(wrong).headers()
     assert SECRET not in str(caught.value)
 
 
-def test_given_a_file_that_cannot_be_read_when_asked_then_the_error_names_it(tmp_path: Path) -> None:
+def test_unreadable_token_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="token"):
         Token(file=tmp_path / "token").headers()
     (tmp_path / "token").write_bytes(b"\xff")
@@ -282,6 +282,6 @@ def test_given_a_file_that_cannot_be_read_when_asked_then_the_error_names_it(tmp
         Token(file=tmp_path / "token").headers()
 
 
-def test_given_a_token_and_a_file_when_made_then_one_has_to_go(tmp_path: Path) -> None:
+def test_client_with_token_and_token_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="one of them"):
         Client(token=SECRET, token_file=tmp_path)

@@ -45,7 +45,7 @@ def test_open_of_a_folder_runs_the_janitor_until_closed(tmp_path: Path) -> None:
     assert json.loads(typed.stdout)["adopted_ms"] is not None
 
 
-def test_open_of_a_folder_of_another_process_names_it(tmp_path: Path) -> None:
+def test_open_of_a_folder_of_another_process_names_that_process(tmp_path: Path) -> None:
     with tms_core.client.open(tmp_path) as client:
         client.create_topic(ORDERS)
         other = subprocess.run(
@@ -58,7 +58,7 @@ def test_open_of_a_folder_of_another_process_names_it(tmp_path: Path) -> None:
         assert client.topics() != []
 
 
-def test_program_that_closes_nothing_loses_nothing(tmp_path: Path) -> None:
+def test_program_without_close_loses_no_message(tmp_path: Path) -> None:
     code = f"{OTHER}.create_topic('{ORDERS}'); raise SystemExit(3)"
     asked = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
@@ -67,13 +67,13 @@ def test_program_that_closes_nothing_loses_nothing(tmp_path: Path) -> None:
         assert [str(topic) for topic in client.topics()] == [ORDERS]
 
 
-def test_a_program_that_imports_the_client_does_not_import_the_server() -> None:
+def test_import_of_the_client_does_not_import_the_server() -> None:
     code = "import sys, tms_core.client; print('tms_core.server' in sys.modules, 'janitor' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
 
 
-def test_open_adds_only_warnings_to_the_log_of_a_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_open_logs_only_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), tms_core.client.open(tmp_path) as client:
         client.create_topic(ORDERS, ttl="7d")
         client.publish(ORDERS, [b"one"])

@@ -41,13 +41,13 @@ READER = Transaction(read_pointer=5, transaction_id=7, write_pointer=7, invalids
 
 
 @given(st.none() | LONGS, PAYLOADS)
-def test_a_publish_is_what_the_server_reads(pointer: int | None, payloads: list[bytes]) -> None:
+def test_server_decodes_an_encoded_publish(pointer: int | None, payloads: list[bytes]) -> None:
     assert AVRO.read_publish(encode_publish(pointer, payloads)) == PublishRequest(pointer, payloads)
     assert JSON.read_publish(encode_publish_json(pointer, payloads, 60)) == PublishRequest(pointer, payloads, 60)
 
 
 @given(st.none() | IDS, st.booleans(), st.none() | st.integers(1, INT_MAX))
-def test_a_poll_is_what_the_server_reads(start: MessageId | None, inclusive: bool, limit: int | None) -> None:
+def test_server_decodes_an_encoded_poll(start: MessageId | None, inclusive: bool, limit: int | None) -> None:
     body = encode_poll(start, limit, READER, inclusive=inclusive)
     found = AVRO.read_poll(body)
     assert (found.start, found.inclusive, found.limit) == (start, inclusive, limit or INT_MAX)
@@ -56,13 +56,13 @@ def test_a_poll_is_what_the_server_reads(start: MessageId | None, inclusive: boo
     assert found.transaction.transaction_id == 7
 
 
-def test_a_time_to_begin_at_is_sent_in_milliseconds() -> None:
+def test_poll_from_a_time_is_sent_in_milliseconds() -> None:
     start = datetime.fromtimestamp(NOW_MS / 1000, timezone(timedelta(hours=2)))
     assert AVRO.read_poll(encode_poll(start, None, None, inclusive=True)) == FetchRequest(NOW_MS)
 
 
 @given(RANGES)
-def test_what_a_publish_answers_is_sent_back_as_it_came(published: RollbackRange) -> None:
+def test_response_to_a_publish_is_sent_unchanged_in_a_rollback(published: RollbackRange) -> None:
     body = AVRO.write_published(published)
     assert decode_published(body) == published
     assert encode_rollback(published) == body
@@ -97,7 +97,7 @@ def test_decode_of_any_pieces_gives_messages(pages: list[list[tuple[MessageId, b
     assert found == [Message(id_, payload) for page in pages for id_, payload in page]
 
 
-def test_given_blocks_that_say_their_size_when_decoded_then_it_is_passed_over() -> None:
+def test_decode_of_blocks_with_a_size_skips_the_size() -> None:
     item = b"\x28" + bytes(20) + b"\x04hi"
     decoder = MessageDecoder()
     assert [message.payload for message in decoder.feed(b"\1" + b"\x30" + item + b"\0")] == [b"hi"]
@@ -107,7 +107,7 @@ def test_given_blocks_that_say_their_size_when_decoded_then_it_is_passed_over() 
 @pytest.mark.parametrize(
     "body", [b"", b"\x02", b"\x02\x28" + bytes(20) + b"\x04h", b"\x02\x28" + bytes(20) + b"\x04hi"]
 )
-def test_given_an_answer_that_is_cut_short_when_it_ends_then_that_is_told(body: bytes) -> None:
+def test_end_of_a_truncated_response_is_unanswered(body: bytes) -> None:
     decoder = MessageDecoder()
     decoder.feed(body)
     with pytest.raises(Unanswered, match="truncated"):
@@ -117,7 +117,7 @@ def test_given_an_answer_that_is_cut_short_when_it_ends_then_that_is_told(body: 
 @pytest.mark.parametrize(
     "body", [b"\x02\x26" + bytes(40), b"\x02\x28" + bytes(20) + b"\x01", b"\0\0", b"\xff" * 11, b"<html>" + b"a" * 40]
 )
-def test_given_an_answer_that_makes_no_sense_when_decoded_then_that_is_told(body: bytes) -> None:
+def test_decode_of_an_invalid_response_is_unanswered(body: bytes) -> None:
     with pytest.raises(Unanswered, match="cannot be read"):
         MessageDecoder().feed(body)
 
@@ -133,7 +133,7 @@ def test_decode_of_a_large_message_in_pieces_joins_it_once() -> None:
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_says_when_it_was_published() -> None:
+def test_message_time_is_the_time_of_its_publish() -> None:
     assert Message(MessageId(NOW_MS, 0), b"").time == datetime.fromtimestamp(NOW_MS / 1000, UTC)
 
 
@@ -149,12 +149,12 @@ def test_time_without_a_zone_or_before_1970_is_refused(time: datetime, said: str
         milliseconds(time)
 
 
-def test_given_part_of_a_millisecond_when_used_then_nothing_is_missed() -> None:
+def test_time_within_a_millisecond_is_rounded_down() -> None:
     assert milliseconds(datetime(1970, 1, 1, 0, 0, 1, 1999, tzinfo=UTC)) == 1001
 
 
 @pytest.mark.parametrize("limit", [0, -1, INT_MAX + 1])
-def test_given_a_limit_that_is_none_when_used_then_it_is_refused(limit: int) -> None:
+def test_poll_with_an_invalid_limit_is_rejected(limit: int) -> None:
     with pytest.raises(BadRequest, match="limit"):
         encode_poll(None, limit, None, inclusive=True)
 
@@ -163,13 +163,13 @@ def test_given_a_limit_that_is_none_when_used_then_it_is_refused(limit: int) -> 
     ("ttl", "expected"),
     [(60, 60), (timedelta(minutes=1), 60), (timedelta(seconds=1.5), 2), ("90", 90), ("1h30m", 5400), ("1500ms", 2)],
 )
-def test_a_ttl_is_in_whole_seconds(ttl: timedelta | int | str, expected: int) -> None:
+def test_ttl_is_converted_to_whole_seconds(ttl: timedelta | int | str, expected: int) -> None:
     assert seconds(ttl) == expected
 
 
 @pytest.mark.parametrize(
     "ttl", [0, -1, 2**31, timedelta(0), timedelta(days=30_000), "", "soon", "7 d", "0d", "-1d", "9" * 15 + "d"]
 )
-def test_given_a_ttl_that_is_none_when_used_then_it_is_refused(ttl: timedelta | int | str) -> None:
+def test_invalid_ttl_is_rejected(ttl: timedelta | int | str) -> None:
     with pytest.raises(BadRequest, match="ttl"):
         seconds(ttl)

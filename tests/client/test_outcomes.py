@@ -152,7 +152,7 @@ def case(request: pytest.FixtureRequest, server: InProcess, faults: Faults, cloc
     return Case(server, faults, clock, request.param)
 
 
-def test_given_no_fault_when_it_commits_then_all_is_visible_and_participants_know(case: Case) -> None:
+def test_commit_without_faults_shows_messages_and_calls_participants(case: Case) -> None:
     case.transact()
     assert case.settled() == ALL
     assert case.changes.told == ["commit", "post"]
@@ -162,7 +162,7 @@ def test_given_no_fault_when_it_commits_then_all_is_visible_and_participants_kno
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["start", "canCommit"])
-def test_given_one_lost_answer_when_asked_again_then_it_commits(case: Case, step: str, when: When) -> None:
+def test_commit_with_one_lost_response_is_retried(case: Case, step: str, when: When) -> None:
     case.faults.at(step, when, times=1)
     case.transact()
     assert case.settled() == ALL
@@ -196,7 +196,7 @@ def test_write_without_an_answer_invalidates_and_never_aborts(case: Case, step: 
 
 @pytest.mark.parametrize("case", [transact], ids=["sync"], indirect=True)
 @pytest.mark.parametrize("step", ["store", "publish"])
-def test_given_a_write_that_arrives_when_all_is_over_then_nobody_sees_it(case: Case, step: str) -> None:
+def test_late_write_of_an_unanswered_request_stays_invisible(case: Case, step: str) -> None:
     case.faults.at(step, "late", times=1)
     with pytest.raises(Unanswered):
         case.transact()
@@ -208,7 +208,9 @@ def test_given_a_write_that_arrives_when_all_is_over_then_nobody_sees_it(case: C
 
 
 @pytest.mark.parametrize("forgotten", ["begun", "asked"])
-def test_manager_without_the_changes_is_asked(case: Case, monkeypatch: pytest.MonkeyPatch, forgotten: str) -> None:
+def test_commit_after_the_manager_forgot_the_changes_is_retried(
+    case: Case, monkeypatch: pytest.MonkeyPatch, forgotten: str
+) -> None:
     commit = case.server.manager.commit
 
     def restarted(pointer: int) -> None:
@@ -247,7 +249,7 @@ def test_commit_that_was_done_is_found_committed(case: Case) -> None:
     assert case.settled() == ALL
 
 
-def test_given_a_commit_that_arrives_when_all_is_over_then_it_is_refused(case: Case) -> None:
+def test_late_commit_of_an_invalidated_transaction_is_rejected(case: Case) -> None:
     case.faults.at("commit", "late")
     with pytest.raises(Invalidated):
         case.transact()
@@ -290,7 +292,7 @@ def test_rollback_without_answers_aborts_or_invalidates(case: Case, when: When, 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visible(case: Case, when: When) -> None:
+def test_conflict_with_an_unanswered_abort_shows_no_message(case: Case, when: When) -> None:
     case.faults.at("abort", when)
     with pytest.raises(Conflict):
         case.transact_with_conflict()
@@ -332,7 +334,7 @@ def test_refused_publish_takes_back_and_aborts(case: Case) -> None:
 # --- what a hook is told ---------------------------------------------------------------------------------------------
 
 
-def test_measure_is_told_of_each_publish_and_poll_with_counts_and_errors(server: InProcess) -> None:
+def test_measure_receives_counts_and_errors_of_each_publish_and_poll(server: InProcess) -> None:
     told: list[Measured] = []
     with server.client(measure=told.append) as client:
         client.publish(ORDERS, [b"one", b"three"])
@@ -357,7 +359,7 @@ def test_measure_is_told_of_each_publish_and_poll_with_counts_and_errors(server:
     assert all(one.seconds >= 0 for one in told)
 
 
-def test_measure_that_fails_is_logged_and_fails_no_publish(server: InProcess, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_measure_is_logged_and_publish_succeeds(server: InProcess, caplog: pytest.LogCaptureFixture) -> None:
     with server.client(measure=raising(ValueError("no metrics"))) as client:
         client.publish(ORDERS, [b"one"])
     assert "measure" in caplog.text

@@ -50,7 +50,7 @@ def addresses() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("code", "topics"), EXAMPLES)
-def test_an_example_runs_where_the_topics_are_that_its_page_says_to_make(
+def test_example_of_a_page_runs_with_the_topics_of_the_page(
     code: str, topics: list[str], addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Client(addresses[DEFAULT_URL]) as client:
@@ -71,7 +71,7 @@ def test_an_example_runs_where_the_topics_are_that_its_page_says_to_make(
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 409, 413, 500, 503])
-def test_what_a_code_means_is_what_the_page_says(code: int) -> None:
+def test_code_raises_the_error_of_the_page(code: int) -> None:
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
     [named] = [re.findall(r"`(\w+)`", cells[0]) for cells in rows if str(code) in cells[1]]
     with pytest.raises(MessagingError) as caught:
@@ -101,7 +101,7 @@ def calls_of_the_client(text: str) -> Iterator[tuple[str, ast.Call]]:
             yield name, call
 
 
-def test_every_argument_that_a_page_names_in_a_sentence_is_one() -> None:
+def test_every_argument_in_a_sentence_of_a_page_exists() -> None:
     paths = {*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")} - {DOCS / "reference/api.md"}  # signatures, and not calls
     pages = [path.read_text(encoding="utf-8") for path in sorted(paths)]
     named = [call for page in pages for call in calls_of_the_client(page)]

@@ -51,7 +51,7 @@ def names(client: Client) -> list[str]:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def test_key_chooses_a_partition_and_none_takes_turns(client: Client) -> None:
+def test_publish_with_a_key_uses_its_partition_and_without_rotates(client: Client) -> None:
     with_partitions(client, 4)
     for number in range(8):
         client.publish(EVENTS, [b"%d" % number], key=b"user 7")
@@ -78,7 +78,7 @@ async def test_key_of_any_publish_chooses_the_partition(server: InProcess, clien
     assert payloads(client, f"{EVENTS}-{hash_key(b'user 7') % 4}") == [b"0", b"1", b"2", b"3"]
 
 
-def test_publish_async_takes_turns_among_partitions(client: Client) -> None:
+def test_publish_async_rotates_among_partitions(client: Client) -> None:
     with_partitions(client, 2)
     for number in range(2):
         client.publish_async(EVENTS, [b"%d" % number])
@@ -86,7 +86,7 @@ def test_publish_async_takes_turns_among_partitions(client: Client) -> None:
     assert [payloads(client, f"{EVENTS}-{number}") for number in range(2)] == [[b"0"], [b"1"]]
 
 
-def test_publish_to_former_partitions_goes_to_the_present(server: InProcess, client: Client) -> None:
+def test_publish_with_outdated_partitions_uses_the_current_ones(server: InProcess, client: Client) -> None:
     with_partitions(client, 2)
     assert consumed(client) == []  # from now on this client knows two partitions, which hold nothing
     with server.client() as other:
@@ -97,7 +97,7 @@ def test_publish_to_former_partitions_goes_to_the_present(server: InProcess, cli
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["published at the commit", "stored ahead"])
-def test_publish_in_a_transaction_uses_present_partitions(server: InProcess, client: Client, ahead: bool) -> None:
+def test_publish_in_a_transaction_uses_current_partitions(server: InProcess, client: Client, ahead: bool) -> None:
     with_partitions(client, 2)
     assert consumed(client) == []
     with server.client() as other:
@@ -108,7 +108,7 @@ def test_publish_in_a_transaction_uses_present_partitions(server: InProcess, cli
     assert [len(one) for one in consumed(client)] == [9_000_000 if ahead else 1]
 
 
-def test_given_routes_then_each_has_a_copy_by_its_own_key_or_none_has(client: Client) -> None:
+def test_publish_to_routes_copies_the_message_to_each_or_to_none(client: Client) -> None:
     client.create_topic(EVENTS, properties={"routes": '{"users": 2, "pages": 3}'})
     key = {"users": b"ada", "pages": b"/cart"}
     client.publish(EVENTS, [b"1"], key=key)
@@ -131,7 +131,7 @@ def test_given_routes_then_each_has_a_copy_by_its_own_key_or_none_has(client: Cl
     assert consumed(client, users) == []
 
 
-def test_given_a_key_that_is_none_then_nothing_is_published(client: Client) -> None:
+def test_publish_with_an_invalid_or_missing_key_is_rejected(client: Client) -> None:
     with_partitions(client, 2)
     with pytest.raises(BadRequest, match="bytes or text"):
         client.publish(EVENTS, [b"1"], key=7)  # type: ignore[call-overload]
@@ -149,7 +149,7 @@ def test_given_a_key_that_is_none_then_nothing_is_published(client: Client) -> N
 
 
 @pytest.mark.parametrize("order", ["partition", "none"])
-def test_consumer_takes_partitions_that_nobody_holds(client: Client, order: str) -> None:
+def test_consume_uses_partitions_without_a_claim(client: Client, order: str) -> None:
     with_partitions(client, 3)
     for number in range(3):
         client.publish(EVENTS, [b"%d" % number])
@@ -161,7 +161,7 @@ def test_consumer_takes_partitions_that_nobody_holds(client: Client, order: str)
     assert consumed(client, order=order) == [b"3"]
 
 
-def test_worker_finds_the_only_partition_that_nobody_holds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_finds_the_only_partition_without_a_claim(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     with_partitions(client, 10)
     # All start at the first partition, so the free one is the last that the worker polls.
     monkeypatch.setattr(client._core.random, "random", lambda: 0.0)
@@ -181,7 +181,7 @@ def test_dead_letters_are_those_of_the_whole_topic(client: Client) -> None:
     assert payloads(client, "default:events-dead") == [b"bad"]
 
 
-def test_given_a_consumer_then_it_begins_with_the_partition_that_it_had_last(client: Client) -> None:
+def test_consume_starts_with_the_partition_of_the_last_poll(client: Client) -> None:
     with_partitions(client, 3)
     client.publish(EVENTS, [b"a"], key=b"k")
     assert consumed(client) == [b"a"]
@@ -199,7 +199,7 @@ def test_given_a_consumer_then_it_begins_with_the_partition_that_it_had_last(cli
     assert [str(topic) for topic in asked] == [f"{EVENTS}-{hash_key(b'k') % 3}"]
 
 
-def test_given_a_pattern_then_a_consumer_has_all_topics_that_fit(client: Client) -> None:
+def test_consume_with_a_pattern_reads_all_matching_topics(client: Client) -> None:
     with_partitions(client, 2)
     client.create_topic("default:events-more")
     client.create_topic("default:event")

@@ -52,7 +52,7 @@ def last(client: Client) -> PreviousTransaction | None:
         return producer.previous
 
 
-def test_former_instance_in_its_transaction_is_fenced(server: InProcess) -> None:
+def test_previous_instance_in_a_transaction_is_fenced(server: InProcess) -> None:
     with server.client(limits=SMALL) as client:
         tx = client.producer(BILLS, "importer").__enter__().transaction().__enter__()
         tx.publish(BILLS, [b"sent"])
@@ -65,7 +65,7 @@ def test_former_instance_in_its_transaction_is_fenced(server: InProcess) -> None
         assert committed(client) == []
 
 
-def test_given_a_producer_that_is_not_registered_or_has_no_name_then_that_is_said(client: Client) -> None:
+def test_unregistered_or_badly_named_producer_is_rejected(client: Client) -> None:
     with pytest.raises(NotInProgress, match="not registered"):
         client.producer(BILLS, "importer").publish([b"a"])
     with pytest.raises(BadRequest), client.producer(BILLS, "a/b"):
@@ -199,7 +199,7 @@ def test_home_of_any_kind_knows_transactions_that_only_read(client: Client, prop
 
 
 @pytest.mark.parametrize("label", [" 17", "17 ", " ", "file 17", "a  b", "50%", "a%20b", "a+b/c", "a\nb", "\0", "é✓"])
-def test_given_a_label_of_any_characters_then_the_next_instance_is_told_it_as_it_is(client: Client, label: str) -> None:
+def test_next_instance_receives_a_label_of_any_characters_unchanged(client: Client, label: str) -> None:
     with client.producer(BILLS, "importer") as producer, producer.transaction(label) as tx:
         tx.publish(BILLS, [b"a"])
     found = last(client)
@@ -224,7 +224,7 @@ def test_label_that_is_too_long_is_refused_before_anything_is_done(client: Clien
 
 
 @pytest.mark.parametrize("end", ["commit", "roll back", "leave", "nothing sent"])
-def test_next_instance_knows_the_last_transaction_of_the_former(server: InProcess, client: Client, end: str) -> None:
+def test_next_instance_knows_the_last_transaction_of_the_previous(server: InProcess, client: Client, end: str) -> None:
     limits = Limits() if end == "nothing sent" else SMALL
     with server.client(limits=limits) as other, other.producer(BILLS, "importer") as producer:
         context = producer.transaction("file 17 – ü")
@@ -305,7 +305,7 @@ def test_next_instance_hides_an_open_checkpoint_managed_elsewhere(server: InProc
         server.manager.commit(begun.transaction_id)
 
 
-def test_next_instance_of_a_deleted_producer_hides_what_was_open(server: InProcess, client: Client) -> None:
+def test_next_instance_of_a_deleted_producer_hides_open_transactions(server: InProcess, client: Client) -> None:
     elsewhere(server)
     with server.client(limits=SMALL) as other:
         contexts = left_open(other, "one")
@@ -316,7 +316,7 @@ def test_next_instance_of_a_deleted_producer_hides_what_was_open(server: InProce
 
 
 @pytest.mark.parametrize("dies", ["before the end", "before the answer"])
-def test_next_instance_finishes_what_a_dead_one_was_ending(
+def test_next_instance_ends_the_transactions_of_a_dead_one(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     elsewhere(server)
@@ -397,7 +397,7 @@ def test_producer_goes_on_after_a_request_without_an_answer(server: InProcess, f
         assert committed(client) == [b"1", b"2"]
 
 
-def test_repeat_of_a_request_under_way_is_not_taken_for_refused(server: InProcess, faults: Faults) -> None:
+def test_repeat_of_a_request_in_flight_is_unanswered_not_rejected(server: InProcess, faults: Faults) -> None:
     def refuse(step: str) -> None:
         if step == "publish" and faults.seen["publish"] > 1:
             server.service.producers._requests.in_flight._busy = Everything()

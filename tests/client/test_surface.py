@@ -51,7 +51,7 @@ def mentioned(annotation: object) -> Iterator[type]:
             yield from mentioned(inner)
 
 
-def test_what_is_imported_is_what_is_exported() -> None:
+def test_package_exports_exactly_what_it_imports() -> None:
     tree = ast.parse((HERE / "__init__.py").read_text(encoding="utf-8"))
     imported = {
         alias.name
@@ -63,7 +63,7 @@ def test_what_is_imported_is_what_is_exported() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_class_that_a_method_takes_or_gives_is_exported(kind: type) -> None:
+def test_every_class_in_a_method_signature_is_exported(kind: type) -> None:
     found = set()
     for _, method in methods(kind):
         hints = typing.get_type_hints(method)
@@ -72,7 +72,7 @@ def test_every_class_that_a_method_takes_or_gives_is_exported(kind: type) -> Non
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_that_a_method_names_is_exported(kind: type) -> None:
+def test_every_error_in_a_method_docstring_is_exported(kind: type) -> None:
     known = {name for name, error in vars(errors).items() if inspect.isclass(error)} | {"OutcomeUnknown"}
     for name, method in methods(kind):
         raises = (inspect.getdoc(method) or "").partition("Raises:")[2]
@@ -92,7 +92,7 @@ def test_every_error_and_value_is_exported() -> None:
     assert found - servers_own - {"MessageBatch", "MessageBuffer"} <= set(client.__all__)
 
 
-def test_every_exported_name_and_method_says_what_it_is() -> None:
+def test_every_exported_name_and_method_has_a_docstring() -> None:
     assert [name for name in client.__all__ if not inspect.getdoc(getattr(client, name))] == []
     named = [(kind, *named) for kind in CLASSES for named in methods(kind)]
     assert [(kind, name) for kind, name, method in named if name != "__init__" and not inspect.getdoc(method)] == []

@@ -76,7 +76,7 @@ class Recorder(Participant):
 
 
 @pytest.mark.parametrize("ends", ["error", "roll back"])
-def test_client_publish_in_a_failed_transaction_is_taken_back(client: Client, server: InProcess, ends: str) -> None:
+def test_client_publish_in_a_failed_transaction_is_rolled_back(client: Client, server: InProcess, ends: str) -> None:
     def work() -> None:
         with client.transaction() as tx:
             client.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
@@ -95,7 +95,7 @@ def test_client_publish_in_a_failed_transaction_is_taken_back(client: Client, se
     assert server.manager.invalid_size() == 0
 
 
-def test_client_publish_that_is_refused_is_for_the_program_to_judge(client: Client, server: InProcess) -> None:
+def test_rejected_client_publish_does_not_fail_the_transaction(client: Client, server: InProcess) -> None:
     with client.transaction() as tx:
         client.publish(ORDERS, [b"a"], transaction=tx.transaction)
         with suppress(TopicNotFound):
@@ -191,7 +191,7 @@ def test_transaction_in_a_forked_child_is_refused_and_stays_the_parents() -> Non
     assert ended.stdout == "4 [b'1']\n", ended.stderr
 
 
-def test_publish_beyond_what_is_kept_has_the_order_of_the_program(server: InProcess) -> None:
+def test_publish_beyond_the_transaction_buffer_keeps_the_order(server: InProcess) -> None:
     limits = Limits(transaction_bytes=1000, request_bytes=300)
     expected = [b"%03d" % number * 30 for number in range(50)]
     with server.client(limits=limits) as client:
@@ -212,7 +212,7 @@ def test_publish_of_many_messages_splits_requests(server: InProcess, faults: Fau
     assert len(visible(server)) == 8
 
 
-def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Client) -> None:
+def test_call_before_the_start_or_after_the_end_is_rejected(client: Client) -> None:
     tx = client.transaction()
     with pytest.raises(NotInProgress, match=r"with client\.transaction\(\) as tx"):
         tx.publish(ORDERS, [b"a"])
@@ -242,7 +242,7 @@ def test_service_knows_holder_and_timeout_of_a_transaction(client: Client, serve
 # --- participants ----------------------------------------------------------------------------------------------------
 
 
-def test_participants_are_told_in_order_and_messages_are_published_last(server: InProcess, faults: Faults) -> None:
+def test_participants_are_called_in_order_before_the_publish(server: InProcess, faults: Faults) -> None:
     recorder = Recorder()
     steps: list[str] = []
     faults.meanwhile = lambda step: steps.append(f"{step} after {recorder.names[-1:]}")
@@ -299,9 +299,7 @@ def test_participant_that_cannot_roll_back_leaves_it_invalid(client: Client, ser
     assert server.manager.invalid_size() == 1
 
 
-def test_participant_that_cannot_roll_back_a_lost_commit_leaves_others_their_turn(
-    server: InProcess, faults: Faults
-) -> None:
+def test_failing_rollback_after_a_lost_commit_still_rolls_back_others(server: InProcess, faults: Faults) -> None:
     last = Recorder()
     faults.at("commit", "before")
     with faulty_client(server, faults) as client, pytest.raises(LookupError):
@@ -355,7 +353,7 @@ class Slow(Participant):
 
 
 @in_event_loop
-async def test_given_coroutines_when_they_take_part_in_a_loop_then_they_are_waited_for(server: InProcess) -> None:
+async def test_async_participants_are_awaited(server: InProcess) -> None:
     slow = Slow()
     async with server.async_client() as client, client.transaction() as tx:
         await tx.register(slow)
@@ -416,7 +414,7 @@ async def test_task_cancelled_while_it_publishes_invalidates(server: InProcess, 
 
 
 @in_event_loop
-async def test_client_closed_while_a_task_is_cancelled_ends_what_began(server: InProcess) -> None:
+async def test_close_during_a_cancelled_start_ends_the_transaction(server: InProcess) -> None:
     ended: list[str] = []
     go = threading.Event()
 
@@ -527,7 +525,7 @@ def test_interrupt_after_the_commit_leaves_it_committed(client: Client, server: 
 
 
 @pytest.mark.parametrize("step", ["rollback", "abort"])
-def test_interrupt_while_it_is_taken_back_invalidates(server: InProcess, faults: Faults, step: str) -> None:
+def test_interrupt_during_a_rollback_invalidates(server: InProcess, faults: Faults, step: str) -> None:
     def interrupt(met: str) -> None:
         if met == step:
             raise KeyboardInterrupt
@@ -560,7 +558,7 @@ def test_interrupt_while_it_looks_at_the_outcome_invalidates(server: InProcess, 
 
 @pytest.mark.parametrize("step", ["rollback", "abort"])
 @in_event_loop
-async def test_task_cancelled_while_it_is_taken_back_invalidates(server: InProcess, faults: Faults, step: str) -> None:
+async def test_task_cancelled_during_a_rollback_invalidates(server: InProcess, faults: Faults, step: str) -> None:
     loop = asyncio.get_running_loop()
     cancelled = threading.Event()
 
@@ -590,7 +588,7 @@ async def test_task_cancelled_while_it_is_taken_back_invalidates(server: InProce
 
 
 @pytest.mark.parametrize(("fail", "end"), [(None, "post"), (ZeroDivisionError, "rollback")])
-def test_thousands_of_participants_are_all_told(
+def test_thousands_of_participants_are_all_called(
     client: Client, server: InProcess, fail: type[Exception] | None, end: str
 ) -> None:
     last = Recorder()
@@ -600,7 +598,7 @@ def test_thousands_of_participants_are_all_told(
     assert server.manager.invalid_size() == 0
 
 
-def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(client: Client, server: InProcess) -> None:
+def test_transaction_entered_twice_is_rejected(client: Client, server: InProcess) -> None:
     context = client.transaction()
 
     def work() -> None:

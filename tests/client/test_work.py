@@ -155,7 +155,7 @@ def test_roll_back_counts_the_delivery_of_messages_that_were_handed_over(client:
     assert (failed.last, failed.deliveries) == (order.id, 1)
 
 
-def test_given_bad_input_then_it_is_said_before_anything_is_done(client: Client) -> None:
+def test_bad_arguments_of_work_are_rejected(client: Client) -> None:
     wrong: list[dict[str, Any]] = [{"order": "fifo"}, {"batch": 0}, {"max_deliveries": 0}]
     for options in wrong:
         with pytest.raises(BadRequest):
@@ -197,7 +197,7 @@ def test_consume_after_a_lost_answer_bills_each_order_once(
 # --- client.work -----------------------------------------------------------------------------------------------------
 
 
-def test_work_commits_each_batch_when_the_next_is_asked(client: Client) -> None:
+def test_work_commits_each_batch_before_it_returns_the_next(client: Client) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(5)])
     sizes: list[int] = []
     for tx, batch in client.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
@@ -209,7 +209,7 @@ def test_work_commits_each_batch_when_the_next_is_asked(client: Client) -> None:
     assert client.positions(ORDERS)[0].lag_messages <= 1
 
 
-def test_given_an_error_in_the_loop_or_a_break_then_the_batch_comes_again(client: Client) -> None:
+def test_work_after_an_error_or_a_break_returns_the_batch_again(client: Client) -> None:
     client.publish(ORDERS, [b"1"])
 
     def fails() -> None:
@@ -300,7 +300,7 @@ def test_work_while_the_server_does_not_answer_counts_no_delivery(
     assert "orders-dead" not in [topic.topic for topic in client.topics("default")]
 
 
-def test_work_on_a_stopped_server_raises_when_the_idle_time_is_over() -> None:
+def test_work_on_a_stopped_server_raises_after_the_idle_time() -> None:
     with (
         Client("http://127.0.0.1:1", transactions="127.0.0.1:1") as client,
         pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:1 .*Connection refused") as caught,
@@ -693,6 +693,6 @@ def test_unordered_read_of_a_deleted_topic_leaves_no_transaction_open(server: In
 @pytest.mark.parametrize(
     "options", [{"read": "dirty"}, {"read": "unordered"}, {"read": "unordered", "consumer": "x", "start": START}]
 )
-def test_given_a_way_to_read_that_is_none_then_it_says_what_to_give(client: Client, options: dict[str, Any]) -> None:
+def test_consume_with_invalid_options_is_rejected(client: Client, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         client.consume(ORDERS, **options)
