@@ -67,15 +67,15 @@ def covered(found: list[GroupClaim] | tuple[GroupClaim, ...], number: int) -> li
         *((90, ClaimOutcome.OWN), (91, ClaimOutcome.OWN), (85, ClaimOutcome.OPEN), (1000, ClaimOutcome.OPEN)),
     ],
 )
-def test_given_a_pointer_then_its_claim_is_what_the_transaction_is(pointer: int, expected: ClaimOutcome) -> None:
+def test_claim_outcome_follows_the_state_of_its_transaction(pointer: int, expected: ClaimOutcome) -> None:
     assert claim_outcome(pointer, READER) is expected
 
 
-def test_given_an_invalid_transaction_above_the_read_pointer_then_its_claim_is_void() -> None:
+def test_claim_of_an_invalid_transaction_above_the_read_pointer_is_void() -> None:
     assert claim_outcome(7, Transaction(3, 9, 9, invalids=(7,))) is ClaimOutcome.VOID
 
 
-def test_given_claims_that_are_done_then_those_that_touch_the_base_become_part_of_it() -> None:
+def test_done_claims_next_to_the_base_are_merged_into_it() -> None:
     found = view_group(at(0), [claim(0, 2, 1), claim(2, 4, 2), claim(6, 8, 3)], READER)
     assert (found.base, found.merged, found.covered) == (at(4), 2, [claim(6, 8, 0, tries=0)])
     assert [(one.after, one.until) for one in found.segments] == [(at(4), at(6)), (at(8), None)]
@@ -87,12 +87,12 @@ def test_open_claim_gives_nothing_out_and_holds_the_base() -> None:
     assert [(one.after, one.until) for one in found.segments] == [(at(4), None)]
 
 
-def test_given_a_void_claim_then_it_is_free_and_counts_as_a_try() -> None:
+def test_void_claim_is_free_and_counts_as_a_try() -> None:
     found = view_group(at(0), [claim(0, 2, 1), claim(2, 5, 21, tries=3)], READER)
     assert [(one.after, one.until, one.tries) for one in found.segments] == [(at(2), at(5), 3), (at(5), None, 0)]
 
 
-def test_id_without_a_payload_stands_behind_its_rows_payloads() -> None:
+def test_id_without_a_payload_ranks_after_the_payloads_of_its_row() -> None:
     assert rank(at(3)) > rank(at(3, 7)) > rank(at(3, 6)) > rank(at(2))
     found = view_group(at(0), [GroupClaim(at(0), at(3, 6), 1, 1), GroupClaim(at(3), at(4), 2, 1)], READER)
     assert found.base == at(3, 6)
@@ -143,12 +143,12 @@ def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.
     assert asked[1000] < 20 * asked[100]
 
 
-def test_given_holes_in_a_range_then_it_is_in_pieces() -> None:
+def test_runs_of_a_range_with_holes_are_its_pieces() -> None:
     assert runs(at(1), at(9), [(at(6), at(7)), (at(2), at(4))]) == [(at(1), at(2)), (at(4), at(6)), (at(7), at(9))]
     assert runs(at(1), at(9), [(at(8), at(12))]) == [(at(1), at(8))]
 
 
-def test_given_a_claim_when_written_then_its_bytes_are_those_of_the_page() -> None:
+def test_pack_of_a_claim_has_the_bytes_of_the_page() -> None:
     key, value = pack(GROUP, GroupClaim(MessageId(1, 2), MessageId(3, 4, 5, 6), 7, 300))
     assert key == b"tdefault:orders:\0\0\0\1cbilling\0" + MessageId(1, 2).pack() + b"\0\0\0\0\0\0\0\7"
     assert value == MessageId(3, 4, 5, 6).pack() + b"\xff" + bytes(12)
@@ -163,7 +163,7 @@ def test_pack_of_a_mark_that_waits_has_the_bytes_of_the_page() -> None:
     assert claims_of(side, GROUP) == [(key, mark)]
 
 
-def test_given_groups_whose_names_begin_alike_then_each_has_its_own_claims() -> None:
+def test_claims_of_groups_with_a_common_prefix_stay_separate() -> None:
     side = MemorySide()
     names = ("a", "ab", "a-b")
     for number, name in enumerate(names, 1):
@@ -173,7 +173,7 @@ def test_given_groups_whose_names_begin_alike_then_each_has_its_own_claims() -> 
     assert sorted(group.name for _, group, _ in all_claims(side)) == sorted(names)
 
 
-def test_given_a_row_of_another_length_then_it_is_said() -> None:
+def test_row_with_a_bad_length_is_rejected_or_skipped() -> None:
     side = MemorySide()
     side.put([(GROUP.prefix + bytes(28), b"short")])
     with pytest.raises(FormatError, match="5 bytes"):
@@ -183,7 +183,7 @@ def test_given_a_row_of_another_length_then_it_is_said() -> None:
     assert list(all_claims(side)) == []
 
 
-def test_bytes_of_a_partition_read_to_its_end_are_the_pages() -> None:
+def test_pack_of_a_drained_partition_has_the_bytes_of_the_page() -> None:
     assert pack_drained(GROUP, 7) == (b"tdefault:orders:\0\0\0\1dbilling\0", b"\0\0\0\0\0\0\0\7")
     side = MemorySide()
     side.put([pack_drained(GROUP, 7), (drained_key(GROUP._replace(name="bill")), b"short")])
@@ -244,7 +244,7 @@ def test_marks_of_any_rows_stay_and_do_not_overlap(base: int, rows: list[GroupCl
 
 
 @given(rows=_claims)
-def test_given_any_claims_when_written_then_they_are_read_back(rows: list[GroupClaim]) -> None:
+def test_any_claims_are_read_back_as_written(rows: list[GroupClaim]) -> None:
     side = MemorySide()
     side.put([pack(GROUP, one) for one in rows])
     by_key = {pack(GROUP, one)[0]: one for one in rows}
