@@ -54,13 +54,13 @@ def test_audit_line_is_json_in_a_text_log(lines: Lines) -> None:
     assert len(line["object"]) < 210
 
 
-def test_audit_line_is_short_whatever_a_client_calls_its_request(lines: Lines) -> None:
+def test_audit_line_limits_the_length_of_its_fields(lines: Lines) -> None:
     record(Event.UNAUTHORIZED, verb="\x1b a " * 10_000, result="refused", object_="b " * 10_000)
     [line] = lines()
     assert max(len(line["verb"]), len(line["object"])) == MAX_FIELD_CHARACTERS + 1
 
 
-def test_bounded_audit_writes_so_many_lines_a_minute(lines: Lines) -> None:
+def test_bounded_audit_limits_the_lines_per_minute(lines: Lines) -> None:
     now_ms = 0
     audit = BoundedAudit(lambda: now_ms)
 

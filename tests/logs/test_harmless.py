@@ -91,6 +91,6 @@ def _interrupted() -> None:
     raise KeyboardInterrupt
 
 
-def test_given_a_log_line_then_it_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_names_the_file_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     get_logger("tms_core.test").warning("hello %s", "world")
     assert [(one.getMessage(), one.filename) for one in caplog.records] == [("hello world", "test_harmless.py")]

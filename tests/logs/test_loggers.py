@@ -39,7 +39,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_given_json_when_logged_then_a_line_is_an_object_with_the_fields() -> None:
+def test_json_log_line_is_an_object_with_the_fields() -> None:
     stream = io.StringIO()
     configure("json", stream)
     logging.getLogger("janitor.x").warning("%d rows\nleft", 3, extra={"fields": {"run": "r-1"}})
@@ -50,14 +50,14 @@ def test_given_json_when_logged_then_a_line_is_an_object_with_the_fields() -> No
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("json", io.StringIO()), ("text", io.StringIO()), ("text", Terminal())])
-def test_given_options_that_led_here_when_logged_then_commands_have_them(kind: LogFormat, stream: io.StringIO) -> None:
+def test_logged_command_includes_the_given_options(kind: LogFormat, stream: io.StringIO) -> None:
     configure(kind, stream, "--config 'a b.yaml'")
     logging.getLogger("janitor").warning("%s; see janitor status", "process 1 ends")
     logged = json.loads(stream.getvalue())["message"] if kind == "json" else stream.getvalue().rstrip()
     assert logged.endswith("process 1 ends; see janitor status --config 'a b.yaml'")
 
 
-def test_given_json_when_an_error_is_logged_then_its_trace_is_a_field() -> None:
+def test_json_log_of_an_error_has_a_field_with_the_traceback() -> None:
     stream = io.StringIO()
     configure("json", stream)
     try:
@@ -97,14 +97,14 @@ def test_logged_error_has_its_code() -> None:
     assert stream.getvalue() == "ERROR [TMS-STORE-FULL] it failed: The disk is full.\n"
 
 
-def test_given_text_that_goes_into_a_file_then_each_line_begins_with_its_time() -> None:
+def test_text_log_in_a_file_starts_each_line_with_its_time() -> None:
     stream = io.StringIO()
     configure("text", stream)
     logging.getLogger("tms_core").info("opened")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO opened\n", stream.getvalue())
 
 
-def test_given_a_library_then_only_its_warnings_are_logged() -> None:
+def test_log_of_a_library_shows_only_warnings() -> None:
     stream = Terminal()
     configure("text", stream)
     logging.getLogger("urllib3").info("connected")
@@ -113,7 +113,7 @@ def test_given_a_library_then_only_its_warnings_are_logged() -> None:
     assert stream.getvalue() == "WARNING retrying\nINFO opened\n"
 
 
-def test_example_that_ships_is_valid_and_names_our_loggers() -> None:
+def test_example_log_settings_are_valid_and_name_all_loggers() -> None:
     settings = yaml.safe_load(CONF.read_text(encoding="utf-8"))
     logging.config.dictConfig(settings)
     assert set(settings["loggers"]) == set(LOGGERS)
@@ -145,5 +145,5 @@ def test_printable_of_any_text_commands_nothing_and_keeps_the_rest(text: str) ->
         assert shown == text
 
 
-def test_given_a_line_end_when_shown_then_it_is_escaped() -> None:
+def test_printable_escapes_line_ends_and_control_characters() -> None:
     assert printable("a\nb\x1b[2Jä\u202e") == "a\\nb\\x1b[2Jä\\u202e"
