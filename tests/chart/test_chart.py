@@ -59,13 +59,13 @@ def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def test_helm_finds_nothing_wrong_with_the_chart(example: Path) -> None:
+def test_helm_lint_of_the_chart_passes(example: Path) -> None:
     for values in ([], ["--values", example]):
         linted = run("helm", "lint", "--strict", "--quiet", "--kube-version", KUBERNETES, CHART, *values)
         assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-def test_helm_4_finds_nothing_wrong_with_it_and_makes_the_same_objects(example: Path) -> None:
+def test_helm_4_lint_passes_and_renders_the_same_objects(example: Path) -> None:
     linted = run("helm4", "lint", "--strict", "--quiet", "--kube-version", KUBERNETES, CHART, "--values", example)
     assert linted.returncode == 0, linted.stdout + linted.stderr
     words = ("template", "x", CHART, "--namespace", "apps", "--kube-version", KUBERNETES, "--values", example)
@@ -101,7 +101,7 @@ def test_objects_conform_to_the_oldest_and_newest_kubernetes(example: Path) -> N
         ("expr:", "exp:"),
     ],
 )
-def test_given_an_object_that_kubernetes_does_not_know_then_that_is_found(right: str, wrong: str) -> None:
+def test_conformance_check_rejects_an_invalid_object(right: str, wrong: str) -> None:
     made = template("--values", CHART / "ci/cronjob-values.yaml").stdout
     assert right in made
     assert conforms(made)[0] == 0
@@ -113,7 +113,7 @@ def test_given_an_object_that_kubernetes_does_not_know_then_that_is_found(right:
     assert conforms(broken)[0] == 1
 
 
-def test_its_suites_pass() -> None:
+def test_helm_unittest_suites_pass() -> None:
     tested = run("helm-unittest", "--strict", CHART)
     assert tested.returncode == 0, tested.stdout
     assert re.search(r"Tests: +[1-9]\d+ passed", tested.stdout)
@@ -153,7 +153,7 @@ def test_decision_names_the_store_that_the_program_finds(words: tuple[object, ..
     assert args[args.index("--expect-store") + 1] == place.name
 
 
-def test_given_other_settings_then_the_settings_of_a_decision_have_another_name() -> None:
+def test_changed_settings_rename_the_config_map_of_a_decision() -> None:
     def mounted(*words: str) -> str:
         [pod] = [pod for pod in pods(objects("--set", "decisions.adopt=a", *words)) if "adopt" in str(pod["spec"])]
         return str(pod["spec"]["volumes"][0]["configMap"]["name"])
@@ -232,13 +232,13 @@ ARCHIVED = f"mode=cronjob,{SWEEP},{SHARED},janitor.archive.enabled=true"
         f"{VOLUME},storage.hbase=null",
     ],
 )
-def test_given_values_that_go_together_then_they_are_not_refused(options: str) -> None:
+def test_compatible_values_are_accepted(options: str) -> None:
     made = template("--set", options)
     assert made.returncode == 0, made.stderr
 
 
 @pytest.mark.parametrize("authenticate", [True, False])
-def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_path: Path, authenticate: bool) -> None:
+def test_spark_settings_reach_spark_unchanged(tmp_path: Path, authenticate: bool) -> None:
     conf = {"a.bytes": 134217728, "b.share": 0.5, "c.on": True, "d.options": '-Da=1 -Db="it\'s"'}
     if not authenticate:
         conf["spark.authenticate"] = False
@@ -316,13 +316,13 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         ("prometheusRule.job=a: b", "job"),
     ],
 )
-def test_given_values_that_do_not_go_together_then_they_are_refused(options: str, about: str) -> None:
+def test_conflicting_values_are_rejected(options: str, about: str) -> None:
     made = template("--set", options)
     assert made.returncode == 1
     assert re.search(about, made.stderr)
 
 
-def test_given_values_that_do_not_go_together_then_it_is_said_what_does() -> None:
+def test_error_of_conflicting_values_names_the_requirement() -> None:
     for options, sentence in (
         ("janitor.archive.enabled=true", "An archive needs a persistent volume."),
         ("ingress.enabled=true", "An Ingress needs a server and host names"),
@@ -334,12 +334,12 @@ def test_given_values_that_do_not_go_together_then_it_is_said_what_does() -> Non
 
 
 @pytest.mark.parametrize("memory", ["524288Ki", "1.5Gi", "1e9", "128974848000m", "1000k", ".5Gi", "100000000"])
-def test_given_an_amount_as_kubernetes_writes_it_then_it_is_taken(memory: str) -> None:
+def test_memory_quantity_of_kubernetes_is_accepted(memory: str) -> None:
     assert template("--set-string", f"resources.limits.memory={memory}").returncode == 0
 
 
 @pytest.mark.parametrize("memory", ["512ki", "512mi", "1KB", "1 Gi", "Gi", "1.2.3Gi", "-1Gi", "1mi"])
-def test_given_an_amount_that_kubernetes_does_not_read_then_it_is_refused(memory: str) -> None:
+def test_invalid_memory_quantity_is_rejected(memory: str) -> None:
     made = template("--set-string", f"resources.limits.memory={memory}")
     assert made.returncode == 1
     assert "resources/limits/memory" in made.stderr
@@ -355,7 +355,7 @@ def memory_limits(*options: str) -> dict[str, str | None]:
     return found
 
 
-def test_a_pod_that_serves_may_take_what_its_settings_let_it_take() -> None:
+def test_memory_limit_of_a_server_pod_follows_its_settings() -> None:
     assert memory_limits() == {"janitor": "512Mi"}
     alone = ("--values", str(CHART / "ci/server-values.yaml"))
     assert memory_limits(*alone) == {"janitor": "512Mi", "server": "512Mi"}
@@ -382,7 +382,7 @@ SECTIONS = sections(yaml.safe_load((CHART / "values.yaml").read_text(encoding="u
 
 
 @pytest.mark.parametrize("taken", [*SECTIONS, "mode", "janitor.http.host", "janitor.state", "serverReplicas"])
-def test_given_values_that_are_taken_away_then_they_are_named_or_not_needed(taken: str) -> None:
+def test_removed_value_is_named_in_the_error_or_optional(taken: str) -> None:
     made = template("--set", f"mode=cronjob,{MANAGER},serviceMonitor.enabled=true", "--set", f"{taken}=null")
     if made.returncode == 0:
         assert conforms(made.stdout)[0] == 0
@@ -390,12 +390,12 @@ def test_given_values_that_are_taken_away_then_they_are_named_or_not_needed(take
         assert f"missing property '{taken.rpartition('.')[2]}'" in made.stderr
 
 
-def test_given_a_large_number_then_it_stays_whole(tmp_path: Path) -> None:
+def test_large_number_is_rendered_without_an_exponent(tmp_path: Path) -> None:
     documents = objects("--set", "janitor.rate_rows_per_second=123456789,storage.hbase.timeout_seconds=1000000")
     assert settings_of(documents, tmp_path).janitor.rate_rows_per_second == 123_456_789
 
 
-def test_a_changed_setting_begins_a_new_pod_and_another_label_does_not() -> None:
+def test_changed_setting_starts_a_new_pod_and_a_label_does_not() -> None:
     def checksum(*words: str) -> str:
         [pod] = pods([d for d in objects(*words) if d["kind"] == "Deployment"])
         return str(pod["metadata"]["annotations"]["checksum/config"])
@@ -404,7 +404,7 @@ def test_a_changed_setting_begins_a_new_pod_and_another_label_does_not() -> None
     assert checksum() == checksum("--set", "podLabels.a=b")
 
 
-def test_every_pod_of_every_example_may_do_as_little_as_the_first(example: Path) -> None:
+def test_every_pod_of_every_example_has_least_privileges(example: Path) -> None:
     documents = objects("--values", example)
     assert pods(documents)
     for pod in pods(documents):
@@ -428,7 +428,7 @@ def executor(*words: object) -> dict[str, Any]:
     return found
 
 
-def test_executors_of_spark_may_do_as_little_and_mount_the_archive() -> None:
+def test_spark_executors_have_least_privileges_and_mount_the_archive() -> None:
     made = executor("--set", f"{ARCHIVED},spark.master=k8s://https://a")
     driver = next(pod for pod in pods(objects("--set", ARCHIVED)) if pod["spec"]["containers"][0]["name"] == "spark")
     assert conforms(json.dumps(made))[0] == 0
@@ -449,14 +449,14 @@ def test_an_upgrade_without_values_only_plans(tmp_path: Path) -> None:
     assert settings_of(objects("--is-upgrade"), tmp_path).janitor.apply is False
 
 
-def test_names_that_are_too_long_are_cut_so_that_every_object_keeps_one(example: Path) -> None:
+def test_long_names_are_cut_to_the_limit_of_kubernetes(example: Path) -> None:
     for document in objects("--values", example, "--set", f"fullnameOverride={'n' * 80}"):
         limit = 52 if document["kind"] == "CronJob" else 63
         assert len(document["metadata"]["name"]) <= limit
         assert not document["metadata"]["name"].endswith("-")
 
 
-def test_it_depends_on_nothing_from_elsewhere() -> None:
+def test_chart_has_no_dependencies_and_only_its_own_image() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert "dependencies" not in chart
     images = {c["image"] for pod in pods(objects()) for c in pod["spec"]["containers"]}
