@@ -41,7 +41,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_is_the_janitor_and_its_user_is_nobody(engine: Engine, image: str) -> None:
+def test_image_runs_the_janitor_without_root(engine: Engine, image: str) -> None:
     [about] = json.loads(engine.docker("image", "inspect", image))
     assert about["Config"]["Entrypoint"] == ["janitor"]
     assert about["Config"]["User"] == f"{USER}:{USER}"
@@ -60,7 +60,7 @@ def test_image_has_no_tools_to_build_or_install(engine: Engine, name: str, reque
     assert found.stdout == "[]\n", found.stderr
 
 
-def test_it_is_small_and_has_no_shell_and_its_labels_say_of_what_it_is_made(engine: Engine, image: str) -> None:
+def test_image_is_small_has_no_shell_and_labels_its_source(engine: Engine, image: str) -> None:
     [about] = json.loads(engine.docker("image", "inspect", image))
     assert about["Size"] < 200e6
     labels = {name.rpartition(".")[2]: value for name, value in about["Config"]["Labels"].items()}
@@ -70,7 +70,7 @@ def test_it_is_small_and_has_no_shell_and_its_labels_say_of_what_it_is_made(engi
         assert "executable file not found" in engine.run(image, options=(f"--entrypoint={program}",)).stderr
 
 
-def test_it_says_what_is_in_it(engine: Engine, image: str) -> None:
+def test_image_contains_its_sbom(engine: Engine, image: str) -> None:
     show = "print(open('/opt/tms/sbom.cdx.json').read())"
     found: dict[str, Any] = json.loads(engine.run(image, "-c", show, options=("--entrypoint=python",)).stdout)
     assert (found["bomFormat"], found["metadata"]["component"]["name"]) == ("CycloneDX", "tms-janitor")
@@ -80,7 +80,7 @@ def test_it_says_what_is_in_it(engine: Engine, image: str) -> None:
     assert not {"pytest", "pyarrow", "dash", "apt"} & names
 
 
-def test_the_image_for_spark_is_the_janitor_and_spark_by_nobody(engine: Engine, spark_image: str, data: Path) -> None:
+def test_spark_image_counts_expired_rows_in_a_volume(engine: Engine, spark_image: str, data: Path) -> None:
     contents = json.loads(engine.run(spark_image, "/opt/tms/sbom.cdx.json", options=("--entrypoint=cat",)).stdout)
     assert {"pyspark", "openjdk-21-jre-headless"} <= {component["name"] for component in contents["components"]}
     mounted = ("--volume", f"{data}:/var/lib/tms")
@@ -106,7 +106,7 @@ def test_store_in_a_volume_is_cleaned_without_permissions(engine: Engine, image:
     assert json.loads(done.stdout)["totals"]["expired"] == 2, done.stderr
 
 
-def test_given_a_daemon_when_it_is_told_to_end_then_it_ends_well(engine: Engine, image: str, data: Path) -> None:
+def test_daemon_in_a_container_stops_cleanly(engine: Engine, image: str, data: Path) -> None:
     [port] = free_ports(1)
     least = ("--network=host", "--read-only", "--cap-drop=ALL", "--tmpfs=/tmp", "--volume", f"{data}:/var/lib/tms")
     settings = ("--env", f"TMS_JANITOR__HTTP__PORT={port}")
@@ -130,7 +130,7 @@ def test_given_a_daemon_when_it_is_told_to_end_then_it_ends_well(engine: Engine,
         engine.docker("rm", "--force", name)
 
 
-def test_given_the_hbase_of_the_tests_then_a_container_cleans_it(
+def test_container_deletes_expired_rows_in_hbase(
     engine: Engine, image: str, hbase: HBaseServer, hbase_tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", engine.host)

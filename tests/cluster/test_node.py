@@ -17,19 +17,19 @@ def saw(engine: Engine, image: str, archive_image: str, tmp_path_factory: pytest
     return watch("tests.cluster.life", folder, engine.save(folder / "images.tar", image, archive_image))
 
 
-def test_an_installed_release_answers_through_its_service(saw: dict[str, Any]) -> None:
+def test_installed_release_responds_through_its_service(saw: dict[str, Any]) -> None:
     assert saw["test"] is True
 
 
-def test_its_server_shows_its_metrics_to_those_it_knows(saw: dict[str, Any]) -> None:
+def test_server_shows_metrics_only_to_authenticated_clients(saw: dict[str, Any]) -> None:
     assert saw["scraped"] == [True, False]
 
 
-def test_it_only_plans_until_it_is_switched_on_and_again_after_a_roll_back(saw: dict[str, Any]) -> None:
+def test_release_only_plans_before_apply_and_after_a_rollback(saw: dict[str, Any]) -> None:
     assert saw["plan"] == "plan"
     modes = [saw[f"mode {when}"] for when in ("before", "after", "of the next", "rolled back")]
     assert modes == ["plan_only", "apply", "apply", "plan_only"]
 
 
-def test_its_root_file_system_cannot_be_written(saw: dict[str, Any]) -> None:
+def test_root_file_system_of_the_pod_is_read_only(saw: dict[str, Any]) -> None:
     assert saw["root"] != 0

@@ -54,7 +54,7 @@ def settings(plane: ControlPlane, name: str) -> dict[str, Any]:
     return found
 
 
-def test_the_recorded_schemas_are_those_of_the_server(plane: ControlPlane) -> None:
+def test_recorded_schemas_match_the_server(plane: ControlPlane) -> None:
     made = record(plane.get("/openapi/v2"))
     recorded = {path.name: path.read_text() for path in FOLDER.iterdir()}
     if made != recorded:
@@ -64,7 +64,7 @@ def test_the_recorded_schemas_are_those_of_the_server(plane: ControlPlane) -> No
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_every_object_of_every_example_is_accepted_to_the_letter(plane: ControlPlane, example: Path) -> None:
+def test_every_object_of_every_example_passes_strict_validation(plane: ControlPlane, example: Path) -> None:
     made = template("--values", example)
     for document in filter(None, yaml.safe_load_all(made.stdout)):
         where = place(document["kind"], document["metadata"].get("namespace", "apps"))
@@ -74,7 +74,7 @@ def test_every_object_of_every_example_is_accepted_to_the_letter(plane: ControlP
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_a_release_is_installed_upgraded_rolled_back_and_gone(plane: ControlPlane, example: Path) -> None:
+def test_release_is_installed_upgraded_rolled_back_and_uninstalled(plane: ControlPlane, example: Path) -> None:
     name = f"t-{example.stem.removesuffix('-values')}"
     options = ("--values", example, "--no-hooks", "--set", f"fullnameOverride={name}")
     helm(plane, "install", name, CHART, *options)
@@ -97,7 +97,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_gone(plane: ControlPlan
             assert left == [], kind
 
 
-def test_a_cronjob_makes_its_job_and_no_second_one_beside_it(plane: ControlPlane) -> None:
+def test_cronjob_creates_one_job_at_a_time(plane: ControlPlane) -> None:
     options = ("--values", CHART / "ci/cronjob-values.yaml", "--no-hooks", "--set", "fullnameOverride=every")
     helm(plane, "install", "every", CHART, *options, "--set-string", "cronjob.schedule=* * * * *")
 
@@ -118,7 +118,7 @@ def test_a_cronjob_makes_its_job_and_no_second_one_beside_it(plane: ControlPlane
     helm(plane, "uninstall", "every", "--no-hooks")
 
 
-def test_a_cronjob_that_was_stopped_by_hand_stays_so_when_helm_4_upgrades_it(plane: ControlPlane) -> None:
+def test_suspended_cronjob_stays_suspended_after_a_helm_4_upgrade(plane: ControlPlane) -> None:
     options = ("--values", CHART / "ci/cronjob-values.yaml", "--no-hooks", "--set", "fullnameOverride=stopped")
     helm(plane, "install", "stopped", CHART, *options, program="helm4")
     where = f"{place('CronJob', 'apps')}/stopped"
@@ -135,7 +135,7 @@ def test_a_cronjob_that_was_stopped_by_hand_stays_so_when_helm_4_upgrades_it(pla
     helm(plane, "uninstall", "stopped", "--no-hooks", program="helm4")
 
 
-def test_decision_that_helm_gave_up_on_ends_by_itself(plane: ControlPlane) -> None:
+def test_decision_after_a_helm_timeout_ends_at_its_deadline(plane: ControlPlane) -> None:
     name = ("--namespace", "apps", "--set", "fullnameOverride=late")
     decided = ("--set", "decisions.adopt=a,decisions.activeDeadlineSeconds=20", "--timeout", "5s")
     # No pod ever runs here, as where an image or a store cannot be had.

@@ -105,13 +105,13 @@ def published(
     return found
 
 
-def test_the_image_is_pulled_by_its_digest_and_starts(engine: Engine, published: Published) -> None:
+def test_image_pulled_by_digest_starts(engine: Engine, published: Published) -> None:
     name = published.name()
     engine.docker("pull", name)
     assert engine.run(name, "--version").stdout == f"janitor, version {VERSION}\n"
 
 
-def test_the_image_is_there_for_each_architecture(published: Published) -> None:
+def test_image_index_has_each_architecture(published: Published) -> None:
     index = json.loads(published.tool("crane", "manifest", published.name()).stdout)
     platforms = [(each["platform"]["os"], each["platform"]["architecture"]) for each in index["manifests"]]
     assert platforms == [("linux", "amd64"), ("linux", "arm64")]
@@ -120,13 +120,13 @@ def test_the_image_is_there_for_each_architecture(published: Published) -> None:
 @pytest.mark.parametrize(
     "what", [f"tms-janitor:{VERSION}", f"tms-janitor:{VERSION}-archive", f"charts/tms-janitor:{VERSION}"]
 )
-def test_it_is_signed_with_the_key_and_with_no_other(published: Published, what: str) -> None:
+def test_artifact_signature_verifies_only_with_its_key(published: Published, what: str) -> None:
     name = published.name(what)
     assert published.verify(name)
     assert not published.verify(name, "theirs")
 
 
-def test_each_architectures_image_is_signed_too_and_another_one_is_not(published: Published) -> None:
+def test_image_of_each_architecture_is_signed_and_another_is_not(published: Published) -> None:
     for each in ("amd64", "arm64"):
         assert published.verify(published.name(f"tms-janitor:{VERSION}-{each}"))
     other = (f"{published.registry}/tms-janitor:{VERSION}-amd64", "--label", "x=y", "--tag")
@@ -135,7 +135,7 @@ def test_each_architectures_image_is_signed_too_and_another_one_is_not(published
 
 
 @pytest.mark.parametrize("each", ["amd64", "arm64"])
-def test_its_contents_and_how_it_was_made_are_signed_statements(published: Published, each: str) -> None:
+def test_image_has_signed_sbom_and_provenance(published: Published, each: str) -> None:
     name = published.name(f"tms-janitor:{VERSION}-{each}")
     contents = published.statement("cyclonedx", name)
     assert contents["subject"][0]["digest"]["sha256"] == name.rpartition(":")[2]
@@ -162,7 +162,7 @@ def test_chart_in_the_registry_names_its_origin_and_starts_the_image(published: 
     assert images == [f"{published.registry}/tms-janitor:{VERSION}"]
 
 
-def test_the_chart_is_installed_from_the_registry(plane: ControlPlane, published: Published) -> None:
+def test_chart_is_installed_from_the_registry(plane: ControlPlane, published: Published) -> None:
     helm(published, "install", "fetched", "--namespace", "apps", "--no-hooks", kubeconfig=plane.kubeconfig)
     assert "fetched-tms-janitor" in plane.named("/apis/apps/v1/namespaces/apps/deployments")
     gone = run("helm", "uninstall", "fetched", "--namespace", "apps", "--no-hooks", kubeconfig=plane.kubeconfig)

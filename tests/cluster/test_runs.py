@@ -38,31 +38,31 @@ FAILED_FOR_GOOD = {"type": "Failed", "reason": "PodFailurePolicy"}
 
 
 @pytest.mark.parametrize(("why", "code"), [("not adopted", 3), ("wrong settings", 2), ("another holder", 4)])
-def test_a_run_that_a_person_has_to_look_at_is_not_tried_again(saw: dict[str, Any], why: str, code: int) -> None:
+def test_run_that_needs_an_operator_is_not_retried(saw: dict[str, Any], why: str, code: int) -> None:
     assert saw[why] == {**FAILED_FOR_GOOD, "codes": [code]}
 
 
-def test_until_then_nothing_is_deleted(saw: dict[str, Any]) -> None:
+def test_failed_runs_delete_nothing(saw: dict[str, Any]) -> None:
     assert saw["left by those"] == 41
 
 
-def test_a_run_of_the_cronjob_deletes_what_is_due_and_completes(saw: dict[str, Any]) -> None:
+def test_cronjob_run_deletes_expired_rows_and_completes(saw: dict[str, Any]) -> None:
     assert (saw["run"]["type"], saw["run"]["codes"]) == ("Complete", [0])
     assert saw["left by a run"] == 1
 
 
-def test_the_exporter_beside_it_shows_it(saw: dict[str, Any]) -> None:
+def test_exporter_shows_the_last_successful_run(saw: dict[str, Any]) -> None:
     assert saw["test"] is True
     assert saw["last success"] > 0
 
 
-def test_a_sweep_on_spark_deletes_and_archives_what_is_due(saw: dict[str, Any]) -> None:
+def test_spark_sweep_deletes_and_archives_expired_rows(saw: dict[str, Any]) -> None:
     assert (saw["sweep"]["type"], saw["sweep"]["codes"]) == ("Complete", [0])
     assert saw["left by Spark"] == 2
     assert saw["archived"] > 0
 
 
-def test_executors_may_do_as_little_as_every_other_pod(saw: dict[str, Any]) -> None:
+def test_executors_have_least_privileges(saw: dict[str, Any]) -> None:
     spec = saw["executor"]["spec"]
     [container] = spec["containers"]
     assert spec["automountServiceAccountToken"] is False
@@ -77,7 +77,7 @@ def test_executors_may_do_as_little_as_every_other_pod(saw: dict[str, Any]) -> N
     assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
 
 
-def test_executors_are_the_releases_and_go_with_their_driver(saw: dict[str, Any]) -> None:
+def test_executors_have_labels_of_the_release_and_their_driver_as_owner(saw: dict[str, Any]) -> None:
     labels = saw["executor"]["labels"]
     assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("runs", "executor")
     assert saw["executor's owner"] == "Pod"
