@@ -38,6 +38,6 @@ def test_result_of_an_error_raises_it_each_time() -> None:
             answer.result()
 
 
-def test_given_somebody_without_patience_when_it_does_not_come_then_he_goes() -> None:
+def test_result_without_an_answer_times_out() -> None:
     with pytest.raises(TimeoutError):
         Answer[str]().result(0)

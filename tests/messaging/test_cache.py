@@ -95,7 +95,7 @@ def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (1, 1)])
-def test_given_part_of_a_run_when_rolled_back_then_the_store_is_to_be_asked(first: int, last: int) -> None:
+def test_read_after_a_rollback_of_part_of_a_run_needs_the_store(first: int, last: int) -> None:
     cache = MessageCache(1 << 20)
     cache.open(A, Ids(0))
     cache.add(A, [run(0, b"x", b"y", b"z", pointer=7), run(3, b"x")])
@@ -128,7 +128,7 @@ def hits(kit: Kit) -> int:
     return kit.service.cache.stats.hits
 
 
-def test_given_a_consumer_that_keeps_up_when_it_polls_then_the_store_is_not_read(kit: Kit) -> None:
+def test_poll_of_a_consumer_without_lag_does_not_read_the_store(kit: Kit) -> None:
     kit.publish("orders", b"before the restart")
     kit.restart()
     last = kit.ids()[-1]
@@ -191,7 +191,7 @@ def test_forget_after_foreign_rows_shows_them_and_ids_go_on(kit: Kit) -> None:
     assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"b"]
 
 
-def test_given_payloads_somebody_else_stored_when_told_then_none_is_overwritten(kit: Kit) -> None:
+def test_store_after_forget_keeps_payloads_of_another_server(kit: Kit) -> None:
     kit.put("orders", P, b"ours")
     theirs = PayloadKey(named("orders"), 1, P, NOW_MS, 1).pack()
     kit.store.payload.put([(theirs, b"theirs")])
@@ -201,7 +201,7 @@ def test_given_payloads_somebody_else_stored_when_told_then_none_is_overwritten(
     assert kit.payloads() == [b"ours", b"theirs", b"more"]
 
 
-def test_given_a_batch_that_failed_when_fetched_then_what_the_store_has_counts(kit: Kit) -> None:
+def test_fetch_after_a_failed_batch_returns_the_stored_rows(kit: Kit) -> None:
     kit.publish("orders", b"a")
     put = kit.store.message.put
 
@@ -242,7 +242,7 @@ def answer(kit: Kit, start: MessageId | int | None = None, topic: str = "orders"
     return [payload for _, payload in decoded(b"".join(avro.AvroCodec().write_messages(pages)))]
 
 
-def test_given_two_consumers_when_they_read_the_same_tail_then_it_is_encoded_once(kit: Kit, encoded: list[int]) -> None:
+def test_tail_read_by_two_consumers_is_encoded_once(kit: Kit, encoded: list[int]) -> None:
     kit.publish("orders", *MANY)
     kit.publish("orders", b"alone")
     assert answer(kit) == [*MANY, b"alone"]
@@ -272,7 +272,7 @@ def test_read_inside_a_shared_part_gives_only_its_range(kit: Kit, encoded: list[
     assert encoded == [468]
 
 
-def test_shared_run_hides_what_a_reader_must_not_see(kit: Kit, encoded: list[int]) -> None:
+def test_shared_run_hides_invalid_and_undecided_messages(kit: Kit, encoded: list[int]) -> None:
     published = kit.publish("orders", *MANY, pointer=P)
     kit.publish("orders", *MANY[:100])
     assert answer(kit) == answer(kit, NOW_MS, transaction=reader()) == MANY + MANY[:100]
@@ -286,7 +286,7 @@ def test_shared_run_hides_what_a_reader_must_not_see(kit: Kit, encoded: list[int
 
 
 @pytest.mark.usefixtures("encoded")
-def test_given_a_run_that_was_shared_when_a_ttl_is_over_then_nobody_sees_it(kit: Kit) -> None:
+def test_shared_run_hides_expired_messages(kit: Kit) -> None:
     kit.publish("orders", *MANY, ttl=60)
     assert answer(kit) == answer(kit) == MANY
     kit.clock.advance(60 * SECOND)

@@ -59,7 +59,7 @@ def test_position_ahead_of_the_clock_within_the_allowance_precedes_new_ids(kit: 
 # --- what is visible -------------------------------------------------------------------------------------------------
 
 
-def test_unread_message_after_its_ttl_is_seen_by_everybody_until_read(held: Kit) -> None:
+def test_unread_message_after_its_ttl_stays_visible_until_read(held: Kit) -> None:
     ids = held.ids()
     put(held, ids[1])
     held.clock.advance(TTL_MS + HOUR // 60)
@@ -93,7 +93,7 @@ def test_expired_message_stays_gone_if_a_consumer_comes_or_goes_back(held: Kit) 
     assert shown(held) == b""
 
 
-def test_second_consumer_begins_with_what_is_held_for_the_first(held: Kit) -> None:
+def test_second_consumer_starts_with_messages_held_for_the_first(held: Kit) -> None:
     ids = held.ids()
     put(held, ids[1], "slow")
     held.clock.advance(TTL_MS)
@@ -102,7 +102,7 @@ def test_second_consumer_begins_with_what_is_held_for_the_first(held: Kit) -> No
     assert shown(held) == b"cde"
 
 
-def test_given_no_floor_when_a_consumer_has_not_read_then_messages_go_with_their_ttl(held: Kit) -> None:
+def test_messages_without_a_consumer_hold_expire_unread(held: Kit) -> None:
     held.restart(consumer_hold_seconds=None)
     put(held, READ_NONE)
     held.clock.advance(TTL_MS - 3 * SECOND + 1)
@@ -231,7 +231,7 @@ def orders() -> Iterator[Kit]:
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "ä", "a:b", "a b", "a\n", "x" * 256])
-def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Kit, name: str) -> None:
+def test_invalid_consumer_name_is_rejected(orders: Kit, name: str) -> None:
     service = orders.service.consumers
     each_raises(
         BadRequest,
@@ -245,12 +245,12 @@ def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Kit, name: 
 
 
 @pytest.mark.parametrize("message", [MessageId(-1, 0), MessageId(0, 0, -1, 0)])
-def test_given_an_id_of_a_negative_time_then_it_is_refused(orders: Kit, message: MessageId) -> None:
+def test_position_with_a_negative_time_is_rejected(orders: Kit, message: MessageId) -> None:
     with pytest.raises(BadRequest, match="1970"):
         orders.service.consumers.put(ORDERS, "billing", message)
 
 
-def test_given_an_id_of_the_end_of_time_then_all_is_read(orders: Kit) -> None:
+def test_position_with_the_highest_id_has_no_lag(orders: Kit) -> None:
     orders.publish("orders", b"x")
     orders.service.consumers.put(ORDERS, "billing", MessageId(2**63 - 1, 65_535, 2**63 - 1, 65_535))
     [found], _ = orders.service.consumers.lags(ORDERS)

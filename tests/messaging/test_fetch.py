@@ -52,7 +52,7 @@ def test_fetch_of_an_empty_topic_yields_no_page(kit: Kit) -> None:
         (2**63 - 1, b""),
     ],
 )
-def test_given_a_time_when_fetched_then_messages_from_then_on_come(kit: Kit, start_ms: int, expected: bytes) -> None:
+def test_fetch_from_a_time_returns_messages_since_that_time(kit: Kit, start_ms: int, expected: bytes) -> None:
     spread(kit)
     assert b"".join(kit.payloads(start=start_ms)) == expected
 
@@ -124,7 +124,7 @@ def test_fetch_and_roll_back_of_a_missing_topic_fail_at_once(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 1000, 100_000])
-def test_given_many_bytes_when_fetched_then_pages_are_bounded(kit: Kit, size: int) -> None:
+def test_fetch_of_many_bytes_bounds_each_page(kit: Kit, size: int) -> None:
     count = 3_000_000 // size if size > 10 else 10_000
     expected = [b"%06d" % number + bytes(size - 6) for number in range(count)]
     for first in range(0, count, 1000):
@@ -158,7 +158,7 @@ def test_fetch_while_a_batch_is_written_shows_nothing_of_it(kit: Kit) -> None:
     assert kit.payloads() == [b"a", b"b", b"c"]
 
 
-def test_given_a_store_that_fails_on_the_way_then_what_came_before_is_right(kit: Kit) -> None:
+def test_fetch_with_a_failing_store_raises_after_the_first_page(kit: Kit) -> None:
     kit.restart(cache_bytes=0)
     kit.publish("orders", *[b"x" * 1000] * 500)
     pages = kit.service.fetch(named("orders"), FetchRequest())
@@ -168,7 +168,7 @@ def test_given_a_store_that_fails_on_the_way_then_what_came_before_is_right(kit:
         list(pages)
 
 
-def test_given_unrecognized_rows_when_fetched_then_they_are_passed_over(kit: Kit) -> None:
+def test_fetch_skips_unrecognized_rows(kit: Kit) -> None:
     prefix = generation_prefix(named("orders").prefix, 1)
     before = MessageKey(named("orders"), 1, NOW_MS - 1, 0).pack()
     kit.store.message.put(
@@ -272,7 +272,7 @@ ALL = [b"first", *[b"p%d" % number for number in range(11)], b"q0", b"last"]
 
 
 @pytest.mark.parametrize("index", range(len(ALL)))
-def test_given_any_id_when_fetched_from_it_or_behind_it_then_exactly_the_rest_comes(referring: Kit, index: int) -> None:
+def test_fetch_from_or_after_any_id_returns_exactly_the_rest(referring: Kit, index: int) -> None:
     start = referring.ids()[index]
     assert referring.payloads(start=start) == ALL[index:]
     assert referring.payloads(start=start, inclusive=False) == ALL[index + 1 :]
@@ -309,7 +309,7 @@ def test_fetch_of_a_rolled_back_reference_shows_it_to_plain_readers_only(kit: Ki
     assert kit.payloads(start=NOW_MS, transaction=reader()) == []
 
 
-def test_given_stored_payloads_of_several_pages_when_fetched_then_all_come(kit: Kit) -> None:
+def test_fetch_of_several_pages_of_stored_payloads_returns_all(kit: Kit) -> None:
     expected = [b"%06d" % number * 50 for number in range(2000)]
     kit.put("orders", P, *expected)
     prefix = PayloadKey(named("orders"), 1, P, NOW_MS, 0).pack()
@@ -375,7 +375,7 @@ def test_rollback_after_a_topic_was_made_again_reaches_earlier_generations(kit: 
 @pytest.mark.parametrize(
     "wrong", [{"start_ms": -1}, {"end_ms": 2**63}, {"start_sequence": -1}, {"end_sequence": 65_536}]
 )
-def test_given_a_range_that_is_none_when_rolled_back_then_it_is_a_bad_request(kit: Kit, wrong: dict[str, int]) -> None:
+def test_rollback_of_an_invalid_range_is_rejected(kit: Kit, wrong: dict[str, int]) -> None:
     with pytest.raises(BadRequest):
         kit.service.rollback(named("orders"), RollbackRange(P, 0, 0, 1, 0)._replace(**wrong))
 
@@ -440,7 +440,7 @@ def test_own_ttl_of_a_request_in_two_milliseconds_counts_for_each_part(kit: Kit)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 2**31])
-def test_given_a_ttl_that_is_none_when_published_then_it_is_a_bad_request(kit: Kit, ttl: int) -> None:
+def test_publish_with_an_invalid_ttl_is_rejected(kit: Kit, ttl: int) -> None:
     with pytest.raises(BadRequest):
         kit.publish("orders", b"a", ttl=ttl)
 

@@ -134,7 +134,7 @@ def test_poll_after_a_failed_transaction_gives_half_at_once(kit: GroupKit, end: 
 
 
 @pytest.mark.parametrize("end", ["timed out", "invalidated", "rolled back"])
-def test_poll_after_the_server_died_counts_only_what_the_program_gave_back(kit: GroupKit, end: str) -> None:
+def test_poll_after_a_crash_counts_only_rolled_back_deliveries(kit: GroupKit, end: str) -> None:
     kit.publish(*(b"%d" % number for number in range(4)))
     one = kit.begin(timeout_seconds=10)
     assert len(kit.poll(one, 4)) == 4
@@ -194,7 +194,7 @@ def test_poll_in_order_waits_for_a_transaction_in_progress(kit: GroupKit) -> Non
     assert kit.poll(kit.begin()) == [b"b", b"c"]
 
 
-def test_given_messages_that_will_never_be_seen_then_the_base_goes_on_over_them(kit: GroupKit) -> None:
+def test_base_moves_past_messages_of_invalid_transactions(kit: GroupKit) -> None:
     producer = kit.begin()
     kit.publish(b"a", b"b", tx=producer)
     kit.time_out(producer)
@@ -228,7 +228,7 @@ def test_poll_after_a_restart_keeps_claims_and_position(kit: GroupKit) -> None:
 # --- without an order ------------------------------------------------------------------------------------------------
 
 
-def test_given_no_order_then_transactions_share_the_messages(kit: GroupKit) -> None:
+def test_poll_without_order_shares_messages_among_transactions(kit: GroupKit) -> None:
     kit.publish(b"a", b"b", b"c")
     one, two, three = kit.begin(), kit.begin(), kit.begin()
     assert (kit.any(one, 1), kit.any(two, 1), kit.any(three, 5)) == ([b"a"], [b"b"], [b"c"])
@@ -378,7 +378,7 @@ def test_poll_of_a_sealed_topic_is_not_drained_while_messages_wait(kit: GroupKit
     assert (found.sealed, found.drained) == (True, True)
 
 
-def test_messages_given_back_unprocessed_do_not_wait(kit: GroupKit) -> None:
+def test_unprocessed_messages_of_a_rollback_do_not_wait(kit: GroupKit) -> None:
     kit.restart(retry_seconds=10)
     kit.publish(b"a", b"b")
     one = kit.begin()
@@ -630,7 +630,7 @@ def test_trap_d_position_ahead_of_the_topic_precedes_new_ids(kit: GroupKit) -> N
     assert kit.ids() == [MessageId(NOW_MS + 2 * SECOND, 8)]
 
 
-def test_position_far_in_the_future_skips_what_comes_until_then(kit: GroupKit) -> None:
+def test_position_in_the_future_skips_messages_until_then(kit: GroupKit) -> None:
     kit.service.consumers.put(ORDERS, GROUP, MessageId(NOW_MS + HOUR, 0))
     kit.publish(b"a")
     kit.restart()
@@ -697,7 +697,7 @@ def test_poll_without_an_answer_keeps_messages_once(kit: GroupKit, monkeypatch: 
     assert found == ([b"a", b"b", b"c"] if end == "abort" else [b"b", b"c"])
 
 
-def test_trap_g_given_a_topic_made_again_then_it_has_no_claims(kit: GroupKit) -> None:
+def test_trap_g_recreated_topic_has_no_claims(kit: GroupKit) -> None:
     kit.publish(b"a")
     kit.poll(kit.begin())
     kit.service.delete_topic(ORDERS)
@@ -735,7 +735,7 @@ def test_trap_c_late_claim_of_a_former_server_is_refused(kit: GroupKit, monkeypa
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_given_a_store_that_fails_then_nothing_is_given_out(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_with_a_failing_side_table_claims_nothing(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.publish(b"a")
     with monkeypatch.context() as broken:
         broken.setattr(kit.side, "exchange", raising(StoreError("broken")))
@@ -761,7 +761,7 @@ def test_poll_with_bad_input_claims_nothing(kit: GroupKit, options: dict[str, An
     assert kit.claims() == []
 
 
-def test_given_what_is_not_there_then_that_is_said(kit: GroupKit) -> None:
+def test_poll_and_roll_back_of_missing_objects_are_rejected(kit: GroupKit) -> None:
     groups = kit.service.groups
     with pytest.raises(ConsumerNotFound):
         kit.poll(kit.begin(), group="mail")
@@ -773,7 +773,7 @@ def test_given_what_is_not_there_then_that_is_said(kit: GroupKit) -> None:
         groups.roll_back(TopicId("default", "gone"), GROUP, 1)
 
 
-def test_given_the_largest_limit_then_the_bytes_are_limited_all_the_same(kit: GroupKit) -> None:
+def test_poll_with_the_largest_limit_still_limits_bytes(kit: GroupKit) -> None:
     kit.publish(*[b"x" * 1000] * 50)
     found = kit.ask(kit.begin(), 2**31 - 1, limit_bytes=10_000, order=Order.NONE)
     assert len(found.messages) == 8

@@ -55,7 +55,7 @@ def test_fetch_on_hbase_gives_all_kinds_in_order_after_a_restart(kit: Kit) -> No
     assert kit.payloads(start=MessageId(*ids[-4][:2]), inclusive=False, limit=1) == kit.payloads(start=ids[-3], limit=1)
 
 
-def test_given_a_batch_that_hbase_wrote_in_part_when_answered_then_it_is_rolled_back(kit: Kit) -> None:
+def test_batch_written_in_part_by_hbase_is_rolled_back(kit: Kit) -> None:
     begun = kit.clock.now_ms() * 1_000_000
     watch(kit.store, before=lambda call: _write_half(kit, call))
     with pytest.raises(StoreError):

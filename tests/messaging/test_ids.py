@@ -21,7 +21,7 @@ PREFIX = generation_prefix(TOPIC.prefix, 1)
 
 
 @given(st.integers(0, LONG_MAX), st.integers(0, 65_535))
-def test_given_an_id_then_its_position_is_the_end_of_its_key(ms: int, sequence: int) -> None:
+def test_position_of_an_id_is_the_tail_of_its_key(ms: int, sequence: int) -> None:
     at = position(ms, sequence)
     assert PREFIX + tail(at) == MessageKey(TOPIC, 1, ms, sequence).pack()
     assert id_parts(at) == (ms, sequence)
@@ -61,7 +61,7 @@ def test_take_of_ids_without_any_left_is_unavailable() -> None:
 # --- the clock -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_clock_when_it_steps_then_only_a_jump_forward_is_refused() -> None:
+def test_honest_clock_rejects_only_a_jump_forward() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.step(1000)
@@ -89,7 +89,7 @@ def test_honest_clock_that_steps_back_publishes_no_earlier_than_readers_see() ->
     assert honest.publish_ms() == honest.now_ms() == NOW_MS + 6
 
 
-def test_given_a_clock_that_was_set_back_when_it_jumps_forward_then_that_is_refused() -> None:
+def test_honest_clock_after_a_step_back_rejects_a_jump_forward() -> None:
     clock = ManualClock(NOW_MS + DAY, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.step(-DAY)
@@ -129,7 +129,7 @@ def test_honest_clock_that_is_right_again_refuses_a_jump() -> None:
 
 
 @pytest.mark.parametrize("looks_a_day", [1, 24, 864])
-def test_given_a_drifting_clock_that_is_put_right_every_day_then_that_never_adds_up(looks_a_day: int) -> None:
+def test_honest_clock_does_not_add_up_daily_corrections(looks_a_day: int) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for _ in range(30):
@@ -243,7 +243,7 @@ POSITIONS_USED = st.one_of(
 
 
 @given(st.lists(POSITIONS_USED, max_size=6), st.integers(0, 700), st.sampled_from([0, 1, NOW_MS, LONG_MAX]))
-def test_given_any_rows_when_looked_for_then_the_last_one_is_found(used: list[int], more: int, now_ms: int) -> None:
+def test_first_free_finds_the_last_of_any_rows(used: list[int], more: int, now_ms: int) -> None:
     run = range(used[0], min(used[0] + more, POSITIONS)) if used else range(0)
     expected = max([*used, *run], default=-1) + 1
     others = [
@@ -256,7 +256,7 @@ def test_given_any_rows_when_looked_for_then_the_last_one_is_found(used: list[in
     assert keys.reads < 300
 
 
-def test_given_a_long_topic_when_looked_for_then_few_reads_do() -> None:
+def test_first_free_of_a_long_topic_takes_few_reads() -> None:
     now_at = position(NOW_MS)
     every_second = [PREFIX + tail(now_at - position(1000) * back) for back in range(1, 20_000)]
     for newest in (0, 100, 10_000):
@@ -266,7 +266,7 @@ def test_given_a_long_topic_when_looked_for_then_few_reads_do() -> None:
 
 
 @pytest.mark.parametrize("foreign", [tail(position(NOW_MS, 3)) + b"longer", tail(position(NOW_MS, 3))[:9]])
-def test_given_a_foreign_key_at_the_end_when_looked_for_then_ids_begin_behind_it(foreign: bytes) -> None:
+def test_first_free_starts_after_a_foreign_key(foreign: bytes) -> None:
     keys = Keys([PREFIX + foreign])
     assert PREFIX + tail(first_free(keys.read, PREFIX, NOW_MS)) > PREFIX + foreign
 

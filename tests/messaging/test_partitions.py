@@ -128,7 +128,7 @@ def test_topic_ignores_properties_that_only_the_server_writes(service: Messaging
     service.publish(ORDERS, [b"1"])
 
 
-def test_given_a_name_that_becomes_too_long_for_its_parts_then_nothing_is_made(service: MessagingService) -> None:
+def test_partitions_with_too_long_names_change_no_topic(service: MessagingService) -> None:
     with pytest.raises(BadRequest, match="255"):
         service.create_topic(named("x" * 253), {"partitions": "11"})
     assert seen(service) == {}
@@ -139,7 +139,7 @@ def test_given_a_name_that_becomes_too_long_for_its_parts_then_nothing_is_made(s
     assert seen(service) == before
 
 
-def test_given_a_topic_with_the_name_of_a_part_then_nothing_is_made_and_it_stays(service: MessagingService) -> None:
+def test_partitions_with_the_name_of_a_topic_are_rejected(service: MessagingService) -> None:
     service.create_topic(named("orders-1"))
     for properties in ({"partitions": "2"}, {"routes": ROUTES}):
         service.create_topic(named("orders-users")) if "routes" in properties else None
@@ -251,7 +251,7 @@ def test_part_is_changed_and_deleted_with_its_whole_only(service: MessagingServi
     assert seen(service) == before
 
 
-def test_given_routes_then_they_are_added_and_changed_and_none_is_taken_away(service: MessagingService) -> None:
+def test_update_adds_and_changes_routes_but_deletes_none(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"routes": '{"users": 2}', "ttl": "60"})
     service.update_topic(ORDERS, {"routes": ROUTES, "ttl": "90"})
     assert set(seen(service)) == {
@@ -586,12 +586,12 @@ def test_group_of_a_topic_made_again_has_drained_nothing(service: MessagingServi
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_key_then_its_number_is_the_crc_of_its_bytes() -> None:
+def test_hash_key_is_the_crc_of_its_bytes() -> None:
     assert hash_key("ä") == hash_key("ä".encode())
     assert hash_key(b"123456789") == 0xCBF43926
 
 
-def test_given_notes_that_cannot_be_read_then_the_topic_is_damaged() -> None:
+def test_topic_with_unreadable_families_is_damaged() -> None:
     for wrong in ("", "1", "1:2 ", "a:2", "1:2:x"):
         with pytest.raises(MetadataError):
             layout_of(ORDERS, {"families": wrong})

@@ -248,7 +248,7 @@ def test_note_of_begun_transactions_keeps_open_and_refuses_ended_ones(kit: Group
         kit.service.store_transaction(one.sent(), kit.begin().write_pointer + 10**6)
 
 
-def test_number_that_skips_is_taken_and_what_it_skipped_is_refused(kit: GroupKit) -> None:
+def test_sequence_number_after_a_gap_is_accepted_and_skipped_rejected(kit: GroupKit) -> None:
     one = Instance(kit)
     one.publish(b"1")
     # Number 2 goes to another topic, and 3 got lost on its way.
@@ -334,7 +334,7 @@ def test_note_of_transactions_managed_elsewhere_reads_few_rows(
     assert len(rows(b"t", b"u", 1000).items) <= 6
 
 
-def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fenced(kit: GroupKit) -> None:
+def test_instance_of_a_deleted_producer_is_fenced(kit: GroupKit) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx, label="x")
     [(name, known, open_)] = kit.service.producers.of(BILLS)
@@ -410,7 +410,7 @@ def test_names_of_many_topics_stay_bounded(kit: GroupKit, monkeypatch: pytest.Mo
         kit.service.create_topic(BILLS, {})
 
 
-def test_given_what_is_no_producer_then_it_is_refused(kit: GroupKit) -> None:
+def test_request_of_an_invalid_producer_is_rejected(kit: GroupKit) -> None:
     one = Instance(kit)
     with pytest.raises(BadRequest, match="'a/b'"):
         kit.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "a/b", 1, 1))
@@ -447,7 +447,7 @@ def test_repeat_of_a_request_has_its_answer_and_no_effect(kit: GroupKit, *, rest
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_given_payloads_that_are_stored_twice_then_they_are_published_once(kit: GroupKit, *, restarted: bool) -> None:
+def test_payloads_stored_twice_are_published_once(kit: GroupKit, *, restarted: bool) -> None:
     one, tx = Instance(kit), kit.begin()
     for batch in ((b"a", b"b"), (b"c",)):
         one.store(*batch, tx=tx)
@@ -573,7 +573,7 @@ def test_repeat_of_a_partly_processed_request_keeps_the_rest(kit: GroupKit, how:
     )
 
 
-def test_new_ids_after_a_clock_step_follow_what_was_processed(kit: GroupKit) -> None:
+def test_new_ids_after_a_clock_step_follow_processed_messages(kit: GroupKit) -> None:
     eaten = named("eaten")
     kit.service.create_topic(eaten, {"retention": "consumed"})
     announce(kit.side, TopicMetadata(eaten, 1, 3600), (NOW_MS + SECOND) << 16)
@@ -1042,7 +1042,7 @@ def test_failed_write_inverts_rows_of_transactions_but_not_of_producers(
     assert [value.pointer for _, value in rows] == [None, -pointer, pointer]
 
 
-def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(kit: GroupKit) -> None:
+def test_repeat_of_a_partly_written_request_keeps_each_row_once(kit: GroupKit) -> None:
     one, tx = Instance(kit), kit.begin()
     for inside in (None, tx):
         one.publish(b"a", b"b", b"c", tx=inside)
@@ -1382,7 +1382,7 @@ def test_tidy_forgets_idle_producers_without_open_transactions(kit: GroupKit) ->
     assert kit.side.rows(b"p", b"z", 10).items == []
 
 
-def test_given_a_topic_that_is_made_again_then_its_producers_begin_anew(kit: GroupKit) -> None:
+def test_producer_of_a_recreated_topic_has_to_register_again(kit: GroupKit) -> None:
     one = Instance(kit)
     one.publish(b"a")
     kit.service.delete_topic(BILLS)

@@ -42,7 +42,7 @@ def rows(kit: Kit) -> list[tuple[MessageKey | None, MessageValue]]:
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_when_published_then_the_rows_are_those_of_cdap(kit: Kit) -> None:
+def test_publish_writes_the_rows_of_cdap(kit: Kit) -> None:
     assert kit.service.publish(named("orders"), [b"a", b""]) is None
     kit.clock.advance(5)
     published = kit.service.publish(named("orders"), [b"b", b"c"], pointer=P)
@@ -78,7 +78,7 @@ def test_store_writes_the_rows_of_cdap_and_shows_nothing(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, -P, LONG_MAX + 1])
-def test_given_a_pointer_that_is_none_when_used_then_it_is_a_bad_request(kit: Kit, wrong: int) -> None:
+def test_invalid_write_pointer_is_rejected(kit: Kit, wrong: int) -> None:
     each_raises(
         BadRequest,
         lambda: kit.publish("orders", b"a", pointer=wrong),
@@ -163,7 +163,7 @@ def test_publish_after_a_clock_stands_still_or_steps_back_increases_ids(kit: Kit
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 
-def test_given_more_messages_than_a_millisecond_has_ids_then_they_go_on_in_the_next(kit: Kit) -> None:
+def test_publish_beyond_the_ids_of_a_millisecond_uses_the_next(kit: Kit) -> None:
     published = kit.publish("orders", *[b"x"] * 65_537, pointer=P)
     assert published == RollbackRange(P, NOW_MS, 0, NOW_MS + 1, 0)
     assert kit.publish("orders", b"y", pointer=P) == RollbackRange(P, NOW_MS + 1, 1, NOW_MS + 1, 1)
@@ -187,7 +187,7 @@ def test_publish_of_a_batch_beyond_a_millisecond_keeps_requests_contiguous(kit: 
 
 
 @pytest.mark.parametrize("step_ms", [-HOUR, 0, 1])
-def test_given_a_restart_when_published_then_ids_go_on_after_the_last_row(kit: Kit, step_ms: int) -> None:
+def test_publish_after_a_restart_continues_after_the_last_row(kit: Kit, step_ms: int) -> None:
     kit.publish("orders", b"a", b"b")
     kit.clock.step(step_ms)
     kit.restart()
@@ -231,7 +231,7 @@ def test_publish_after_the_clock_stepped_back_is_seen_for_its_whole_ttl(kit: Kit
     assert kit.payloads("short") == []
 
 
-def test_given_a_row_at_the_end_of_time_when_published_then_it_is_unavailable(kit: Kit) -> None:
+def test_publish_after_a_row_with_the_highest_id_is_unavailable(kit: Kit) -> None:
     kit.store.message.put([(message_key(LONG_MAX, 65_535), MessageValue(None, b"poison"))])
     with pytest.raises(Unavailable, match="higher"):
         kit.publish("orders", b"a")
@@ -263,7 +263,7 @@ def test_publish_after_a_restart_follows_a_jumped_clock(kit: Kit) -> None:
     assert kit.ids() == [MessageId(NOW_MS + HOUR, 0)]
 
 
-def test_given_a_clock_that_jumped_when_fetched_then_nothing_looks_old(kit: Kit) -> None:
+def test_fetch_after_a_clock_jump_expires_no_message_early(kit: Kit) -> None:
     kit.create("short", ttl="3600")
     kit.publish("short", b"a")
     kit.clock.step(30 * HOUR)
@@ -318,7 +318,7 @@ def test_store_that_fails_half_way_leaves_no_rows(kit: Kit) -> None:
     assert kit.payloads() == [b"d"]
 
 
-def test_publish_that_cannot_be_taken_back_gives_the_first_error(kit: Kit) -> None:
+def test_publish_with_a_failing_rollback_raises_the_first_error(kit: Kit) -> None:
     outage = Outage(kit, "message.put", "message.invert", "payload.put", "payload.delete")
     with pytest.raises(StoreError):
         kit.publish("orders", b"a", b"b", pointer=P)
@@ -340,7 +340,7 @@ def test_publish_fails_while_the_last_rows_cannot_be_read(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("a bug"), TooLarge("It is too large.", "Send less.")])
-def test_given_a_bug_in_a_store_when_published_then_nobody_waits_for_ever(kit: Kit, error: Exception) -> None:
+def test_publish_with_a_bug_in_the_store_raises_it(kit: Kit, error: Exception) -> None:
     watch(kit.store, before=fail_at("message.put", error))
     with pytest.raises(type(error)):
         kit.service.submit_publish(named("orders"), [b"a"], pointer=None).result(PATIENCE_SECONDS)
@@ -427,7 +427,7 @@ def test_publish_against_the_transaction_rule_of_a_topic_is_refused(kit: Kit) ->
     assert kit.service.topic(named("inside"))["transactions"] == "optional"
 
 
-def test_given_a_batch_in_which_one_does_not_fit_when_written_then_the_others_are(kit: Kit) -> None:
+def test_batch_with_a_rejected_request_writes_the_others(kit: Kit) -> None:
     kit.create("outside", transactions="forbidden")
     answers = [
         kit.service.submit_publish(named("outside"), [b"%d" % n], pointer=P if n == 1 else None) for n in range(3)

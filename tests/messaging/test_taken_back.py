@@ -184,7 +184,7 @@ def test_abort_of_a_claim_makes_it_invalid_and_the_messages_come_again(kit: Grou
     assert kit.poll(kit.begin()) == [b"order"]
 
 
-def test_abort_after_a_claim_was_given_back_in_two_steps_stays_an_abort(kit: GroupKit) -> None:
+def test_abort_after_a_claim_rollback_in_two_steps_stays_an_abort(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     tx = kit.begin()
     found = kit.ask(tx).messages
@@ -195,7 +195,7 @@ def test_abort_after_a_claim_was_given_back_in_two_steps_stays_an_abort(kit: Gro
     assert invalid(kit) == []
 
 
-def test_abort_after_half_of_a_claim_was_given_back_makes_it_invalid(kit: GroupKit) -> None:
+def test_abort_after_a_rollback_of_half_a_claim_invalidates(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     tx = kit.begin()
     assert kit.poll(tx) == [b"a", b"b"]
@@ -207,7 +207,7 @@ def test_abort_after_half_of_a_claim_was_given_back_makes_it_invalid(kit: GroupK
 
 
 @pytest.mark.parametrize("writes", [True, False], ids=["publishes", "only begins"])
-def test_abort_that_a_producer_was_not_told_of_is_told_as_aborted(kit: GroupKit, writes: bool) -> None:
+def test_abort_unknown_to_the_producer_is_reported_as_aborted(kit: GroupKit, writes: bool) -> None:
     one, tx = Instance(kit), kit.begin()
     if writes:
         one.publish(b"a", tx=tx, label="file 1")

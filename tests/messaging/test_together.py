@@ -113,7 +113,7 @@ def test_many_transactions_that_store_find_their_own_payloads(service: Messaging
     ]
 
 
-def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(kit: Kit) -> None:
+def test_queued_requests_are_written_in_one_batch_without_the_large(kit: Kit) -> None:
     writing, go = Event(), Event()
     batches: list[int] = []
 
@@ -136,7 +136,7 @@ def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(k
     assert batches == [1, 21, 1]
 
 
-def test_given_a_topic_that_hangs_when_others_are_written_then_they_do_not_wait(kit: Kit) -> None:
+def test_hanging_write_of_a_topic_does_not_block_other_topics(kit: Kit) -> None:
     kit.create("other")
     writing, go = Event(), Event()
     put = kit.store.message.put
@@ -194,7 +194,7 @@ def test_store_of_many_transactions_overwrites_nothing(kit: Kit, monkeypatch: py
     assert (len(stored.pointers), len(stored.hidden)) == (2, 2)
 
 
-def test_given_a_service_when_its_block_ends_then_it_is_closed(kit: Kit) -> None:
+def test_publish_after_the_block_of_a_service_is_unavailable(kit: Kit) -> None:
     with kit.serve() as service:
         service.publish(named("orders"), [b"a"])
     with pytest.raises(Unavailable):

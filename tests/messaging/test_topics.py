@@ -31,7 +31,7 @@ def write(kit: Kit, value: bytes, name: str = "orders") -> None:
     assert kit.store.metadata.compare_and_set(named(name).prefix, raw(kit, name), value)
 
 
-def test_given_no_properties_when_created_then_the_bytes_are_those_of_cdap(kit: Kit) -> None:
+def test_create_without_properties_writes_the_bytes_of_cdap(kit: Kit) -> None:
     assert raw(kit) == b'{"generation":"1","ttl":"604800"}'
     assert kit.service.topic(named("orders")) == {"generation": "1", "ttl": WEEK}
 
@@ -58,7 +58,7 @@ def test_topic_with_a_bad_ttl_retention_or_hold_is_refused(kit: Kit, properties:
 
 
 @pytest.mark.parametrize("generation", ["0", "x", str(2**31), str(-(2**31))])
-def test_given_a_generation_that_is_none_when_created_then_it_is_a_bad_request(kit: Kit, generation: str) -> None:
+def test_create_with_an_invalid_generation_is_rejected(kit: Kit, generation: str) -> None:
     with pytest.raises(BadRequest):
         kit.create("other", generation=generation)
 
@@ -67,7 +67,7 @@ def test_given_a_generation_that_is_none_when_created_then_it_is_a_bad_request(k
     "topic",
     [TopicId("default", "a.b"), TopicId("de-fault", "a"), TopicId("", "a"), TopicId("a", ""), TopicId("ä", "b")],
 )
-def test_given_a_name_no_topic_has_when_used_then_it_is_a_bad_request(kit: Kit, topic: TopicId) -> None:
+def test_invalid_topic_name_is_rejected(kit: Kit, topic: TopicId) -> None:
     each_raises(
         BadRequest,
         lambda: kit.service.create_topic(topic),
@@ -76,13 +76,13 @@ def test_given_a_name_no_topic_has_when_used_then_it_is_a_bad_request(kit: Kit, 
     )
 
 
-def test_given_a_topic_when_updated_then_what_is_left_out_is_the_default_again(kit: Kit) -> None:
+def test_update_resets_omitted_properties_to_their_defaults(kit: Kit) -> None:
     kit.create("other", ttl="60", colour="red")
     kit.service.update_topic(named("other"), {"shape": "round"})
     assert kit.service.topic(named("other")) == {"generation": "1", "shape": "round", "ttl": WEEK}
 
 
-def test_given_a_deleted_topic_when_asked_for_then_there_is_none_and_its_row_stays(kit: Kit) -> None:
+def test_deleted_topic_is_not_found_and_keeps_its_row(kit: Kit) -> None:
     kit.create("other", ttl="60", colour="red")
     kit.service.delete_topic(named("other"))
     assert raw(kit, "other") == b'{"colour":"red","generation":"-1","ttl":"60"}'
@@ -107,13 +107,13 @@ def test_create_of_a_deleted_topic_has_new_properties_and_generation(kit: Kit) -
         assert kit.fetch("other") == []
 
 
-def test_given_the_last_generation_when_created_again_then_it_is_refused(kit: Kit) -> None:
+def test_create_beyond_the_highest_generation_is_rejected(kit: Kit) -> None:
     write(kit, b'{"generation":"-%d","ttl":"60"}' % INT_MAX)
     with pytest.raises(BadRequest, match="the highest generation"):
         kit.create("orders")
 
 
-def test_given_topics_when_listed_then_the_living_come_in_key_order(kit: Kit) -> None:
+def test_list_of_topics_has_undeleted_topics_in_key_order(kit: Kit) -> None:
     for name in ("t1", "t1-x", "t10", "gone", "damaged"):
         kit.create(name)
     kit.service.create_topic(TopicId("zoo", "lion"))
@@ -125,7 +125,7 @@ def test_given_topics_when_listed_then_the_living_come_in_key_order(kit: Kit) ->
     assert kit.service.topics("none") == []
 
 
-def test_given_a_row_gson_would_write_otherwise_when_changed_then_that_is_possible(kit: Kit) -> None:
+def test_row_formatted_unlike_gson_can_be_changed(kit: Kit) -> None:
     write(kit, b'{ "ttl": "60", "generation": "3", "name": "a=b" }')
     kit.service.update_topic(named("orders"), {"ttl": "61"})
     assert raw(kit) == b'{"generation":"3","ttl":"61"}'
@@ -134,7 +134,7 @@ def test_given_a_row_gson_would_write_otherwise_when_changed_then_that_is_possib
     assert raw(kit) == b'{"generation":"-3","name":"a\\u003db","ttl":"60"}'
 
 
-def test_given_a_damaged_row_when_used_then_that_is_said_and_nothing_is_written(kit: Kit) -> None:
+def test_damaged_row_is_a_metadata_error_and_stays(kit: Kit) -> None:
     write(kit, b"damaged")
     each_raises(
         MetadataError,
@@ -147,7 +147,7 @@ def test_given_a_damaged_row_when_used_then_that_is_said_and_nothing_is_written(
     assert raw(kit) == b"damaged"
 
 
-def test_given_another_change_in_between_when_changed_then_it_is_tried_again(kit: Kit) -> None:
+def test_update_with_a_concurrent_change_is_retried(kit: Kit) -> None:
     others = iter([b'{"generation":"1","ttl":"1"}', b'{"generation":"1","ttl":"2"}'])
 
     def change(call: Call) -> None:
@@ -160,7 +160,7 @@ def test_given_another_change_in_between_when_changed_then_it_is_tried_again(kit
 
 
 @pytest.mark.parametrize("generation", [1, -1])
-def test_given_changes_without_end_in_between_when_changed_then_it_is_given_up(kit: Kit, generation: int) -> None:
+def test_change_with_endless_concurrent_changes_is_unavailable(kit: Kit, generation: int) -> None:
     write(kit, b'{"generation":"%d","ttl":"1"}' % generation)
     ttl = count(2)
 
@@ -228,7 +228,7 @@ def test_newborn_waits_for_a_topic_that_is_being_made(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_given_a_topic_made_where_rows_of_that_name_are_then_it_is_not_new(kit: Kit, table: str) -> None:
+def test_topic_created_over_existing_rows_is_not_newborn(kit: Kit, table: str) -> None:
     name = named("found")
     if table == "message":
         kit.store.message.put([(MessageKey(name, 2, NOW_MS, 0).pack(), MessageValue(None, b"a"))])
@@ -246,7 +246,7 @@ def test_topic_of_an_earlier_process_is_not_newborn(kit: Kit) -> None:
     assert not kit.service.is_newborn(TopicMetadata(name, 1, 60))
 
 
-def test_given_a_name_longer_than_255_bytes_when_created_then_it_is_a_bad_request(kit: Kit) -> None:
+def test_create_with_a_name_above_255_bytes_is_rejected(kit: Kit) -> None:
     longest = TopicId("n" * 255, "t" * 255)
     kit.service.create_topic(longest)
     assert kit.service.topics("n" * 255) == ["t" * 255]
@@ -280,7 +280,7 @@ def test_topic_with_names_that_are_written_alike_is_refused(kit: Kit) -> None:
     assert kit.service.topics("default") == ["orders"]
 
 
-def test_given_what_cdap_wrote_longer_when_used_then_it_is_read_changed_and_deleted(kit: Kit) -> None:
+def test_longer_topic_of_cdap_is_read_changed_and_deleted(kit: Kit) -> None:
     topic = TopicId("default", "t" * 1000)
     row = b'{"generation":"1","more":"%s","ttl":"60"}' % (b"x" * 100_000)
     assert kit.store.metadata.compare_and_set(topic.prefix, None, row)

@@ -78,7 +78,7 @@ def test_claims_of_an_id_that_leaves_the_list_come_again(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_producer_of_an_id_that_leaves_the_list_is_told_that_it_is_aborted(
+def test_producer_of_a_truncated_id_learns_that_it_is_aborted(
     kit: GroupKit, way: Callable[[TransactionManager, Transaction], object]
 ) -> None:
     one, tx = Instance(kit), kit.begin()

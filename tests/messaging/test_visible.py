@@ -19,7 +19,7 @@ def noted(kit: Kit) -> dict[int, int]:
     }
 
 
-def test_given_a_message_when_first_read_then_its_age_counts_and_never_again(kit: Kit) -> None:
+def test_first_read_of_a_message_counts_its_age_once(kit: Kit) -> None:
     kit.publish("orders", b"a")
     kit.clock.advance(50)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_first_read_after_a_restart_ignores_older_messages(kit: Kit) -> None:
     assert noted(kit) == {1: 1}
 
 
-def test_given_stored_payloads_when_first_read_then_the_time_of_their_publish_counts(kit: Kit) -> None:
+def test_first_read_of_stored_payloads_counts_from_their_publish(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
     kit.clock.advance(MINUTE)
     kit.publish("orders", pointer=P)
