@@ -50,7 +50,7 @@ def client(service: TransactionService) -> Iterator[TransactionClient]:
         yield client
 
 
-def test_given_a_service_then_the_client_does_what_the_manager_does(
+def test_client_calls_reach_the_manager(
     client: TransactionClient, manager: TransactionManager, clock: ManualClock
 ) -> None:
     one, long = client.start_short(7, "me"), client.start_long("you")
@@ -93,7 +93,7 @@ def test_client_of_a_restarted_service_goes_on(
     assert not manager.is_in_progress(one.transaction_id)
 
 
-def test_given_what_is_refused_then_the_errors_are_the_managers(
+def test_rejected_calls_raise_the_errors_of_the_manager(
     client: TransactionClient, manager: TransactionManager, clock: ManualClock
 ) -> None:
     first, second = client.start_short(client="me"), client.start_short()
@@ -220,14 +220,14 @@ def test_calls_that_may_be_done_once_are_not_repeated() -> None:
         assert service.calls[number:] == ["canCommitOrThrow"] * 2
 
 
-def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repeated() -> None:
+def test_idempotent_call_on_a_broken_connection_is_retried() -> None:
     answers = iter([None, b""])
     with misbehaving(lambda call: None if next(answers) is None else reply(call)) as (service, client):
         client.abort(Transaction(7, 7, 7))
         assert service.calls == ["abortById", "abortById"]
 
 
-def test_given_no_answer_in_time_then_nothing_is_repeated() -> None:
+def test_call_without_a_response_in_time_is_not_retried() -> None:
     over = threading.Event()
 
     def silent(_: RpcMessage) -> None:
@@ -251,7 +251,7 @@ def test_address_of_an_http_server_is_no_transaction_service() -> None:
     assert "transactions.thrift" in refused.value.hint
 
 
-def test_given_nobody_at_the_address_then_nothing_was_done() -> None:
+def test_call_without_a_server_is_unavailable() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         with TransactionClient(f"127.0.0.1:{nobody.getsockname()[1]}") as client:
@@ -273,7 +273,7 @@ NONSENSE: dict[str, Callable[[RpcMessage], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
-def test_given_an_answer_that_is_none_of_this_call_then_it_is_not_taken_for_one(kind: str) -> None:
+def test_foreign_response_leaves_the_outcome_unknown(kind: str) -> None:
     with misbehaving(NONSENSE[kind], SHORT_SECONDS) as (_, client), pytest.raises(OutcomeUnknown):
         client.status()
 
@@ -290,7 +290,7 @@ def unknown_but(*known: str) -> Callable[[RpcMessage], bytes]:
     return conduct
 
 
-def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_known() -> None:
+def test_clients_of_a_tephra_service_are_unknown() -> None:
     with misbehaving(unknown_but()) as (_, client):
         assert client.clients() == {}
         with pytest.raises(MethodUnknown, match="resetState"):
@@ -346,7 +346,7 @@ def test_snapshot_of_nonsense_is_none_and_tells_nothing() -> None:
             client.latest()
 
 
-def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> None:
+def test_start_without_a_transaction_has_an_unknown_outcome() -> None:
     def empty(call: RpcMessage) -> bytes:
         return reply(call, wire.structure(0))
 
@@ -355,7 +355,7 @@ def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> 
 
 
 @pytest.mark.parametrize("fields", [[], [wire.i64s(0, [1])]], ids=["none", "a list"])
-def test_given_an_answer_without_what_was_asked_for_then_the_outcome_is_unknown(fields: list[bytes]) -> None:
+def test_response_without_the_result_has_an_unknown_outcome(fields: list[bytes]) -> None:
     with misbehaving(lambda call: reply(call, *fields)) as (_, client):
         each_raises(
             (OutcomeUnknown, NoSnapshot),

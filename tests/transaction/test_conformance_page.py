@@ -39,7 +39,7 @@ def test_the_page_has_the_limits() -> None:
     assert f"their first {MAX_CLIENT_CHARACTERS} characters" in section("Intended differences")
 
 
-def test_the_page_quotes_what_the_program_says() -> None:
+def test_quoted_messages_of_the_page_are_in_the_source() -> None:
     files = [path for room in ("transaction", "server/ha") for path in (ROOT / "tms_core" / room).rglob("*.py")]
     # Texts are broken over lines and have values in them.
     source = " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in files)

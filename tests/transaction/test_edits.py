@@ -59,7 +59,7 @@ def test_edit_is_read_and_written_with_the_bytes_of_tephra(vector: dict[str, str
     ("version", "length", "left_out"),
     [(-3, 58, {}), (-2, 42, {"type": None}), (-1, 34, {"type": None, "visibility_upper_bound": 0})],
 )
-def test_given_an_older_layout_when_read_then_what_it_does_not_store_is_missing(
+def test_decode_of_an_older_layout_omits_fields_it_lacks(
     version: int, length: int, left_out: dict[str, int | None]
 ) -> None:
     edit = decode_edit(version.to_bytes(1, "big", signed=True) + STARTED[1:length])
@@ -84,11 +84,11 @@ def test_given_an_older_layout_when_read_then_what_it_does_not_store_is_missing(
         st.none() | st.lists(LONGS, max_size=3).map(tuple),
     )
 )
-def test_given_any_edit_when_written_and_read_then_it_is_the_same(edit: Edit) -> None:
+def test_any_edit_is_decoded_as_encoded(edit: Edit) -> None:
     assert decode_edit(encode_edit(edit)) == edit
 
 
-def test_given_bytes_behind_an_edit_when_decoded_then_they_are_not_overlooked() -> None:
+def test_decode_of_an_edit_with_extra_bytes_is_rejected() -> None:
     with pytest.raises(FormatError, match=r"71 .* 70"):
         decode_edit(STARTED + b"\x00")
 
@@ -105,7 +105,7 @@ def test_given_bytes_behind_an_edit_when_decoded_then_they_are_not_overlooked() 
         (66, b"\xff\xff\xff\xfe", "count of -2"),
     ],
 )
-def test_given_bytes_that_no_edit_has_when_read_then_the_error_says_what(at: int, damage: bytes, message: str) -> None:
+def test_decode_of_a_damaged_edit_names_the_damage(at: int, damage: bytes, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         decode_edit(STARTED[:at] + damage + STARTED[at + len(damage) :])
 

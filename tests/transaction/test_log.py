@@ -61,11 +61,11 @@ def log(path: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("path", [LOCAL, SEQUENCE_FILE])
-def test_given_tephras_log_when_read_then_all_edits_come_in_order(path: Path) -> None:
+def test_read_log_of_tephra_returns_all_edits_in_order(path: Path) -> None:
     assert list(read_log(path)) == EDITS
 
 
-def test_given_our_bytes_when_compared_with_tephras_then_they_are_the_same() -> None:
+def test_log_bytes_equal_the_bytes_of_tephra() -> None:
     data = SEQUENCE_FILE.read_bytes()
     ours = header(VERSION_3) + marker(3) + edits(0, 3) + marker(1) + edits(3, 4) + marker(8) + edits(4, 12)
     assert ours.replace(SYNC, data[len(header(VERSION_3)) - 16 :][:16]) == data
@@ -81,7 +81,7 @@ def test_given_our_bytes_when_compared_with_tephras_then_they_are_the_same() -> 
         ("recovery-sequencefile/txlog.1795219314829", 1),
     ],
 )
-def test_given_the_log_of_a_halted_manager_when_read_then_every_record_is_there(path: str, count: int) -> None:
+def test_read_log_of_a_halted_manager_returns_every_record(path: str, count: int) -> None:
     found = list(read_log(TEPHRA / path))
     assert len(found) == count
     assert sum(len(encode_edit(edit)) for edit in found) <= (TEPHRA / path).stat().st_size
@@ -112,9 +112,7 @@ def test_sequence_file_cut_anywhere_leaves_a_torn_batch_out(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("zeros", [1, 9, 100, 4096, 100_000])
 @pytest.mark.parametrize("records", [0, 1, 5])
-def test_given_zeros_behind_a_local_log_when_read_then_the_whole_records_are_there(
-    tmp_path: Path, zeros: int, records: int
-) -> None:
+def test_read_log_with_trailing_zeros_returns_whole_records(tmp_path: Path, zeros: int, records: int) -> None:
     data = b"".join(numbered(number) for number in range(records))
     assert list(read_log(log(tmp_path, data + bytes(zeros)))) == EDITS[:records]
 
@@ -136,7 +134,7 @@ def test_zeros_that_may_begin_in_the_last_record_are_refused(tmp_path: Path, beh
             list(read_log(path))
 
 
-def test_given_zeros_with_something_behind_them_when_read_then_it_is_refused(tmp_path: Path) -> None:
+def test_read_log_with_data_after_zeros_is_rejected(tmp_path: Path) -> None:
     for gap in (9, 4096):
         with pytest.raises(FormatError, match="version 0"):
             list(read_log(log(tmp_path, numbered(0) + bytes(gap) + numbered(1))))
@@ -157,12 +155,12 @@ def test_log_of_version_1_has_no_markers(tmp_path: Path) -> None:
     assert list(read_log(log(tmp_path, data[:-1]))) == EDITS[:2]
 
 
-def test_given_a_log_of_version_2_when_read_then_its_batches_count(tmp_path: Path) -> None:
+def test_read_log_of_version_2_returns_only_complete_batches(tmp_path: Path) -> None:
     data = header({b"version": b"2"}, value=OLD_TRANSACTION_EDIT) + marker(2) + edits(0, 2) + marker(2) + edits(2, 3)
     assert list(read_log(log(tmp_path, data))) == EDITS[:2]
 
 
-def test_given_sync_bytes_between_any_two_records_when_read_then_they_are_skipped(tmp_path: Path) -> None:
+def test_read_log_skips_sync_bytes_between_records(tmp_path: Path) -> None:
     data = header(VERSION_3) + ESCAPE + marker(2) + ESCAPE + edits(0, 1) + ESCAPE + ESCAPE + edits(1, 2) + ESCAPE
     assert list(read_log(log(tmp_path, data))) == EDITS[:2]
     assert list(read_log(log(tmp_path, data[:-1]))) == EDITS[:2]

@@ -65,7 +65,7 @@ def committed(manager: TransactionManager, *changes: bytes) -> Transaction:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 101])
-def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(clock: ManualClock, seconds: int) -> None:
+def test_start_with_an_invalid_timeout_is_rejected(clock: ManualClock, seconds: int) -> None:
     with (
         TransactionManager(MemoryStorage(), clock, max_timeout_seconds=100) as manager,
         pytest.raises(BadArgument, match=f"timeout .* {seconds} "),
@@ -121,7 +121,7 @@ def test_commit_beside_long_transactions_keeps_no_changes(manager: TransactionMa
         (ChangeLimits(size_bytes=5), [b"abc", b"de"], "has total size of 6 bytes and exceeds the limit of 5 bytes"),
     ],
 )
-def test_given_a_limit_when_more_is_changed_then_it_may_not_commit(
+def test_can_commit_above_the_limit_of_changes_is_rejected(
     clock: ManualClock, limits: ChangeLimits, fits: list[bytes], text: str
 ) -> None:
     with TransactionManager(MemoryStorage(), clock, limits=limits) as manager:
@@ -303,7 +303,7 @@ def test_abort_after_an_end_during_a_write_stays_invalid(
     assert invalid(manager) == [one.transaction_id, one.write_pointer]
 
 
-def test_given_an_abort_that_names_too_many_checkpoints_then_it_is_refused(manager: TransactionManager) -> None:
+def test_abort_with_too_many_checkpoints_is_rejected(manager: TransactionManager) -> None:
     one = manager.start_short()
     with pytest.raises(BadArgument, match="100001 checkpoints"):
         manager.abort(replace(one, checkpoint_write_pointers=range(MAX_CHECKPOINTS + 1)))
@@ -320,7 +320,7 @@ def test_late_writes_of_forgotten_transactions_are_forgotten(manager: Transactio
     assert len(manager._writes._places) <= 101
 
 
-def test_abort_of_what_is_left_makes_it_invalid_and_says_where(
+def test_abort_with_messages_left_invalidates_and_logs_the_topic(
     manager: TransactionManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = manager.start_short(), manager.start_short()
@@ -335,7 +335,7 @@ def test_abort_of_what_is_left_makes_it_invalid_and_says_where(
     assert f"{one.transaction_id} is invalidated, not aborted: not rolled back: default:orders" in caplog.text
 
 
-def test_commits_of_what_was_written_leave_nothing_in_memory(manager: TransactionManager) -> None:
+def test_commit_releases_the_noted_writes(manager: TransactionManager) -> None:
     for _ in range(1000):
         one = manager.checkpoint(manager.start_short())
         for pointer in (one.transaction_id, one.write_pointer):
@@ -358,9 +358,7 @@ def test_transaction_keeps_the_invalid_list_of_its_start(manager: TransactionMan
     assert list(reader.invalids) == hidden[:1]
 
 
-def test_given_a_reset_then_all_is_forgotten_but_ids_grow_and_readers_read(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
+def test_reset_clears_transactions_and_keeps_ids_increasing(manager: TransactionManager, clock: ManualClock) -> None:
     manager.invalidate(manager.start_short().transaction_id)
     last = manager.start_long().transaction_id
     clock.step(-DAY)
@@ -489,7 +487,7 @@ def test_waiter_for_a_replaced_log_leaves_the_new_one_alone(clock: ManualClock) 
     assert manager.running
 
 
-def test_given_a_manager_that_was_closed_when_called_then_it_says_so(clock: ManualClock) -> None:
+def test_call_of_a_closed_manager_is_rejected(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.close()
@@ -527,7 +525,7 @@ def test_snapshot_that_cannot_be_written_leaves_the_manager_running(clock: Manua
     assert manager.running
 
 
-def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock: ManualClock) -> None:
+def test_reset_with_a_failed_write_stops_the_manager_until_a_call(clock: ManualClock) -> None:
     class FailsSecond(SpyStorage):
         def save(self, snapshot: object) -> None:
             self.happened.append("save")
@@ -562,7 +560,7 @@ def test_expiry_after_a_clock_step_follows_monotonic_time(step_ms: int) -> None:
 # --- a clock that is wrong -------------------------------------------------------------------------------------------
 
 
-def test_given_a_clock_that_jumps_when_pointers_are_issued_then_they_do_not(clock: ManualClock) -> None:
+def test_pointers_after_a_clock_jump_do_not_jump(clock: ManualClock) -> None:
     with TransactionManager(MemoryStorage(), clock) as manager:
         clock.step(365 * 86_400_000)
         clock.advance(1_000)

@@ -44,13 +44,13 @@ def test_visibility_of_each_version_is_tephras(expected: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("expected", MATRIX)
-def test_given_tephras_transaction_when_asked_for_its_bounds_then_they_are_tephras(expected: dict[str, Any]) -> None:
+def test_bounds_of_a_transaction_equal_those_of_tephra(expected: dict[str, Any]) -> None:
     asked = transaction_of(expected)
     assert asked.visibility_upper_bound() == expected["visibilityUpperBound"]
     assert asked.prune_upper_bound() == expected["pruneUpperBound"]
 
 
-def test_given_a_version_when_asked_what_it_is_then_each_list_answers_for_itself() -> None:
+def test_version_is_classified_by_each_list_separately() -> None:
     asked = Transaction(100, 200, 250, (90, 110), (95, 150), checkpoint_write_pointers=(220, 250))
     versions = (90, 95, 110, 150, 200, 220, 250, 96)
     assert [v for v in versions if asked.is_in_progress(v)] == [95, 150]
@@ -113,7 +113,7 @@ def test_invalid_ids_unsorted_and_repeated_count_once() -> None:
     assert [pointer for pointer in range(11) if asked.is_invalid(pointer)] == [1, 3, 5, 7, 9]
 
 
-def test_given_a_pointer_when_its_transaction_may_still_commit_then_it_is_undecided() -> None:
+def test_pointer_is_undecided_while_its_transaction_may_commit() -> None:
     asked = state(900, [70], [short(80, checkpoints=(85, 86)), short(90)])
     undecided = [pointer for pointer in (70, 79, 80, 81, 85, 86, 90, 999, 1000) if asked.is_undecided(pointer)]
     assert undecided == [80, 85, 86, 90]
@@ -137,14 +137,14 @@ def test_checkpoints_without_an_entry_are_not_visible() -> None:
         (None, 0, False),
     ],
 )
-def test_given_an_entry_when_it_has_no_type_then_a_negative_expiration_makes_it_long(
+def test_entry_without_a_type_is_long_with_a_negative_expiration(
     kind: InProgressType | None, expiration_ms: int, is_long: bool
 ) -> None:
     assert InProgress(80, expiration_ms, 0, kind).is_long is is_long
 
 
 @given(st.lists(LONGS | st.integers(0, 9)))
-def test_given_any_ids_when_put_in_order_then_each_is_there_once(ids: list[int]) -> None:
+def test_ascending_sorts_any_ids_without_duplicates(ids: list[int]) -> None:
     assert list(ascending(ids)) == sorted(set(ids))
     assert list(ascending(array("q", ids))) == sorted(set(ids))
 

@@ -97,9 +97,7 @@ def test_call_that_is_slow_or_no_start_is_done_by_a_worker(
         assert doers.last(connection) == WORKER
 
 
-def test_given_a_disk_that_has_become_slow_then_the_loop_waits_for_it_once(
-    doers: Doers, service: TransactionService
-) -> None:
+def test_slow_sync_blocks_the_event_loop_only_once(doers: Doers, service: TransactionService) -> None:
     with connected(service) as connection:
         doers.until_loop(connection)
         doers.seconds = quick_calls.MAX_SECONDS
@@ -129,9 +127,7 @@ def test_loop_waits_for_a_slow_disk_once_among_quick_calls(
 
 
 @pytest.mark.parametrize("other", ["startShort", "getSnapshot"])
-def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
-    doers: Doers, service: TransactionService, other: str
-) -> None:
+def test_concurrent_calls_run_in_workers(doers: Doers, service: TransactionService, other: str) -> None:
     with connected(service) as first, connected(service) as second:
         while LOOP not in (doers.last(first), doers.last(second)):
             pass
@@ -143,9 +139,7 @@ def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
     assert doers.threads[-2:] == [WORKER, WORKER]
 
 
-def test_given_a_new_connection_then_its_first_call_is_read_from_the_stream(
-    doers: Doers, service: TransactionService
-) -> None:
+def test_first_call_of_a_new_connection_is_read_from_the_stream(doers: Doers, service: TransactionService) -> None:
     with connected(service) as old, connected(service) as new:
         doers.until_loop(old)
         assert len(service._new) == 1
@@ -167,9 +161,7 @@ def test_quick_call_before_the_token_is_not_done(doers: Doers, manager: Transact
         assert len(doers.threads) == done
 
 
-def test_given_what_begins_like_a_quick_call_and_is_none_then_it_is_cut_off(
-    doers: Doers, service: TransactionService
-) -> None:
+def test_malformed_quick_call_closes_its_connection(doers: Doers, service: TransactionService) -> None:
     with connected(service) as connection:
         doers.until_loop(connection)
         broken = START[LENGTH.size : -1]
@@ -244,7 +236,7 @@ class Alone:
 
 
 @in_event_loop
-async def test_given_an_answer_that_is_not_read_then_the_next_call_is_read_from_the_stream(
+async def test_call_after_an_unread_response_is_read_from_the_stream(
     manager: TransactionManager,
 ) -> None:
     alone = Alone(manager)
@@ -255,7 +247,7 @@ async def test_given_an_answer_that_is_not_read_then_the_next_call_is_read_from_
 
 
 @in_event_loop
-async def test_given_more_bytes_while_a_call_is_held_then_both_are_read_from_the_stream(
+async def test_bytes_after_a_held_call_are_read_with_it_from_the_stream(
     manager: TransactionManager,
 ) -> None:
     alone = Alone(manager)
@@ -279,7 +271,7 @@ async def test_bytes_behind_a_call_that_began_go_to_the_stream(manager: Transact
 
 
 @in_event_loop
-async def test_given_the_end_of_a_stream_while_a_call_is_held_then_that_is_read_before_it(
+async def test_held_call_is_read_before_the_end_of_the_stream(
     manager: TransactionManager,
 ) -> None:
     alone = Alone(manager)
@@ -291,7 +283,7 @@ async def test_given_the_end_of_a_stream_while_a_call_is_held_then_that_is_read_
 
 
 @in_event_loop
-async def test_given_a_connection_that_is_lost_while_a_call_is_held_then_it_counts_no_more(
+async def test_lost_connection_discards_its_held_call(
     manager: TransactionManager,
 ) -> None:
     alone = Alone(manager)

@@ -258,7 +258,7 @@ def snapshot_bytes(snapshot: Snapshot) -> bytes:
     return stream.getvalue()
 
 
-def test_given_a_torn_log_when_the_next_crash_comes_then_both_logs_are_read(tmp_path: Path) -> None:
+def test_recovery_after_a_torn_log_reads_the_next_log_too(tmp_path: Path) -> None:
     directory = tmp_path / "tx"
     with TransactionManager(DirectoryStorage(directory), ManualClock(NOW_MS)):
         pass

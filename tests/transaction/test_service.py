@@ -128,7 +128,7 @@ def is_closed(connection: socket.socket) -> bool:
         ("startLongClientId", ("me",), 2, 86_400, "me"),
     ],
 )
-def test_given_each_way_to_start_then_the_transaction_is_of_that_kind(
+def test_start_method_sets_type_timeout_and_client(
     client: Any,
     manager: TransactionManager,
     method: str,
@@ -144,7 +144,7 @@ def test_given_each_way_to_start_then_the_transaction_is_of_that_kind(
     assert manager.clients() == {BASE + 1: client_id}
 
 
-def test_given_a_conflict_then_new_calls_raise_it_and_old_ones_answer_false(client: Any) -> None:
+def test_conflict_raises_in_new_calls_and_returns_false_in_old_ones(client: Any) -> None:
     thrift = interface()
     first, second = client.startShortClientId("me"), client.startShort()
     assert client.canCommitTx(first, {b"k\x00\xff"}).value is True
@@ -191,7 +191,7 @@ def test_too_many_changes_are_an_error_of_new_calls_and_false_of_old_ones(client
     assert client.canCommitTx(one, changes).value is False
 
 
-def test_given_one_that_has_ended_then_each_call_says_so_in_its_own_field(client: Any) -> None:
+def test_call_on_an_ended_transaction_raises_not_in_progress(client: Any) -> None:
     one = client.startShort()
     client.commitOrThrow(one.transactionId, one.writePointer)
     error = interface().TTransactionNotInProgressException
@@ -206,7 +206,7 @@ def test_given_one_that_has_ended_then_each_call_says_so_in_its_own_field(client
             getattr(client, name)(*arguments)
 
 
-def test_given_the_rest_of_the_calls_then_each_does_what_it_says(
+def test_other_calls_invalidate_abort_truncate_and_list(
     client: Any, manager: TransactionManager, clock: ManualClock
 ) -> None:
     one, two = client.startShort(), client.startShort()
@@ -242,7 +242,7 @@ def test_given_the_rest_of_the_calls_then_each_does_what_it_says(
     assert manager.visibility().in_progress == ()
 
 
-def test_given_a_manager_that_has_stopped_then_the_service_says_so(client: Any, manager: TransactionManager) -> None:
+def test_service_of_a_stopped_manager_reports_it(client: Any, manager: TransactionManager) -> None:
     manager.close()
     assert client.status() == "NOTOK"
     with pytest.raises(interface().TTransactionCouldNotTakeSnapshotException, match="has stopped"):
@@ -254,9 +254,7 @@ def test_given_a_manager_that_has_stopped_then_the_service_says_so(client: Any, 
 # --- frames ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_tephras_request_frames_when_sent_as_they_are_then_they_are_answered(
-    service: TransactionService, manager: TransactionManager
-) -> None:
+def test_request_frames_of_tephra_get_a_response(service: TransactionService, manager: TransactionManager) -> None:
     frames = [
         bytes.fromhex(vector["frame_hex"]) for vector in load("thrift/frames.json") if vector["direction"] == "request"
     ]
@@ -298,7 +296,7 @@ VALUES = st.one_of(
 
 
 @given(method=st.sampled_from(sorted(METHODS)), values=st.dictionaries(st.integers(-2, 9), VALUES, max_size=4))
-def test_given_any_arguments_then_every_method_answers(method: str, values: dict[int, Callable[[int], bytes]]) -> None:
+def test_every_method_responds_to_any_arguments(method: str, values: dict[int, Callable[[int], bytes]]) -> None:
     with TransactionManager(MemoryStorage(), ManualClock(NOW_MS)) as manager:
         manager.start_short()
         data = wire.message(MessageKind.CALL, method, 7, *(make(number) for number, make in values.items()))
@@ -414,7 +412,7 @@ def test_large_calls_that_do_not_come_whole_block_large_ones_only(service: Trans
         assert asked(begun[1], large[begins:]).name == "canCommitOrThrow"
 
 
-def test_given_large_calls_of_which_no_more_comes_then_they_lose_their_places_soon(
+def test_stalled_large_calls_are_closed_and_release_their_places(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large, begins = large_call(), 4 + module.LARGE_BYTES
@@ -429,7 +427,7 @@ def test_given_large_calls_of_which_no_more_comes_then_they_lose_their_places_so
         assert asked(late, large).name == "canCommitOrThrow"
 
 
-def test_given_large_calls_that_have_hardly_begun_then_they_hold_no_place(service: TransactionService) -> None:
+def test_large_calls_with_few_bytes_received_hold_no_place(service: TransactionService) -> None:
     large = large_call()
     with ExitStack() as stack:
         begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
@@ -459,7 +457,7 @@ def test_client_that_does_not_read_is_cut_off_alone(
     assert re.search(rf"{re.escape(str(slow))} .*\bread\b", caplog.text)
 
 
-def test_given_many_clients_at_once_then_each_gets_its_own_answers(service: TransactionService) -> None:
+def test_concurrent_clients_get_their_own_responses(service: TransactionService) -> None:
     def work(name: str) -> list[int]:
         with TransactionClient(service.address, PATIENCE_SECONDS) as client:
             begun = [client.start_short(client=name).transaction_id for _ in range(10)]
@@ -481,9 +479,7 @@ def test_address_of_ip_version_6_has_brackets(manager: TransactionManager) -> No
     assert TransactionService(manager, "[::1]:1").address == "[::1]:1"
 
 
-def test_given_a_port_in_use_when_started_then_the_error_names_the_setting(
-    service: TransactionService, manager: TransactionManager
-) -> None:
+def test_start_with_a_port_in_use_names_the_setting(service: TransactionService, manager: TransactionManager) -> None:
     with pytest.raises(ConfigurationError, match=rf"transactions\.thrift .*127\.0\.0\.1:{service.port}"):
         TransactionService(manager, service.address).start()
 
@@ -540,7 +536,7 @@ class SlowStorage(SpyStorage):
         return log
 
 
-def test_given_time_then_the_service_has_transactions_expire_and_takes_snapshots(clock: ManualClock) -> None:
+def test_service_expires_transactions_and_takes_snapshots(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short(1)
@@ -551,7 +547,7 @@ def test_given_time_then_the_service_has_transactions_expire_and_takes_snapshots
         wait_until(lambda: storage.happened.count("save") > before)
 
 
-def test_given_no_other_wish_then_what_has_timed_out_is_looked_for_each_second(
+def test_default_intervals_are_1_s_for_cleanup_and_60_s_for_snapshots(
     manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
@@ -566,9 +562,7 @@ def test_given_no_other_wish_then_what_has_timed_out_is_looked_for_each_second(
     assert sorted(asked) == [1, 60]
 
 
-def test_given_a_snapshot_that_fails_then_that_is_logged_and_the_next_one_is_tried(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_snapshot_is_logged_and_retried(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     storage.save_failure = LogFailed("the disk is full.")
@@ -788,7 +782,7 @@ def test_administrative_call_of_an_old_message_without_version_needs_the_token(m
     assert manager.invalid_size() == 1
 
 
-def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(
+def test_missing_or_empty_token_file_is_named_in_the_error(
     guarded: TransactionService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "none")
@@ -806,9 +800,7 @@ def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(
     assert "cannot be read" in caplog.text
 
 
-def test_given_a_service_that_demands_none_when_a_token_is_shown_then_calls_are_done(
-    service: TransactionService, tmp_path: Path
-) -> None:
+def test_token_for_a_service_without_authentication_is_ignored(service: TransactionService, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"secret")
     settings = TransactionSettings(thrift=service.address, token_file=tmp_path / "token")
     with TransactionClient.configured(settings) as client:

@@ -68,7 +68,7 @@ def snapshots(draw: st.DrawFn, version: int) -> Snapshot:
 
 
 @pytest.mark.parametrize("name", names("snapshots"))
-def test_given_tephras_file_when_read_then_it_says_what_tephra_says(name: str) -> None:
+def test_read_of_a_tephra_snapshot_equals_its_description(name: str) -> None:
     expected, data = load(f"snapshots/{name}.json"), vector(f"snapshots/{name}")
     assert hashlib.sha256(data).hexdigest() == expected["_file"]["sha256"]
     assert read_snapshot(io.BytesIO(data)) == snapshot_of(expected)
@@ -76,7 +76,7 @@ def test_given_tephras_file_when_read_then_it_says_what_tephra_says(name: str) -
 
 
 @pytest.mark.parametrize("name", [name for name in names("snapshots") if "changesets" not in name])
-def test_given_what_tephra_wrote_when_written_then_the_bytes_are_tephras(name: str) -> None:
+def test_written_snapshot_has_the_bytes_of_tephra(name: str) -> None:
     expected = load(f"snapshots/{name}.json")
     assert encoded(snapshot_of(expected), expected["version"]) == vector(f"snapshots/{name}")
 
@@ -90,7 +90,7 @@ def test_change_sets_differ_from_tephras_in_order_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names("snapshots-odd", "ok-*"))
-def test_given_an_odd_file_that_tephra_reads_when_read_then_it_says_the_same(name: str) -> None:
+def test_read_of_an_odd_snapshot_equals_tephra(name: str) -> None:
     expected = load(f"snapshots-odd/{name}.json")
     data = vector(f"snapshots-odd/{name}")
     assert read_snapshot(io.BytesIO(data)) == snapshot_of(expected["full"])
@@ -105,7 +105,7 @@ def test_unsorted_list_of_tephra_0_11_is_all_invalid() -> None:
 
 
 @pytest.mark.parametrize("name", names("snapshots-odd", "bad-*"))
-def test_given_a_file_that_tephra_refuses_when_read_then_it_is_refused(name: str) -> None:
+def test_snapshot_that_tephra_rejects_is_rejected(name: str) -> None:
     data = vector(f"snapshots-odd/{name}")
     kind = UnsupportedSnapshotVersion if "version" in name else SnapshotError
     for read in (read_complete_visibility, read_snapshot):
@@ -138,14 +138,12 @@ def test_damage_after_visibility_is_refused(name: str) -> None:
         (-(2**63), "ffffffffffffffffff01"),
     ],
 )
-def test_given_a_number_when_written_then_it_is_zig_zag_in_groups_of_seven_bits(value: int, expected: str) -> None:
+def test_varint_is_zig_zag_in_groups_of_seven_bits(value: int, expected: str) -> None:
     assert varint(value).hex() == expected
 
 
 @given(st.data(), st.integers(1, 4), st.lists(st.integers(1, 30), min_size=1, max_size=4))
-def test_given_any_snapshot_when_written_and_read_in_any_pieces_then_it_is_the_same(
-    data: st.DataObject, version: int, sizes: list[int]
-) -> None:
+def test_any_snapshot_is_read_as_written_in_any_pieces(data: st.DataObject, version: int, sizes: list[int]) -> None:
     snapshot = data.draw(snapshots(version))
     written = encoded(snapshot, version)
     assert read_snapshot(Dribble(written, sizes)) == snapshot
@@ -182,7 +180,7 @@ def test_long_lists_of_ids_of_all_lengths_are_read_whole(ids: list[int], size: i
     assert list(read_complete_visibility(Dribble(data, [size])).invalid) == ids
 
 
-def test_given_a_large_file_when_read_then_it_is_asked_for_in_pieces() -> None:
+def test_read_of_a_large_snapshot_uses_chunks() -> None:
     data = encoded(Snapshot(with_invalid([BASE + n for n in range(50_000)])))
     stream = Dribble(data, [CHUNK_BYTES])
     read_complete_visibility(stream)
@@ -190,7 +188,7 @@ def test_given_a_large_file_when_read_then_it_is_asked_for_in_pieces() -> None:
     assert set(stream.asked) == {CHUNK_BYTES}
 
 
-def test_given_a_large_list_when_written_then_it_is_written_in_pieces() -> None:
+def test_write_of_a_large_list_uses_chunks() -> None:
     sizes: list[int] = []
 
     class Sink:
@@ -208,7 +206,7 @@ def test_pointer_that_is_listed_twice_has_its_last_entry() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_given_a_file_cut_off_anywhere_when_read_then_it_is_truncated(version: int) -> None:
+def test_snapshot_cut_anywhere_is_truncated(version: int) -> None:
     data = vector(f"snapshots/v{version}-changesets")
     for length in range(len(data)):
         with pytest.raises(TruncatedSnapshot) as caught:
@@ -229,7 +227,7 @@ def test_given_a_file_cut_off_anywhere_when_read_then_it_is_truncated(version: i
         (160, "the snapshot ends inside its committed change sets, after 160 bytes."),
     ],
 )
-def test_given_a_file_cut_off_when_refused_then_the_error_says_where(length: int, message: str) -> None:
+def test_truncated_snapshot_error_names_the_place(length: int, message: str) -> None:
     data = vector("snapshots/v4-changesets")[:length]
     with pytest.raises(TruncatedSnapshot) as caught:
         read_snapshot(Dribble(data, [9]))
@@ -257,7 +255,7 @@ def test_bytes_of_no_snapshot_are_refused_with_their_place(body: bytes, message:
     assert re.search(message, caught.value.message)
 
 
-def test_given_the_longest_padding_when_read_then_the_number_is_the_same() -> None:
+def test_varint_with_the_longest_padding_is_read() -> None:
     padded = b"\x88" + b"\x80" * 8 + b"\x00"
     assert list(read_complete_visibility(io.BytesIO(HEAD + varint(1) + padded + bytes(4))).invalid) == [4]
 
@@ -279,7 +277,7 @@ def test_version_that_is_not_known_is_refused(version: int) -> None:
         read_complete_visibility(io.BytesIO(varint(version)))
 
 
-def test_given_an_entry_without_a_type_when_written_then_only_version_1_takes_it() -> None:
+def test_entry_without_a_type_is_written_only_in_version_1() -> None:
     snapshot = Snapshot(VisibilityState(5, 6, 7, in_progress=(InProgress(9, 1, 1, None),)))
     assert read_snapshot(io.BytesIO(encoded(snapshot, 1))) == snapshot
     with pytest.raises(SnapshotError, match=r"transaction 9 .*type"):

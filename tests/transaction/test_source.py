@@ -55,7 +55,7 @@ def test_newest_snapshot_has_the_largest_number(tmp_path: Path) -> None:
     assert DirectorySource(tmp_path).latest().name == "snapshot.100"
 
 
-def test_given_other_names_when_asked_then_they_are_ignored_and_counted(tmp_path: Path) -> None:
+def test_files_with_other_names_are_ignored_and_counted(tmp_path: Path) -> None:
     put(tmp_path, 7)
     others = ["snapshot.8.bak", "snapshot.", "snapshot.-9", "snapshot.+9", "snapshot.9x", "snapshot.٩", "xsnapshot.9"]
     others += [".in-progress.9", ".in-progress.snapshot.9", "txlog.9", "snapshot.12345678901234567890"]
@@ -75,7 +75,7 @@ def test_content_time_counts_over_the_name(tmp_path: Path) -> None:
     assert re.search(r"snapshot\.8 .*\b7 ms .*\b8 ms", note)
 
 
-def test_given_a_single_file_when_asked_then_it_is_used_whatever_its_name(tmp_path: Path) -> None:
+def test_single_file_is_used_with_any_name(tmp_path: Path) -> None:
     file = tmp_path / "saved-for-the-case"
     file.write_bytes(snapshot(7))
     loaded = DirectorySource(file).latest()
@@ -120,7 +120,7 @@ def test_snapshot_replaced_after_listing_is_listed_again(
     assert (loaded.name, loaded.rejected) == ("snapshot.10", ())
 
 
-def test_given_a_directory_that_never_stands_still_when_asked_then_it_is_given_up(
+def test_directory_that_changes_at_each_listing_is_given_up(
     tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
 ) -> None:
     put(tmp_path, 1)
@@ -137,7 +137,7 @@ def test_given_a_directory_that_never_stands_still_when_asked_then_it_is_given_u
     assert listings == [1, 2, 3]
 
 
-def test_given_no_directory_when_asked_then_the_error_names_it_and_the_setting(tmp_path: Path) -> None:
+def test_missing_directory_is_named_with_its_setting(tmp_path: Path) -> None:
     missing = tmp_path / "tx.snapshot"
     with pytest.raises(NoSnapshot) as caught:
         DirectorySource(missing).latest()
@@ -180,9 +180,7 @@ def test_newest_cut_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content_ms", [T - 86_400_000, 9_999_999_999_999], ids=["an old copy", "a clock in 2286"])
-def test_given_a_stray_file_of_a_large_number_when_read_then_its_content_counts(
-    tmp_path: Path, content_ms: int
-) -> None:
+def test_misnamed_snapshot_with_a_large_number_is_rejected(tmp_path: Path, content_ms: int) -> None:
     for name, taken_ms in ((9_999_999_999_999, content_ms), (T, T), (T - 1, T - 1)):
         with (tmp_path / f"snapshot.{name}").open("wb") as file:
             write_snapshot(file, Snapshot(VisibilityState(taken_ms, 1, 1)))

@@ -43,7 +43,7 @@ def numbers(directory: Path, kind: str) -> list[int]:
     return sorted(int(path.suffix[1:]) for path in directory.glob(f"{kind}.*"))
 
 
-def test_given_a_manager_when_it_works_then_the_janitor_reads_its_snapshots(tmp_path: Path) -> None:
+def test_snapshots_of_a_running_manager_are_readable_as_a_source(tmp_path: Path) -> None:
     with opened(tmp_path) as manager:
         manager.invalidate(manager.start_short().transaction_id)
         manager.take_snapshot()
@@ -129,7 +129,7 @@ def test_unfinished_snapshot_is_deleted_by_the_next(tmp_path: Path) -> None:
         assert not (tmp_path / ".in-progress.7").exists()
 
 
-def test_given_names_that_are_no_snapshots_when_recovered_then_they_are_left_alone(tmp_path: Path) -> None:
+def test_recovery_keeps_files_with_other_names(tmp_path: Path) -> None:
     strange = ["snapshot.123.bak", "snapshot.9223372036854775807", "snapshot.", "txlog.x", "txlog.", "notes"]
     for name in strange:
         (tmp_path / name).write_bytes(b"strange")
@@ -155,7 +155,7 @@ def test_unusable_newest_snapshot_is_recovered_from_the_logs(
     assert f"{newest} is skipped" in caplog.text
 
 
-def test_given_no_snapshot_that_can_be_used_when_recovered_then_the_start_is_refused(tmp_path: Path) -> None:
+def test_recovery_without_a_usable_snapshot_is_rejected(tmp_path: Path) -> None:
     for number in (7, 8):
         (tmp_path / f"snapshot.{number}").write_bytes(b"no")
     for _ in range(2):  # the directory is free again afterwards
@@ -172,13 +172,13 @@ def test_log_damaged_in_its_middle_stops_the_start(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_given_a_file_where_the_directory_should_be_then_that_is_said(tmp_path: Path) -> None:
+def test_file_in_place_of_the_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "tx").write_bytes(b"")
     with pytest.raises(DirectoryFailed, match="tx: File exists"):
         DirectoryStorage(tmp_path / "tx")
 
 
-def test_given_a_snapshot_that_the_system_will_not_read_then_that_is_said(tmp_path: Path) -> None:
+def test_unreadable_snapshot_fails_the_start(tmp_path: Path) -> None:
     (tmp_path / "snapshot.7").symlink_to("/proc/self/mem")  # its first page is never mapped
     with pytest.raises(DirectoryFailed):
         opened(tmp_path)
@@ -230,9 +230,7 @@ def test_new_directory_has_a_synced_snapshot_before_its_name(tmp_path: Path, syn
         assert syncs == [unfinished, f"rename {unfinished}", "tx"]
 
 
-def test_given_each_edit_then_it_is_on_disk_when_it_is_answered_also_the_first(
-    tmp_path: Path, syncs: list[str]
-) -> None:
+def test_edit_is_synced_before_its_response(tmp_path: Path, syncs: list[str]) -> None:
     directory = tmp_path / "tx"
     with opened(directory) as manager:
         syncs.clear()
@@ -243,9 +241,7 @@ def test_given_each_edit_then_it_is_on_disk_when_it_is_answered_also_the_first(
         assert len(list(read_log(directory / f"txlog.{NOW_MS + 1}"))) == 2
 
 
-def test_given_several_that_wait_when_the_disk_is_slow_then_one_writes_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_syncs_on_a_slow_disk_share_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LogFile(tmp_path / "txlog.1")
     in_sync, go_on = threading.Event(), threading.Event()
     synced: list[int] = []
@@ -342,9 +338,7 @@ def test_log_write_without_memory_makes_nothing_safe(tmp_path: Path, monkeypatch
     log.close()
 
 
-def test_given_a_disk_that_writes_in_pieces_then_all_of_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_are_continued_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
     log = LogFile(tmp_path / "txlog.1")
@@ -353,9 +347,7 @@ def test_given_a_disk_that_writes_in_pieces_then_all_of_it_is_there(
     assert list(read_log(tmp_path / "txlog.1")) == [Edit(1, EditState.INVALID)]
 
 
-def test_given_a_full_disk_when_the_manager_stops_then_what_it_answered_is_recovered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_with_a_full_disk_keeps_acknowledged_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = opened(tmp_path)
     manager.start_short()
     left = state(manager)
@@ -476,7 +468,7 @@ def test_recovery_after_a_kill_has_all_that_was_acknowledged(tmp_path: Path) -> 
         assert begun <= found.committing.keys()
 
 
-def test_given_a_manager_when_another_one_wants_its_directory_then_it_is_refused(tmp_path: Path) -> None:
+def test_directory_of_a_running_manager_is_busy(tmp_path: Path) -> None:
     with opened(tmp_path):
         with pytest.raises(DirectoryBusy, match=str(tmp_path)):
             DirectoryStorage(tmp_path)

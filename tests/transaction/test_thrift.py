@@ -66,7 +66,7 @@ def witness_reads(data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("vector", load("thrift/ttransaction.json"))
-def test_given_tephras_transaction_then_ours_has_the_same_bytes_both_ways(vector: dict[str, Any]) -> None:
+def test_transaction_of_tephra_is_encoded_and_decoded_alike(vector: dict[str, Any]) -> None:
     assert encode_transaction(transaction_of(vector)).hex() == vector["hex"]
     assert decode_transaction(bytes.fromhex(vector["hex"])) == transaction_of(vector)
 
@@ -79,7 +79,7 @@ def test_given_tephras_transaction_then_ours_has_the_same_bytes_both_ways(vector
     kind=st.sampled_from(TransactionType),
     level=st.sampled_from(VisibilityLevel),
 )
-def test_given_any_transaction_then_thriftpy2_writes_and_reads_the_same(
+def test_any_transaction_is_encoded_as_by_thriftpy2(
     numbers: tuple[int, int, int, int],
     invalids: list[int],
     in_progress: list[int],
@@ -99,24 +99,24 @@ def test_given_any_transaction_then_thriftpy2_writes_and_reads_the_same(
     assert encode_transaction(decode_transaction(data)) == data
 
 
-def test_given_fields_that_are_missing_then_they_are_what_java_makes_of_them() -> None:
+def test_missing_fields_have_the_defaults_of_java() -> None:
     found = decode_transaction(wire.i64(1, 5) + wire.i64(2, 3) + b"\0")
     none = array("q")
     assert found == Transaction(3, 5, 0, none, none, 0, TransactionType.LONG, none, VisibilityLevel.SNAPSHOT)
 
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "SHORT"), (2, "LONG"), (0, "LONG"), (3, "LONG"), (-1, "LONG")])
-def test_given_a_type_then_all_but_short_is_long(number: int, kind: str) -> None:
+def test_every_type_but_short_is_long(number: int, kind: str) -> None:
     data = b"".join((wire.i64(1, 5), wire.i64(2, 3), wire.i32(6, number), b"\0"))
     assert decode_transaction(data).type is TransactionType[kind]
 
 
-def test_given_lists_that_are_not_ascending_then_they_are_put_right() -> None:
+def test_unordered_lists_are_sorted() -> None:
     data = b"".join((wire.i64(1, 5), wire.i64(2, 3), wire.i64s(3, [9, 1, 9, 4]), b"\0"))
     assert list(decode_transaction(data).invalids) == [1, 4, 9]
 
 
-def test_given_fields_of_a_later_version_then_they_are_stepped_over() -> None:
+def test_fields_of_a_later_version_are_skipped() -> None:
     known = wire.i64(1, 5) + wire.i64(2, 3)
     strings = wire.strings(20, ["a", "b"])
     structs = bytes([Kind.LIST, 0, 21, Kind.STRUCT, 0, 0, 0, 2]) + wire.i64(1, 7) + b"\0" + b"\0"
@@ -154,7 +154,7 @@ def test_given_fields_of_a_later_version_then_they_are_stepped_over() -> None:
         (bytes([Kind.LIST, 0, 1, Kind.MAP, 0, 0, 0, 1, *([Kind.MAP, 2, 0, 0, 0, 1] * 40)]), "more than 16 levels"),
     ],
 )
-def test_given_bytes_that_are_no_transaction_then_that_is_said(data: bytes, said: str) -> None:
+def test_invalid_transaction_is_a_format_error(data: bytes, said: str) -> None:
     with pytest.raises(FormatError, match=said):
         decode_transaction(data)
 
@@ -169,13 +169,13 @@ def test_given_bytes_that_are_no_transaction_then_that_is_said(data: bytes, said
     ],
     ids=["fields", "structs", "lists", "maps"],
 )
-def test_given_more_values_than_anybody_needs_then_they_are_not_gone_through(data: bytes) -> None:
+def test_struct_with_too_many_values_is_rejected(data: bytes) -> None:
     with pytest.raises(FormatError, match="more than 100000 values"):
         read_struct(data.removeprefix(b"\0"))
 
 
 @pytest.mark.parametrize(("kind", "size"), [(Kind.BOOL, 1), (Kind.DOUBLE, 8)])
-def test_given_a_long_list_of_what_nobody_reads_then_it_is_one_value(kind: Kind, size: int) -> None:
+def test_skipped_list_counts_as_one_value(kind: Kind, size: int) -> None:
     data = bytes([Kind.LIST, 0, 9, kind]) + (1_000_000).to_bytes(4) + bytes(1_000_000 * size)
     assert read_struct(data + bytes([Kind.I32, 0, 1, 0, 0, 0, 5, 0])) == {1: 5}
     with pytest.raises(FormatError, match=f"{1_000_000 * size}.* {1_000_000 * size - 1} "):
@@ -184,20 +184,20 @@ def test_given_a_long_list_of_what_nobody_reads_then_it_is_one_value(kind: Kind,
 
 @given(st.binary(max_size=300))
 @example(b"\x0f\x00\x03\x0c\x7f\xff\xff\xff" + bytes(200))
-def test_given_any_bytes_then_they_are_a_transaction_or_a_format_error(data: bytes) -> None:
+def test_any_bytes_are_a_transaction_or_a_format_error(data: bytes) -> None:
     with suppress(FormatError):
         assert decode_transaction(data).visibility_level in VisibilityLevel
 
 
 @given(st.data())
-def test_given_a_transaction_with_a_byte_changed_then_it_is_one_or_a_format_error(data: st.DataObject) -> None:
+def test_changed_byte_gives_a_transaction_or_a_format_error(data: st.DataObject) -> None:
     vector = bytearray.fromhex(load("thrift/ttransaction.json")[0]["hex"])
     vector[data.draw(st.integers(0, len(vector) - 1))] = data.draw(st.integers(0, 255))
     with suppress(FormatError):
         assert decode_transaction(bytes(vector)).visibility_level in VisibilityLevel
 
 
-def test_given_a_transaction_cut_at_any_byte_then_that_is_found() -> None:
+def test_transaction_cut_at_any_byte_is_a_format_error() -> None:
     data = bytes.fromhex(load("thrift/ttransaction.json")[0]["hex"])
     for size in range(len(data)):
         with pytest.raises(FormatError):
@@ -205,7 +205,7 @@ def test_given_a_transaction_cut_at_any_byte_then_that_is_found() -> None:
 
 
 @pytest.mark.parametrize("vector", FRAMES, ids=lambda vector: f"{vector['direction']} {vector['call']}")
-def test_given_tephras_frames_then_a_message_fills_each(vector: dict[str, Any]) -> None:
+def test_frame_of_tephra_contains_one_message(vector: dict[str, Any]) -> None:
     frame = bytes.fromhex(vector["frame_hex"])
     assert int.from_bytes(frame[:4]) == len(frame) - 4
     found = read_message(frame[4:])
@@ -213,7 +213,7 @@ def test_given_tephras_frames_then_a_message_fills_each(vector: dict[str, Any]) 
     assert found.kind == (MessageKind.CALL if vector["direction"] == "request" else MessageKind.REPLY)
 
 
-def test_given_our_messages_then_they_are_tephras_bytes() -> None:
+def test_messages_have_the_bytes_of_tephra() -> None:
     frames = {(vector["direction"], vector["call"]): bytes.fromhex(vector["frame_hex"])[4:] for vector in FRAMES}
     call, reply = MessageKind.CALL, MessageKind.REPLY
     pointer = 1600000000000000002
@@ -245,7 +245,7 @@ def test_given_our_messages_then_they_are_tephras_bytes() -> None:
     assert {name: data.hex() for name, data in made.items()} == {name: frames[name].hex() for name in made}
 
 
-def test_given_a_message_without_a_version_then_it_is_read_too() -> None:
+def test_message_without_a_version_is_read() -> None:
     old = b"\0\0\0\6status" + bytes([MessageKind.CALL]) + b"\0\0\0\7" + b"\0"
     assert read_message(old) == (MessageKind.CALL, "status", 7, {})
 
@@ -259,6 +259,6 @@ def test_given_a_message_without_a_version_then_it_is_read_too() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", str(int.from_bytes(b"GET "))),
     ],
 )
-def test_given_a_frame_that_is_no_message_then_that_is_said(data: bytes, said: str) -> None:
+def test_invalid_message_is_a_format_error(data: bytes, said: str) -> None:
     with pytest.raises(FormatError, match=said):
         read_message(data)

@@ -129,7 +129,7 @@ def content(at_ms: int, invalid: int = 1) -> bytes:
     return stream.getvalue()
 
 
-def test_given_snapshots_on_hdfs_when_asked_then_the_newest_that_is_whole_counts(hdfs: Hdfs, namenode: str) -> None:
+def test_newest_complete_snapshot_on_hdfs_is_used(hdfs: Hdfs, namenode: str) -> None:
     hdfs.files = {
         f"{FOLDER}/snapshot.1": content(1),
         f"{FOLDER}/snapshot.2": content(2, invalid=5000),
@@ -144,14 +144,14 @@ def test_given_snapshots_on_hdfs_when_asked_then_the_newest_that_is_whole_counts
     assert set(hdfs.users) == {"cdap"}
 
 
-def test_given_one_file_by_itself_when_asked_then_it_is_that(hdfs: Hdfs, namenode: str) -> None:
+def test_single_file_on_hdfs_is_used(hdfs: Hdfs, namenode: str) -> None:
     hdfs.files = {f"{FOLDER}/snapshot.7": content(7)}
     found = DirectorySource.at(f"webhdfs://{namenode}{FOLDER}/snapshot.7").latest()
     assert (found.name, found.snapshot.timestamp_ms, found.notes) == ("snapshot.7", 7, ())
     assert set(hdfs.users) == {None}
 
 
-def test_given_a_file_that_goes_after_it_was_listed_then_the_folder_is_listed_again(hdfs: Hdfs, namenode: str) -> None:
+def test_file_deleted_after_the_listing_is_listed_again(hdfs: Hdfs, namenode: str) -> None:
     hdfs.files = {f"{FOLDER}/snapshot.1": content(1)}
 
     def turn() -> None:
@@ -161,14 +161,14 @@ def test_given_a_file_that_goes_after_it_was_listed_then_the_folder_is_listed_ag
     assert DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest().name == "snapshot.2"
 
 
-def test_given_a_connection_that_breaks_then_the_file_is_unreadable_and_not_short(hdfs: Hdfs, namenode: str) -> None:
+def test_broken_connection_makes_a_file_unreadable_not_truncated(hdfs: Hdfs, namenode: str) -> None:
     hdfs.files, hdfs.broken = {f"{FOLDER}/snapshot.1": content(1, invalid=9000)}, True
     with pytest.raises(NoUsableSnapshot) as caught:
         DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
     assert [(one.reason, "incomplete" in one.detail) for one in caught.value.rejected] == [(Rejection.UNREADABLE, True)]
 
 
-def test_given_a_namenode_on_standby_or_gone_when_asked_then_the_other_one_answers(hdfs: Hdfs, namenode: str) -> None:
+def test_standby_or_missing_namenode_is_replaced_by_the_other(hdfs: Hdfs, namenode: str) -> None:
     hdfs.files = {f"{FOLDER}/snapshot.1": content(1)}
     waiting = Hdfs()
     waiting.refused = (403, {"exception": "StandbyException", "message": "Operation category READ is not supported"})
@@ -193,7 +193,7 @@ def test_given_a_namenode_on_standby_or_gone_when_asked_then_the_other_one_answe
         (500, None, "responds with 500"),
     ],
 )
-def test_given_a_namenode_that_refuses_then_its_reason_is_said_in_a_sentence(
+def test_rejection_of_a_namenode_is_a_readable_error(
     hdfs: Hdfs, namenode: str, status: int, error: dict[str, str] | None, said: str
 ) -> None:
     hdfs.refused = (status, error)
@@ -243,13 +243,13 @@ def test_webhdfs_listing_that_makes_no_sense_is_an_error(monkeypatch: pytest.Mon
         DirectorySource.at(f"webhdfs://namenode:9870{FOLDER}").latest()
 
 
-def test_given_something_else_that_answers_then_it_is_said_to_be_no_webhdfs(hdfs: Hdfs, namenode: str) -> None:
+def test_response_without_webhdfs_is_a_clear_error(hdfs: Hdfs, namenode: str) -> None:
     hdfs.refused = (200, None)
     with pytest.raises(NoSnapshot, match="not WebHDFS"):
         DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
 
 
-def test_given_nobody_at_the_address_then_it_is_named() -> None:
+def test_unreachable_namenode_is_named() -> None:
     with pytest.raises(NoSnapshot, match=r"127\.0\.0\.1:1 "):
         DirectorySource.at(f"webhdfs://127.0.0.1:1{FOLDER}").latest()
 
@@ -258,7 +258,7 @@ def test_given_nobody_at_the_address_then_it_is_named() -> None:
     "url",
     ["webhdfs://namenode/tx", "hdfs://namenode:8020/tx", "webhdfs://namenode:9870", "webhdfs://:9870/tx", "s3://b/x"],
 )
-def test_given_a_url_of_no_folder_on_hdfs_then_it_says_how_one_is_written(url: str) -> None:
+def test_invalid_hdfs_url_is_rejected_with_an_example(url: str) -> None:
     with pytest.raises(ConfigurationError, match="HDFS") as caught:
         DirectorySource.at(url)
     assert "webhdfs://NAMENODE:PORT/PATH" in caught.value.hint
