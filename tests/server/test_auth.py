@@ -105,7 +105,7 @@ def ask(client: Client, method: str, path: str, token: str | None, *, topic: str
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_given_a_role_when_anything_is_asked_then_it_is_let_in_where_the_table_says(
+def test_role_has_the_permissions_of_the_table(
     server: Serving, client: Client, identities: Identities, routes: list[GuardedRoute], role: str
 ) -> None:
     found = {}
@@ -197,7 +197,7 @@ def test_topic_without_permission_is_answered_whether_or_not_it_exists(
     server.service.delete_topic(TopicId("default", "there-1"))
 
 
-def test_given_rules_when_topics_are_listed_then_only_those_one_may_see_are_there(tmp_path: Path) -> None:
+def test_list_of_topics_shows_only_permitted_topics(tmp_path: Path) -> None:
     identities = TokenIdentities(tmp_path)
     with serving(gate=identities.gate) as server, Client(server.port) as client:
         for name in ("default:a", "other:b"):

@@ -46,6 +46,6 @@ def test_admin_token_leaves_an_existing_file_alone(tmp_path: Path, capsys: pytes
     assert "--token-file" in err
 
 
-def test_the_help_shows_what_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_admin_token_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "token", "--help"]) == 0
     assert "tms admin token ada --token-file ada.token >> tokens" in capsys.readouterr().out

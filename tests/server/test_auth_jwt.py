@@ -96,7 +96,7 @@ def test_jwt_signed_with_any_kind_of_key_is_good(tmp_path: Path, key: PrivateKey
         assert (principal, expires_ms) == ("ada", NOW_MS + 3_630_000)
 
 
-def test_given_several_keys_when_a_token_names_one_then_that_one_counts(tmp_path: Path) -> None:
+def test_jwt_is_verified_with_the_key_that_it_names(tmp_path: Path) -> None:
     known = issuer(tmp_path, jwks(jwk(P256, kid="old"), jwk(OTHER, kid="new"), jwk(RSA, kid="rsa")))
     assert known.identify(sign(P256, kid="old").encode()).principal == "ada"
     assert known.identify(sign(OTHER, kid="new").encode()).principal == "ada"
@@ -112,7 +112,7 @@ def test_pem_key_fits_whatever_key_a_token_names(tmp_path: Path) -> None:
     assert issuer(tmp_path).identify(sign(kid="whatever").encode()).principal == "ada"
 
 
-def test_given_another_claim_when_it_names_the_principal_then_that_counts(tmp_path: Path) -> None:
+def test_principal_claim_setting_selects_the_claim(tmp_path: Path) -> None:
     known = issuer(tmp_path, principal_claim="email")
     assert known.identify(sign(email="ada@example.com").encode()).principal == "ada@example.com"
     assert "its claim email is not a valid name of a principal" in refused(known, sign())
@@ -212,7 +212,7 @@ def test_jwt_of_another_issuer_or_audience_is_refused(tmp_path: Path) -> None:
         (segment({"alg": "ES256", "crit": ["b64"], "b64": False}) + "..e30").encode(),
     ],
 )
-def test_given_what_is_no_token_when_read_then_it_is_refused(tmp_path: Path, token: bytes) -> None:
+def test_malformed_jwt_is_rejected(tmp_path: Path, token: bytes) -> None:
     refused(issuer(tmp_path), token)
 
 
@@ -220,7 +220,7 @@ TOKEN = sign().encode()
 
 
 @given(st.integers(0, len(TOKEN) - 1), st.sampled_from(b".=-_Aaz09"), st.integers(0, 2))
-def test_given_any_change_to_a_good_token_when_read_then_it_is_refused(
+def test_any_change_of_a_valid_jwt_is_rejected(
     tmp_path_factory: pytest.TempPathFactory, at: int, letter: int, gone: int
 ) -> None:
     changed = TOKEN[:at] + bytes([letter]) + TOKEN[at + gone :]
@@ -237,7 +237,7 @@ def test_jwt_of_any_bytes_is_refused(tmp_path_factory: pytest.TempPathFactory, n
         refused(known, token)
 
 
-def test_given_a_refusal_when_read_then_nothing_of_the_token_is_in_it(tmp_path: Path) -> None:
+def test_rejection_of_a_jwt_shows_no_part_of_it(tmp_path: Path) -> None:
     known = issuer(tmp_path, audience="tms")
     for token in (sign(sub="secretly"), sign(OTHER, sub="secretly"), sign(aud="secretly")):
         message = refused(known, token)
@@ -296,7 +296,7 @@ _MEMBERS = ("kty", "alg", "use", "crv", "n", "e", "x", "y")
 
 
 @given(st.sampled_from([jwk(RSA), jwk(P256), jwk(ED)]), st.dictionaries(st.sampled_from(_MEMBERS), _JSON, max_size=4))
-def test_given_any_members_of_a_key_when_read_then_it_is_used_or_left_out(
+def test_jwk_with_any_members_keeps_other_keys_usable(
     tmp_path_factory: pytest.TempPathFactory, key: dict[str, object], members: dict[str, object]
 ) -> None:
     good = jwk(P256, kid="good", alg="ES256")
@@ -317,7 +317,7 @@ def test_jwks_that_is_too_deep_is_refused_in_a_sentence(tmp_path: Path) -> None:
         issuer(tmp_path, b'{"keys": ' + b"[" * 100_000)
 
 
-def test_given_a_key_file_that_others_may_write_when_read_then_it_is_refused(tmp_path: Path) -> None:
+def test_key_file_writable_by_others_is_rejected(tmp_path: Path) -> None:
     issuer(tmp_path)
     (tmp_path / "keys").chmod(0o646)
     with pytest.raises(ConfigurationError, match="chmod go-w"):
@@ -337,7 +337,7 @@ def test_key_file_that_is_replaced_changes_which_tokens_are_good(tmp_path: Path)
     assert gate.principal(new) == "ada"
 
 
-def test_given_a_token_that_is_remembered_when_it_expires_then_it_is_refused(tmp_path: Path) -> None:
+def test_cached_jwt_is_rejected_after_it_expires(tmp_path: Path) -> None:
     path, clock = tmp_path / "keys", ManualClock(NOW_MS)
     path.write_bytes(pem(P256))
     gate = gate_of(clock, kind="jwt", key_file=path)
@@ -361,6 +361,6 @@ def test_jwt_without_pyjwt_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", ["tokens", "jwt"])
-def test_gate_without_a_file_lets_nobody_in(kind: Any) -> None:
+def test_gate_without_a_file_is_rejected(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"server\.auth\.tokens_file"):
         make_gate(AuthSettings.model_construct(kind=kind), ManualClock(NOW_MS))

@@ -105,7 +105,7 @@ OPEN = {"allow_without_token": True}
         ({"auth": TOKENS}, {"thrift": "tx-1:1"} | OPEN, ["set transactions.admin_token_file"]),
     ],
 )
-def test_serve_logs_what_settings_leave_open(
+def test_serve_warns_of_settings_that_expose_the_server(
     server: dict[str, object], transactions: dict[str, object], said: list[str]
 ) -> None:
     settings = Settings.model_validate({"server": server, "transactions": transactions})

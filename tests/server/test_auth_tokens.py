@@ -67,7 +67,7 @@ def test_new_token_has_256_random_bits_and_its_line_only_the_hash() -> None:
 
 
 @pytest.mark.parametrize("principal", ["", "*", "#ada", "a b", "a\tb", "a\nb", "\x1b[2J", "a" * 257])
-def test_given_a_name_nobody_can_have_when_a_line_is_made_then_it_is_refused(principal: str) -> None:
+def test_token_line_of_an_invalid_principal_is_rejected(principal: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(quoted(principal))):
         token_line(principal, "x")
 
@@ -137,19 +137,19 @@ def test_comment_after_the_line_of_a_token_is_ignored(file: Path) -> None:
     assert Tokens(file, ManualClock(NOW_MS)).identify(ADA.encode()).principal == "system:shop"
 
 
-def test_given_no_file_when_read_then_the_setting_and_the_path_are_named(tmp_path: Path) -> None:
+def test_missing_tokens_file_is_named_with_its_setting(tmp_path: Path) -> None:
     assert f"server.auth.tokens_file {tmp_path / 'none'} " in refused(tmp_path / "none")
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_given_a_file_that_others_may_write_when_read_then_it_is_refused(file: Path, mode: int) -> None:
+def test_tokens_file_writable_by_others_is_rejected(file: Path, mode: int) -> None:
     file.chmod(mode)
     message = refused(file)
     assert message.endswith(f"chmod go-w {file}")
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o640, False), (0o400, False)])
-def test_given_a_file_that_everybody_may_read_when_read_then_the_log_warns(
+def test_tokens_file_readable_by_everybody_logs_a_warning(
     file: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
 ) -> None:
     file.chmod(mode)
@@ -212,7 +212,9 @@ def test_tokens_file_that_became_bad_keeps_the_former_and_logs_once(
 
 
 @pytest.mark.parametrize("contents", ["", "# nobody\n", "\n\n"])
-def test_tokens_file_without_tokens_lets_nobody_in(file: Path, caplog: pytest.LogCaptureFixture, contents: str) -> None:
+def test_tokens_file_without_tokens_rejects_every_request(
+    file: Path, caplog: pytest.LogCaptureFixture, contents: str
+) -> None:
     clock = ManualClock(NOW_MS)
     gate = gate_of(clock, kind="tokens", tokens_file=file)
     assert gate.principal(bearer(ADA)) == "ada"
@@ -282,7 +284,7 @@ def test_gate_remembers_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch) 
     assert known.asked == [b"a", b"b", b"c", b"a"]
 
 
-def test_what_is_remembered_is_no_secret() -> None:
+def test_gate_caches_only_hashes_of_tokens() -> None:
     _, _, gate = counting()
     gate.principal(bearer("tms_secret"))
     assert set(gate._known) == {sha256(b"tms_secret").digest()}
@@ -305,7 +307,7 @@ def test_what_is_remembered_is_no_secret() -> None:
         b"Bearer " + b"a" * 8193,
     ],
 )
-def test_given_a_header_that_is_no_bearer_token_when_read_then_nobody_is_let_in(value: bytes) -> None:
+def test_header_without_a_bearer_token_is_rejected(value: bytes) -> None:
     known, _, gate = counting()
     with pytest.raises(Unauthorized, match="Authorization: Bearer TOKEN"):
         gate.principal([(b"authorization", value)])
@@ -313,7 +315,7 @@ def test_given_a_header_that_is_no_bearer_token_when_read_then_nobody_is_let_in(
 
 
 @pytest.mark.parametrize("value", [b"Bearer ada", b"bearer ada", b"BEARER   ada  "])
-def test_given_a_bearer_token_when_read_then_case_and_spaces_do_not_matter(value: bytes) -> None:
+def test_bearer_header_ignores_case_and_spaces(value: bytes) -> None:
     _, _, gate = counting()
     assert gate.principal([(b"host", b"x"), (b"authorization", value)]) == "ada"
 
@@ -331,7 +333,7 @@ def rule(principal: str, topics: list[str], *can: str) -> AuthRule:
     return AuthRule.model_validate({"principal": principal, "topics": topics, "can": can})
 
 
-def test_given_rules_when_asked_then_all_that_match_count_and_nothing_else() -> None:
+def test_permissions_are_those_of_all_matching_rules() -> None:
     rules = Rules(
         [
             rule("ada", ["shop:orders-*", "shop:audit"], "publish"),

@@ -101,7 +101,7 @@ def test_avro_publish_of_any_blocks_is_complete(pointer: int | None, blocks: lis
 
 
 @given(LONGS, LONGS, INTS, LONGS, INTS)
-def test_given_any_range_when_written_and_read_then_it_is_the_same(
+def test_avro_range_is_read_as_written(
     pointer: int, start_ms: int, start_sequence: int, end_ms: int, end_sequence: int
 ) -> None:
     written = RollbackRange(pointer, start_ms, start_sequence, end_ms, end_sequence)
@@ -110,7 +110,7 @@ def test_given_any_range_when_written_and_read_then_it_is_the_same(
 
 
 @given(st.lists(st.lists(st.binary(max_size=9000), max_size=30), max_size=4))
-def test_given_any_messages_when_written_then_each_is_there_in_order(payloads: list[list[bytes]]) -> None:
+def test_avro_messages_are_decoded_in_order(payloads: list[list[bytes]]) -> None:
     pages = [
         [FetchedMessage(MessageId(T, number).pack(), payload) for number, payload in enumerate(page)]
         for page in payloads
@@ -137,7 +137,7 @@ POLL += bytes.fromhex(TRANSACTION_HEX)
 
 
 @pytest.mark.parametrize("at", range(len(POLL)))
-def test_given_a_poll_cut_anywhere_when_read_then_it_is_refused(at: int) -> None:
+def test_avro_poll_cut_anywhere_is_rejected(at: int) -> None:
     with pytest.raises(BadRequest):
         AVRO.read_poll(POLL[:at])
 
@@ -157,7 +157,7 @@ def test_given_a_poll_cut_anywhere_when_read_then_it_is_refused(at: int) -> None
         (b"", "truncated"),
     ],
 )
-def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(body: bytes, reason: str) -> None:
+def test_invalid_avro_publish_is_rejected_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         AVRO.read_publish(body)
 
@@ -170,7 +170,7 @@ def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(body: by
         (b"\x00" + long(W) + long(T) + long(2**31) + long(T) + b"\0", "more than 32 bits"),
     ],
 )
-def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(body: bytes, reason: str) -> None:
+def test_invalid_avro_rollback_is_rejected_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         AVRO.read_rollback(body)
 
@@ -190,20 +190,20 @@ def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(body: b
         (b"\x04\x01\x02\x00\x02\x00", "transaction: field 2"),
     ],
 )
-def test_given_a_poll_that_is_none_when_read_then_the_reason_is_said(body: bytes, reason: str) -> None:
+def test_invalid_avro_poll_is_rejected_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         AVRO.read_poll(body)
 
 
 @given(st.binary(max_size=60))
-def test_given_any_bytes_when_read_then_they_are_understood_or_refused(body: bytes) -> None:
+def test_any_avro_bytes_are_decoded_or_a_bad_request(body: bytes) -> None:
     for read in (AVRO.read_publish, AVRO.read_rollback, AVRO.read_poll):
         with suppress(BadRequest):
             read(body)
 
 
 @pytest.mark.parametrize("more", [b"\0", bytes(20)])
-def test_given_an_id_that_is_too_long_then_its_first_20_bytes_count_as_in_cdap(more: bytes) -> None:
+def test_avro_poll_uses_the_first_20_bytes_of_a_longer_id(more: bytes) -> None:
     data = ID.pack() + more
     assert AVRO.read_poll(b"\x00" + long(len(data)) + data + b"\x01\x02\x02").start == ID
 

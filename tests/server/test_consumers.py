@@ -75,7 +75,7 @@ def test_delete_of_a_consumer_removes_it_and_a_second_one_is_404(topic: TopicCli
 
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
 @pytest.mark.parametrize(("name", "status"), [("a.b", 400), ("%C3%A4", 400), ("x" * 256, 400), ("x" * 255, 404)])
-def test_given_a_name_that_is_none_then_400(topic: TopicClient, method: str, name: str, status: int) -> None:
+def test_invalid_consumer_name_is_400(topic: TopicClient, method: str, name: str, status: int) -> None:
     answer = topic.client.ask(method, f"{topic.path}/consumers/{name}", json.dumps({"position": START}).encode())
     assert answer.status == (200 if (method, status) == ("PUT", 404) else status)
 
@@ -94,7 +94,7 @@ def test_given_a_name_that_is_none_then_400(topic: TopicClient, method: str, nam
         b'{"position": "%s", "name": "x"}' % START.encode(),
     ],
 )
-def test_put_of_a_bad_position_is_400_and_registers_nobody(topic: TopicClient, body: bytes) -> None:
+def test_put_of_a_bad_position_is_400_and_registers_no_consumer(topic: TopicClient, body: bytes) -> None:
     answer = topic.client.ask("PUT", f"{topic.path}/consumers/billing", body)
     assert answer.status == 400
     assert topic.client.ask("GET", f"{topic.path}/consumers").json == []

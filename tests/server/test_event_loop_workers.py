@@ -134,7 +134,7 @@ def test_loop_leaves_writes_to_threads_while_the_disk_is_slow(monkeypatch: pytes
     assert bench.writers == ["loop", "loop", "thread", "thread", "loop"]
 
 
-def test_given_a_store_that_fails_when_the_loop_writes_then_who_asked_gets_the_error(bench: Bench) -> None:
+def test_failed_write_of_the_event_loop_raises_at_the_caller(bench: Bench) -> None:
     watch(bench.store, before=fail_at("message.put", ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         bench.publish([b"a"])
@@ -169,7 +169,7 @@ def noting(writers: list[str]) -> Callable[[Call], None]:
     return note
 
 
-def test_given_a_server_when_a_request_is_alone_then_its_loop_writes_it() -> None:
+def test_lone_request_is_written_by_the_event_loop() -> None:
     store, writers = MemoryStore(), list[str]()
     with serving(store=store, loop_writes=True) as server, Client(server.port) as client, Client(server.port) as other:
         topic = TopicClient(client, "t").create()
@@ -180,7 +180,7 @@ def test_given_a_server_when_a_request_is_alone_then_its_loop_writes_it() -> Non
     assert "http" in writers
 
 
-def test_given_a_server_when_somebody_else_waits_for_his_answer_then_threads_write() -> None:
+def test_request_beside_a_waiting_one_is_written_by_threads() -> None:
     store, writers = MemoryStore(), list[str]()
     with (
         serving(store=store, loop_writes=True, cache_bytes=0) as server,

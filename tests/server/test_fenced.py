@@ -430,7 +430,7 @@ def test_failures_without_a_message_between_them_leave_one_gap(two: TwoServers) 
     assert len(Gaps.parse(two.side.get(b"g" + PREFIX)).spans) == 2
 
 
-def test_given_writes_that_fail_again_and_again_then_the_gaps_that_are_not_needed_go(two: TwoServers) -> None:
+def test_unneeded_gaps_of_repeated_failures_are_deleted(two: TwoServers) -> None:
     for number in range(600):
         failing(two.one, (lambda rows: rows) if number < 5 else lambda _: [])
         with pytest.raises(StoreUnavailable):
@@ -536,7 +536,7 @@ def test_former_leader_in_a_rollback_does_not_know_the_outcome(two: TwoServers, 
     assert isinstance(caught.value, Unavailable if moment == "before" else StoreUnavailable)
 
 
-def test_given_a_store_that_fails_when_written_then_the_lease_is_not_given_back_soon(two: TwoServers) -> None:
+def test_resignation_after_a_failed_write_keeps_the_lease(two: TwoServers) -> None:
     changes: list[tuple[WatchedTable, str, Callable[[], object]]] = [
         (two.one.message, "put", lambda: two.one.service.publish(TOPIC, [b"a"])),
         (two.one.payload, "put", lambda: two.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))),
@@ -552,7 +552,7 @@ def test_given_a_store_that_fails_when_written_then_the_lease_is_not_given_back_
     assert two.cell.record.holder == "a"
 
 
-def test_what_is_neither_read_nor_written_goes_to_the_store_itself(two: TwoServers) -> None:
+def test_other_calls_are_delegated_to_the_store(two: TwoServers) -> None:
     fenced = two.other.fenced
     assert fenced.identity() == two.store.identity()
     assert fenced.message.estimate_bytes(b"", None) == two.store.message.estimate_bytes(b"", None)
@@ -585,7 +585,7 @@ def late_position(
         change(two.one.service)
 
 
-def test_trap_c_late_position_of_a_former_leader_sets_nobody_back(two: TwoServers) -> None:
+def test_trap_c_late_position_of_a_former_leader_changes_nothing(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a", b"b"])
     two.one.service.consumers.put(TOPIC, "billing", MessageId(0, 0))
 

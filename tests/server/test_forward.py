@@ -146,7 +146,7 @@ def test_forwarded_request_is_answered_as_by_the_leader(leader: Serving, client:
 
 
 @pytest.mark.usefixtures("leader")
-def test_what_a_server_says_of_itself_is_not_passed_on(client: Client) -> None:
+def test_ping_and_metrics_are_not_forwarded(client: Client) -> None:
     TopicClient(client, "t").create()
     assert client.ask("GET", "/ping").text == "OK."
 
@@ -160,7 +160,7 @@ def test_what_a_server_says_of_itself_is_not_passed_on(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("leader")
-def test_given_a_stranger_s_name_when_asked_then_it_is_not_passed_on(client: Client) -> None:
+def test_request_with_a_foreign_host_is_not_forwarded(client: Client) -> None:
     assert client.ask("GET", PATH, host="evil.example").status == 400
 
 

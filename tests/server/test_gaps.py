@@ -84,7 +84,7 @@ def test_sealed_topic_is_not_looked_for_again_in_its_term(succession: Succession
 
 
 @pytest.mark.parametrize("ago_ms", [-1, 0])
-def test_seal_of_an_empty_topic_hides_what_may_be_under_way(succession: Succession, ago_ms: int) -> None:
+def test_seal_of_an_empty_topic_hides_writes_in_flight(succession: Succession, ago_ms: int) -> None:
     oldest = position(FORMER.renewed_ms - REACH_MS)
     gaps = succession.sealed()
     assert gaps.hides(oldest + ago_ms) is (ago_ms == 0)

@@ -69,7 +69,7 @@ def group() -> Iterator[GroupClient]:
         yield made
 
 
-def test_given_a_group_when_polled_in_json_then_the_claim_is_shown_until_it_is_done(group: GroupClient) -> None:
+def test_json_poll_of_a_group_shows_the_claim_until_commit(group: GroupClient) -> None:
     tx = group.manager.start_short()
     answer = group.poll(tx)
     assert (answer.status, [message["payload"] for message in answer.json]) == (200, ["a", "b"])
@@ -87,7 +87,7 @@ def test_given_a_group_when_polled_in_json_then_the_claim_is_shown_until_it_is_d
     assert group.shown()["position"] == group.ids[1]
 
 
-def test_given_a_group_when_polled_in_avro_then_the_bytes_are_those_of_a_poll(group: GroupClient) -> None:
+def test_avro_poll_of_a_group_has_the_bytes_of_a_poll(group: GroupClient) -> None:
     tx = group.manager.start_short()
     body = encode_poll(None, None, tx, inclusive=True)
     answer = group.ask("poll", body, content_type=AVRO, x_tms_order="none")
@@ -111,7 +111,7 @@ def test_poll_while_failed_messages_wait_says_when_they_come_again(
     assert NOW_MS < failed["retryMs"] <= NOW_MS + 10_000
 
 
-def test_given_open_claims_then_changes_by_hand_are_409_unless_forced(group: GroupClient) -> None:
+def test_consumer_change_with_open_claims_is_409_unless_forced(group: GroupClient) -> None:
     tx = group.manager.start_short()
     group.poll(tx)
     assert group.put(START, if_none_match="*").status == 409
@@ -141,7 +141,7 @@ def test_given_open_claims_then_changes_by_hand_are_409_unless_forced(group: Gro
         ({}, {"content_type": "text/plain"}, 400, "Content-Type"),
     ],
 )
-def test_given_bad_input_then_it_is_4xx_with_the_reason_and_nothing_is_claimed(
+def test_bad_poll_of_a_group_is_4xx_and_claims_nothing(
     group: GroupClient, body: dict[str, Any], headers: dict[str, str], status: int, reason: str
 ) -> None:
     answer = group.poll(group.manager.start_short(), body=body, **headers)

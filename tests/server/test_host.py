@@ -41,21 +41,21 @@ def test_other_pages_are_foreign(headers: list[tuple[bytes, bytes]]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["publish", "store", "rollback", "poll"])
-def test_given_a_form_of_another_web_site_when_it_is_posted_then_it_is_refused(client: Client, verb: str) -> None:
+def test_form_of_another_web_site_is_rejected(client: Client, verb: str) -> None:
     path = f"/v1/namespaces/default/topics/any/{verb}"
     answer = client.ask("POST", path, b"\0", content_type="text/plain", origin="https://evil.example")
     assert answer.status == 403
     assert "sites" in answer.text
 
 
-def test_given_an_address_that_others_reach_then_pages_are_not_looked_at() -> None:
+def test_origin_is_not_checked_beyond_loopback() -> None:
     with serving(loopback=False) as server, Client(server.port) as client:
         assert client.ask("GET", "/ping", origin="https://console.example").status == 200
 
 
 @pytest.mark.parametrize("second", ["localhost", "other.example"])
 @pytest.mark.parametrize("loopback", [True, False])
-def test_given_two_host_headers_then_the_request_is_refused(second: str, loopback: bool) -> None:
+def test_request_with_two_host_headers_is_rejected(second: str, loopback: bool) -> None:
     with serving(loopback=loopback) as server, Client(server.port) as client:
         assert client.ask("GET", "/ping", HOST=second).status == 400
         assert client.ask("GET", "/ping").status == 200

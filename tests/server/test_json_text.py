@@ -35,7 +35,7 @@ def body(value: Any) -> bytes:
         ({"transactionWritePointer": None, "messages": [], "ttlSeconds": "60"}, (None, [], 60)),
     ],
 )
-def test_given_a_publish_when_read_then_it_says_what_was_written(given_: Any, read: Any) -> None:
+def test_json_publish_is_decoded(given_: Any, read: Any) -> None:
     assert JSON.read_publish(body(given_)) == read
 
 
@@ -49,7 +49,7 @@ def test_given_a_publish_when_read_then_it_says_what_was_written(given_: Any, re
         ({"startFrom": {"timeMs": T}}, FetchRequest(T, True, POLL_MESSAGES)),
     ],
 )
-def test_given_a_poll_when_read_then_it_says_what_was_written(given_: Any, read: FetchRequest) -> None:
+def test_json_poll_is_decoded(given_: Any, read: FetchRequest) -> None:
     assert JSON.read_poll(body(given_)) == read
 
 
@@ -69,7 +69,7 @@ def test_messages_beyond_a_chunk_come_in_pieces_of_one_array() -> None:
 
 
 @given(st.lists(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode)), max_size=3))
-def test_given_any_messages_when_written_then_each_payload_is_there(payloads: list[list[bytes]]) -> None:
+def test_json_messages_contain_every_payload(payloads: list[list[bytes]]) -> None:
     pages = [[FetchedMessage(ID.pack(), payload) for payload in page] for page in payloads]
     found = json.loads(b"".join(JSON.write_messages(pages)))
     assert [entry["id"] for entry in found] == [str(ID)] * sum(map(len, payloads))
@@ -104,7 +104,7 @@ def test_given_any_messages_when_written_then_each_payload_is_there(payloads: li
         (body({"ttlSeconds": 2**31}), "ttlSeconds: .*32-bit"),
     ],
 )
-def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(data: bytes, reason: str) -> None:
+def test_invalid_json_publish_is_rejected_with_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         JSON.read_publish(data)
 
@@ -124,7 +124,7 @@ def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(data: by
         ({"start": 0}, "start: "),
     ],
 )
-def test_given_a_poll_that_is_none_when_read_then_the_reason_is_said(given_: Any, reason: str) -> None:
+def test_invalid_json_poll_is_rejected_with_the_reason(given_: Any, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         JSON.read_poll(body(given_))
 
@@ -162,6 +162,6 @@ def test_properties_are_read_as_the_text_they_were_written_in(data: bytes, prope
         (b'{"ttl":Infinity}', "Infinity"),
     ],
 )
-def test_given_properties_that_are_none_when_read_then_the_reason_is_said(data: bytes, reason: str) -> None:
+def test_invalid_json_properties_are_rejected_with_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         read_properties(data)

@@ -258,7 +258,7 @@ class Busy(ManualClock):
         self.happens()
 
 
-def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(node: Nodes) -> None:
+def test_single_server_after_a_dead_leader_waits_and_leads(node: Nodes) -> None:
     clock = Busy(NOW_MS)
     Contender(node.cell, "a", clock).step()
     second = Contender(node.cell, "b", clock)
@@ -267,7 +267,7 @@ def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(
     assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
 
 
-def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(node: Nodes) -> None:
+def test_single_server_beside_a_live_leader_is_rejected(node: Nodes) -> None:
     clock = Busy(NOW_MS)
     first, second = Contender(node.cell, "a", clock), Contender(node.cell, "b", clock)
     first.step()
@@ -292,7 +292,7 @@ def test_watch_that_cannot_give_the_lease_back_warns(
     assert "HBase is away." in caplog.text
 
 
-def test_given_two_servers_when_scraped_then_one_leads_and_both_know_the_term(node: Nodes) -> None:
+def test_metrics_of_two_servers_show_one_leader_and_the_term(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     second.step()

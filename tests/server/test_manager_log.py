@@ -159,7 +159,7 @@ def test_former_manager_finds_its_place_in_the_log_taken(side: MemorySide, clock
     assert manager.status(BASE + 1) == "in progress"
 
 
-def test_former_manager_that_leads_again_knows_what_others_did(shared: Shared, clock: ManualClock) -> None:
+def test_former_manager_that_leads_again_reads_changes_of_others(shared: Shared, clock: ManualClock) -> None:
     former = TransactionManager(shared(), clock)
     first = former.start_short().transaction_id
     between = TransactionManager(shared(), clock)
@@ -262,7 +262,7 @@ def rows(side: SideTable) -> list[bytes]:
 
 
 @pytest.mark.parametrize("does_it", [False, True])
-def test_crash_at_any_change_keeps_what_was_answered(clock: ManualClock, does_it: bool) -> None:
+def test_crash_at_any_change_keeps_acknowledged_changes(clock: ManualClock, does_it: bool) -> None:
     at, died = 0, True
     while died:
         side = MemorySide()
@@ -442,7 +442,7 @@ def rooted(side: SideTable, **changed: object) -> bytes:
     ],
     ids=["root", "snapshot", "no root", "root of another kind", "root's name", "root's number", "cell"],
 )
-def test_given_damaged_rows_when_recovered_then_it_does_not_start(
+def test_recovery_of_damaged_rows_is_rejected(
     side: MemorySide, clock: ManualClock, damage: Callable[[SideTable], None], said: str
 ) -> None:
     manager = manager_of(side, clock)
@@ -463,7 +463,7 @@ def test_given_damaged_rows_when_recovered_then_it_does_not_start(
         other.begin()
 
 
-def test_given_edits_when_the_log_is_synced_then_all_that_wait_share_one_row(side: MemorySide) -> None:
+def test_sync_writes_all_waiting_edits_in_one_row(side: MemorySide) -> None:
     log = SideLog(side, 0, lambda: True)
     for pointer in range(5):
         log.append(Edit(pointer, EditState.INVALID))

@@ -195,7 +195,7 @@ class History:
 
 
 @pytest.mark.parametrize("row_bytes", [30, manager_log.ROW_BYTES])
-def test_managers_paused_anywhere_keep_what_was_answered(row_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_managers_paused_anywhere_keep_acknowledged_changes(row_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_log, "ROW_BYTES", row_bytes)
     for seed in range(HISTORIES):
         try:

@@ -132,7 +132,7 @@ async def test_principal_that_uses_most_memory_is_disconnected_first() -> None:
 
 
 @in_event_loop
-async def test_given_principals_that_wait_for_each_other_the_largest_is_refused() -> None:
+async def test_largest_of_mutually_waiting_principals_is_rejected() -> None:
     shares = Shares(10)
     held = [await shares.held(*values) for values in (("", 2, "ben"), ("", 4, "ada"), ("", 4, "ada"))]
     tasks = [asyncio.ensure_future(share.take(3)) for share in held]
@@ -165,7 +165,7 @@ async def test_one_of_two_that_wait_for_each_other_is_refused() -> None:
 
 
 @in_event_loop
-async def test_given_no_room_for_too_long_then_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_waits_too_long_for_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.server.memory.LONGEST_SECONDS", 0.05)
     shares = Shares(10, 0.01)
     await shares().take(10)

@@ -74,7 +74,9 @@ def test_bad_request_is_400_with_a_sentence(topic: TopicClient, verb: str, body:
 @pytest.mark.parametrize(
     "content_type", ["", "avro/binary; charset=utf-8", "Avro/Binary", "application/octet-stream", "text/plain"]
 )
-def test_given_another_content_type_then_400_names_both(topic: TopicClient, verb: str, content_type: str) -> None:
+def test_unsupported_content_type_is_400_and_names_both_supported(
+    topic: TopicClient, verb: str, content_type: str
+) -> None:
     answer = topic.post(verb, avro(b"a"), content_type=content_type)
     assert answer.status == 400
     assert "avro/binary or application/json" in answer.text
@@ -86,13 +88,13 @@ ZIPPED = gzip.compress(avro(b"a"))
 
 
 @pytest.mark.parametrize("verb", ["publish", "store", "poll", "rollback"])
-def test_given_a_body_above_the_limit_then_413_and_the_connection_goes_on(topic: TopicClient, verb: str) -> None:
+def test_body_above_the_limit_is_413_and_keeps_the_connection(topic: TopicClient, verb: str) -> None:
     answer = topic.post(verb, b"x" * (MAX_REQUEST_BYTES + 1))
     assert answer.status == 413
     assert topic.client.ask("GET", "/ping").status == 200
 
 
-def test_given_a_body_above_the_limit_that_does_not_say_its_length_then_413(topic: TopicClient) -> None:
+def test_chunked_body_above_the_limit_is_413(topic: TopicClient) -> None:
     head = f"POST {topic.path}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-type: {AVRO}\r\n"
     topic.client.socket.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
     part = b"x" * 500_000
@@ -170,7 +172,7 @@ def test_publish_of_json_by_another_name_is_read(topic: TopicClient, content_typ
     assert topic.post("publish", {"messages": ["a"]}, content_type=content_type).status == 200
 
 
-def test_given_a_gzipped_body_when_published_then_it_is_read(topic: TopicClient) -> None:
+def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
     for verb, body in (("publish", avro(b"x" * 1_000_000)), ("store", avro(b"y", pointer=NOW_POINTER))):
         answer = topic.post(verb, gzip.compress(body), content_type=AVRO, content_encoding="gzip")
         assert answer.status == 200
@@ -196,7 +198,7 @@ def test_publish_of_a_compressed_body_that_is_bad_is_refused(
 
 
 @pytest.mark.parametrize("offer", ["gzip, deflate", "deflate, gzip;q=0.5", "GZIP"])
-def test_given_a_client_that_reads_gzip_when_it_polls_then_it_gets_that(topic: TopicClient, offer: str) -> None:
+def test_poll_of_a_client_that_accepts_gzip_is_gzipped(topic: TopicClient, offer: str) -> None:
     topic.publish("a" * 100_000, "b")
     answer = topic.post("poll", EVERYTHING, content_type=AVRO, accept_encoding=offer)
     assert len(answer.body) < 10_000
@@ -206,7 +208,7 @@ def test_given_a_client_that_reads_gzip_when_it_polls_then_it_gets_that(topic: T
 
 
 @pytest.mark.parametrize("offer", ["", "identity", "deflate", "gzip;q=0", "gzip;q=0.0", "br"])
-def test_given_a_client_that_reads_no_gzip_when_it_polls_then_it_gets_none(topic: TopicClient, offer: str) -> None:
+def test_poll_of_a_client_without_gzip_is_not_gzipped(topic: TopicClient, offer: str) -> None:
     topic.publish("a")
     answer = topic.post("poll", EVERYTHING, content_type=AVRO, accept_encoding=offer)
     assert "content-encoding" not in answer.headers
@@ -317,7 +319,7 @@ def test_poll_that_waits_ends_with_its_client_or_the_server(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("wait", ["61", "-1", "1.5", "x"])
-def test_given_a_wait_that_is_none_when_polled_then_400(topic: TopicClient, wait: str) -> None:
+def test_poll_with_an_invalid_wait_is_400(topic: TopicClient, wait: str) -> None:
     answer = topic.client.ask("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO, x_tms_wait_seconds=wait)
     assert (answer.status, "0 to 60" in answer.text) == (400, True)
 

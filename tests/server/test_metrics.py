@@ -100,7 +100,7 @@ def test_restart_finds_where_open_transactions_published(server: Server) -> None
     assert server.manager.published() == {pointer: {str(ORDERS): NOW_MS + 5}}
 
 
-def test_given_claims_then_those_count_whose_transactions_are_in_progress(server: Server) -> None:
+def test_open_claims_count_only_transactions_in_progress(server: Server) -> None:
     server.service.publish(ORDERS, [b"one", b"two"])
     server.service.consumers.put(ORDERS, "billing", MessageId(0, 0))
     first, second = server.manager.start_short(), server.manager.start_short()

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.server.process import TMS, Serve, configure
 
 
-def test_given_a_low_soft_limit_of_open_files_when_served_then_the_hard_one_counts(tmp_path: Path) -> None:
+def test_serve_raises_the_soft_limit_of_open_files_to_the_hard(tmp_path: Path) -> None:
     shell = ("sh", "-c", 'ulimit -S -n 128; exec "$0" "$@"', str(TMS))
     with Serve(configure(tmp_path), tms=shell) as server:
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()

@@ -45,7 +45,7 @@ async def test_outcome_of_a_waiter_that_stops_is_not_cancelled() -> None:
     assert wanted.result() == "written"
 
 
-def test_outcome_after_the_end_of_the_loop_calls_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_outcome_after_the_end_of_the_loop_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     wanted: Answer[str] = Answer()
     asyncio.run(give_up(wanted))
     wanted.settle("written")

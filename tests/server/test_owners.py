@@ -127,7 +127,7 @@ def test_pointer_of_another_principal_is_answered_as_an_unknown_one(tenants: Ten
     tenants.manager.commit(tx.transaction_id)
 
 
-def test_requests_of_two_principals_in_one_batch_are_told_apart(tenants: Tenants) -> None:
+def test_requests_of_two_principals_in_one_batch_stay_separate(tenants: Tenants) -> None:
     tx, service = tenants.victims(), tenants.server.service
     batches: list[Any] = []
     service.workers.run = batches.append  # type: ignore[assignment,method-assign]

@@ -158,7 +158,7 @@ def test_upgrade_with_a_body_in_the_same_segment_is_read(echo: Echo, port: int, 
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 7, 1000])
-def test_given_a_proposal_cut_anywhere_then_the_body_is_read(echo: Echo, port: int, pieces: int) -> None:
+def test_body_of_an_upgrade_request_cut_anywhere_is_read(echo: Echo, port: int, pieces: int) -> None:
     said = request("POST", "/a", SMUGGLED, UPGRADE)
     with Client(port) as client:
         for first in range(0, len(said), size := -(-len(said) // pieces)):
@@ -173,7 +173,7 @@ def test_given_a_proposal_cut_anywhere_then_the_body_is_read(echo: Echo, port: i
     assert echo.asked == [("POST", "/a", SMUGGLED)] * 2
 
 
-def test_given_a_proposal_with_a_body_in_chunks_then_the_body_is_read(echo: Echo, port: int) -> None:
+def test_chunked_body_of_an_upgrade_request_is_read(echo: Echo, port: int) -> None:
     head = f"POST /a HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}Transfer-Encoding: chunked\r\n\r\n".encode()
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
     with Client(port) as client:
@@ -228,7 +228,7 @@ def test_client_that_closes_its_half_after_a_request_is_answered(echo: Echo, por
         assert rest(client) == b""
 
 
-def test_given_trailers_then_they_are_no_headers(echo: Echo, port: int) -> None:
+def test_trailers_are_not_headers(echo: Echo, port: int) -> None:
     head = b"POST /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with Client(port) as client:
         client.socket.sendall(head + b"1\r\na\r\n0\r\nContent-Encoding: gzip\r\n\r\n")
@@ -258,7 +258,7 @@ def test_curl_that_prefers_http_2_is_answered(echo: Echo, port: int, caplog: pyt
     ],
     ids=["a head", "a trailer", "a chunk's extension"],
 )
-def test_given_a_head_without_end_then_it_is_refused(echo: Echo, port: int, before: bytes) -> None:
+def test_endless_head_is_rejected(echo: Echo, port: int, before: bytes) -> None:
     with Client(port) as client:
         client.socket.sendall(before)
         with pytest.raises(OSError, match=r"reset|pipe|abort"):
@@ -282,7 +282,7 @@ def test_body_larger_than_any_head_is_read(port: int) -> None:
     [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab", request("GET", "/")],
     ids=["nothing", "half a head", "half a body", "a request, and nothing after"],
 )
-def test_given_silence_then_the_connection_ends(monkeypatch: pytest.MonkeyPatch, echo: Echo, said: bytes) -> None:
+def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, echo: Echo, said: bytes) -> None:
     monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.2)
     with listening(echo) as port, Client(port) as client, suppress(ConnectionError):
         client.socket.sendall(said)
@@ -323,7 +323,7 @@ def test_one_connection_too_many_is_refused_until_another_ends(echo: Echo, caplo
     assert caplog.text.count("3 connections ") == 1
 
 
-def test_given_too_many_connections_then_a_probe_is_answered_and_nothing_else(echo: Echo) -> None:
+def test_connections_above_the_limit_get_only_probes_answered(echo: Echo) -> None:
     with listening(echo, max_connections=1) as port, Client(port) as client:
         assert client.ask("GET", "/").status == 200
         with Client(port) as probe:
@@ -639,7 +639,7 @@ def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"body", LARGE], ids=["none", "small", "large"])
 @pytest.mark.parametrize("method", ["POST", "HEAD"])
-def test_given_any_answer_on_a_connection_that_stays_then_it_comes_whole(port: int, method: str, body: bytes) -> None:
+def test_response_on_a_persistent_connection_is_complete(port: int, method: str, body: bytes) -> None:
     with Client(port) as client:
         for _ in range(2):
             client.send(method, "/", body)

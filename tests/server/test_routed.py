@@ -38,7 +38,7 @@ def ask(app: ASGIApp, method: str, path: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("name", ["short", "x" * 1000])
-def test_given_a_path_when_asked_for_then_its_route_has_it(name: str) -> None:
+def test_request_reaches_the_route_of_its_path(name: str) -> None:
     first, second, default = Noting(), Noting(), Noting()
     routes = [Route("/{topic}/a", first, methods=["POST"], name="a"), Route("/{topic}", second, name="b")]
     paths = combine_routes(routes, default)
@@ -64,7 +64,7 @@ def test_path_with_a_slash_at_the_end_counts_without_it() -> None:
     assert len(default.seen) == 3
 
 
-def test_given_a_path_that_has_no_such_method_when_asked_then_those_it_has_are_named() -> None:
+def test_request_with_an_unknown_method_is_405_with_allow() -> None:
     app = Noting()
     paths = combine_routes([Route("/{topic}", app, methods=["PUT"]), Route("/{other}", app, methods=["POST"])], app)
     for _ in range(2):

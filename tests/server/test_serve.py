@@ -95,7 +95,7 @@ def test_status_after_a_topic_update_has_the_new_ttl_at_once(tmp_path: Path) -> 
         server.end()
 
 
-def test_given_a_certificate_when_served_then_it_is_https(tmp_path: Path) -> None:
+def test_serve_with_a_certificate_uses_https(tmp_path: Path) -> None:
     openssl = require_tool("openssl", "apt-get install openssl")
     certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
     words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
@@ -113,7 +113,7 @@ def test_given_a_certificate_when_served_then_it_is_https(tmp_path: Path) -> Non
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
-def test_given_a_port_in_use_when_served_then_2_and_the_setting_is_named(tmp_path: Path) -> None:
+def test_serve_on_a_port_in_use_exits_2_and_names_the_setting(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, said = refused("--config", configure(tmp_path, port=port))
@@ -166,7 +166,7 @@ def ending(server: Serve, client: Client) -> None:
     until_refused(server.port)
 
 
-def test_given_a_slow_consumer_when_asked_to_end_then_its_answer_is_finished(tmp_path: Path) -> None:
+def test_stop_finishes_the_response_to_a_slow_consumer(tmp_path: Path) -> None:
     config = configure(tmp_path)
     with Serve(config) as server, Client(server.port) as client:
         ending(server, client)

@@ -97,7 +97,7 @@ def memory(folder: Path, transactions: dict[str, str] | None = None, **server: o
 # --- companions ------------------------------------------------------------------------------------------------------
 
 
-def test_companion_is_stopped_before_what_it_got_closes(guest: Guest, tmp_path: Path) -> None:
+def test_companion_gets_the_context_and_stops_before_the_server(guest: Guest, tmp_path: Path) -> None:
     config, clock = configure(tmp_path), ManualClock(NOW_MS)
     environ = {"TMS_SERVER__DEFAULT_TTL_SECONDS": "60"}
     for created in (True, False):
@@ -126,7 +126,7 @@ def test_store_that_is_made_is_closed_to_other_users(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
 
 
-def test_given_a_manager_when_served_then_a_pointer_that_it_did_not_issue_is_refused(tmp_path: Path) -> None:
+def test_publish_with_an_unissued_pointer_is_rejected(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     with (
         serving(memory(tmp_path), {}, {}, janitor=False, clock=clock) as started,
@@ -190,7 +190,7 @@ def test_start_that_is_refused_leaves_nothing_behind(
 # --- stores and transactions -----------------------------------------------------------------------------------------
 
 
-def test_given_a_store_in_memory_when_served_then_it_works_and_leaves_nothing(tmp_path: Path) -> None:
+def test_memory_store_works_and_leaves_no_files(tmp_path: Path) -> None:
     config = memory(tmp_path, system_topics=["system:audit"])
     with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
         topic = TopicClient(client, "t").create()
@@ -201,7 +201,7 @@ def test_given_a_store_in_memory_when_served_then_it_works_and_leaves_nothing(tm
     assert list(tmp_path.iterdir()) == [config]
 
 
-def test_given_system_topics_when_served_again_and_again_then_each_is_made_once(tmp_path: Path) -> None:
+def test_system_topics_are_created_once_over_restarts(tmp_path: Path) -> None:
     config = configure(tmp_path, system_topics=["audit", "status:3", "default:events:1"])
     started_before = False
     for generation in (1, 1, 2):
@@ -243,7 +243,7 @@ NO_TRANSACTIONS = {"TMS_TRANSACTIONS__SOURCE": "none"}
 @pytest.mark.parametrize(
     "more", [{}, {"TMS_SERVER__LEADER__ADVERTISE": "http://127.0.0.1:0"}], ids=["alone", "several"]
 )
-def test_given_hbase_when_served_then_it_leads_and_messages_may_have_a_ttl(hbase: Path, more: dict[str, str]) -> None:
+def test_server_on_hbase_leads_and_accepts_a_message_ttl(hbase: Path, more: dict[str, str]) -> None:
     with serving(hbase, NO_TRANSACTIONS | more, {}, janitor=False) as started, Client(port_of(started.url)) as client:
         assert started.transactions is None
         topic = TopicClient(client, "t")
@@ -266,13 +266,13 @@ def test_publish_outside_transactions_works_without_the_service(guest: Guest, tm
         assert topic.poll() == ["a"]
 
 
-def test_given_a_url_for_the_managers_log_when_served_then_it_is_refused(tmp_path: Path) -> None:
+def test_url_as_transactions_directory_is_rejected(tmp_path: Path) -> None:
     environ = {"TMS_TRANSACTIONS__DIRECTORY": "webhdfs://namenode/tx"}
     with pytest.raises(ConfigurationError, match=r"transactions\.directory"), serving(configure(tmp_path), environ, {}):
         pass
 
 
-def test_given_authentication_when_served_then_strangers_are_not_let_in(tmp_path: Path) -> None:
+def test_server_with_authentication_rejects_unknown_clients(tmp_path: Path) -> None:
     token = new_token()
     (tmp_path / "tokens").write_text(token_line("ada", token))
     rules = [{"principal": "ada", "topics": ["default:*"], "can": ["admin"]}]
@@ -335,7 +335,7 @@ def test_key_file_that_is_missing_ends_the_start(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [config]
 
 
-def test_settings_that_let_nobody_in_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_authentication_without_rules_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tokens").write_text(token_line("ada", new_token()))
     config = memory(tmp_path, auth={"kind": "tokens", "tokens_file": "tokens"})
     with serving(config, {}, {}, janitor=False):
@@ -345,7 +345,7 @@ def test_settings_that_let_nobody_in_are_logged(tmp_path: Path, caplog: pytest.L
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_given_the_command_when_it_is_up_then_it_prints_where_and_ends_when_asked(
+def test_serve_prints_its_addresses_and_stops_on_request(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Asked(threading.Event):
@@ -430,7 +430,7 @@ def test_signal_with_a_blocked_standard_error_ends_the_process(why: str) -> None
             os.close(reading)
 
 
-def test_given_another_thread_when_it_waits_for_signals_then_they_stay_as_they_are() -> None:
+def test_handle_signals_in_another_thread_keeps_the_handlers() -> None:
     seen = []
 
     def elsewhere() -> None:
@@ -451,7 +451,7 @@ async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
     """An application that is never asked."""
 
 
-def test_given_an_address_of_another_machine_when_started_then_the_setting_is_named() -> None:
+def test_listener_on_a_foreign_address_names_the_setting() -> None:
     with pytest.raises(ConfigurationError, match=r"server\.host is 192\.0\.2\.1"):
         Listener(nobody, "192.0.2.1", 0).start()
 

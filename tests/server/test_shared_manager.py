@@ -135,7 +135,7 @@ def test_orderly_change_of_leader_logs_no_warning(servers: Servers, caplog: pyte
     assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 
-def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers(servers: Servers) -> None:
+def test_either_of_two_servers_uses_the_manager_of_the_leader(servers: Servers) -> None:
     one, other = servers.clients
     ids = [client.start_short().transaction_id for client in (one, other, one, other)]
     assert ids == [BASE + 1 + number for number in range(4)]
@@ -161,7 +161,7 @@ def test_call_for_a_leader_that_is_gone_did_nothing(servers: Servers) -> None:
             servers.clients[1].start_short()
 
 
-def test_given_no_leader_when_asked_then_it_says_so(servers: Servers) -> None:
+def test_call_without_a_leader_is_unavailable(servers: Servers) -> None:
     servers.clock.advance(OVER_MS)
     with pytest.raises(ServiceUnavailable, match="managing"):
         servers.clients[0].start_short()

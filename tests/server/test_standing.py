@@ -67,7 +67,7 @@ def test_member_that_never_began_stops_and_leaves_no_lease() -> None:
         ("http://tms-1.example:11015", "http://tms-1.example:11015"),
     ],
 )
-def test_given_an_address_when_it_begins_then_the_others_find_it_there(advertise: str, address: str) -> None:
+def test_started_member_publishes_its_address_in_the_lease(advertise: str, address: str) -> None:
     leases, led = MemorySide(), Event()
 
     class Service(MessagingService):
@@ -124,7 +124,7 @@ def test_standby_janitor_waits_and_can_be_stopped(caplog: pytest.LogCaptureFixtu
     assert "the janitor of this server waits: another one has the lease." in caplog.text
 
 
-def test_standby_run_now_reaches_the_janitor_once_it_runs_and_nobody_before() -> None:
+def test_standby_run_now_reaches_only_a_running_janitor() -> None:
     janitor = Janitor(HELD)
     waiting = Standby("janitor", janitor, retry_seconds=3600)
     waiting.run_now()

@@ -16,7 +16,7 @@ ROLLBACK = (
 
 
 @pytest.mark.parametrize("given", ["", "?olderThanSeconds=0", "?olderThanSeconds=-1", "?olderThanSeconds=soon"])
-def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient, given: str) -> None:
+def test_ages_with_an_invalid_age_are_400_with_the_unit(topic: TopicClient, given: str) -> None:
     answer = topic.client.ask("GET", f"{topic.path}/ages{given}")
     assert (answer.status, "whole seconds" in answer.text) == (400, True)
     assert topic.client.ask("GET", f"{topic.path}/ages?olderThanSeconds=1").json == {
@@ -27,11 +27,11 @@ def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient
     }
 
 
-def test_given_a_namespace_that_is_none_then_400(client: Client) -> None:
+def test_topics_of_an_invalid_namespace_are_400(client: Client) -> None:
     assert client.ask("GET", "/v1/namespaces/a-b/topics").status == 400
 
 
-def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: TopicClient) -> None:
+def test_metrics_count_published_and_fetched_messages(topic: TopicClient) -> None:
     def figures() -> dict[str, float]:
         lines = topic.client.ask("GET", "/metrics").text.splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
@@ -58,7 +58,7 @@ def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: Topic
     assert after["tms_cache_bytes"] > 0
 
 
-def test_given_a_scraper_that_wants_openmetrics_then_it_gets_that(client: Client) -> None:
+def test_metrics_for_an_openmetrics_scraper_use_its_format(client: Client) -> None:
     answer = client.ask("GET", "/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
@@ -67,7 +67,7 @@ def test_given_a_scraper_that_wants_openmetrics_then_it_gets_that(client: Client
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:11015", "10.0.0.1", "localhost.evil.example", "[::2]", ""]
 )
-def test_given_a_strangers_name_on_a_loopback_address_then_it_is_refused(client: Client, host: str) -> None:
+def test_foreign_host_on_a_loopback_address_is_rejected(client: Client, host: str) -> None:
     answer = client.ask("GET", "/ping", host=host)
     assert answer.status == 400
     assert "localhost" in answer.text
