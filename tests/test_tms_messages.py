@@ -688,7 +688,7 @@ def test_release_of_an_open_claim_gives_its_messages_to_another(typed: Type) -> 
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_given_a_shell_then_its_completion_script_names_the_command(typed: Type, shell: str) -> None:
+def test_completion_script_of_a_shell_names_the_command(typed: Type, shell: str) -> None:
     code, out, _ = typed("completion", shell)
     assert code == 0
     assert "_TMS_COMPLETE" in out

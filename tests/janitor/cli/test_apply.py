@@ -66,7 +66,7 @@ def test_apply_of_a_stale_plan_is_refused(kit: CommandKit, move: Callable[[Comma
 
 
 @pytest.mark.parametrize("line", ["plan", "run --once --adopt", "inspect message", "verify", "adopt"])
-def test_given_a_damaged_store_then_every_command_fails_in_a_sentence(kit: CommandKit, line: str) -> None:
+def test_command_on_a_damaged_store_exits_1_without_traceback(kit: CommandKit, line: str) -> None:
     current: Path = kit.store / "system.tms.message" / "CURRENT"
     current.write_text("nonsense\n")
     failed = kit.janitor(line)
@@ -76,7 +76,7 @@ def test_given_a_damaged_store_then_every_command_fails_in_a_sentence(kit: Comma
     assert "Traceback" not in failed.err
 
 
-def test_given_a_file_that_is_no_plan_when_applied_then_the_store_is_not_even_opened(kit: CommandKit) -> None:
+def test_apply_of_an_invalid_plan_file_exits_2_and_leaves_the_store_unopened(kit: CommandKit) -> None:
     (kit.folder / "plan.json").write_text("{}", encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in kit.store.rglob("*")}
     assert kit.janitor("apply plan.json --adopt").code == 2

@@ -48,7 +48,7 @@ def billing(kit: CommandKit) -> list[tuple[int, int | None]]:
         return [(key.publish_ms, value.pointer) for key, value in unknown_topic(store, "default:billing").messages()]
 
 
-def test_given_an_archive_when_listed_then_each_topic_is_shown(archived: CommandKit) -> None:
+def test_archive_list_shows_a_line_per_topic(archived: CommandKit) -> None:
     shown = archived.janitor("archive list")
     assert (shown.code, shown.err) == (0, "")
     lines = [line.split() for line in shown.out.splitlines()]
@@ -73,14 +73,14 @@ def test_archive_list_by_options_shows_the_topics(archived: CommandKit, options:
     assert [group["topic"] for group in listed["archived"]] == topics
 
 
-def test_given_no_archive_when_listed_then_it_says_whether_there_will_be_one(kit: CommandKit) -> None:
+def test_archive_list_without_archive_names_the_setting_only_if_disabled(kit: CommandKit) -> None:
     assert "janitor.archive.enabled is false" in kit.janitor("archive list").out
     kit.set(ARCHIVED)
     [line] = kit.janitor("archive list").out.splitlines()
     assert "janitor.archive.enabled" not in line
 
 
-def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown(archived: CommandKit) -> None:
+def test_archive_list_with_a_damaged_file_names_it_and_shows_the_rest(archived: CommandKit) -> None:
     [path] = Path("data/archive").glob("*/topic=billing/*/*.parquet")
     path.write_bytes(b"nothing")
     shown = archived.janitor("archive list")
@@ -134,11 +134,11 @@ def test_why_of_an_archived_message_prints_working_commands(archived: CommandKit
 @pytest.mark.parametrize(
     "line", ["restore", "restore default:*", "restore nonsense", "restore default:a --to x", "list --since never"]
 )
-def test_given_something_that_is_no_topic_or_time_then_it_is_a_wrong_usage(archived: CommandKit, line: str) -> None:
+def test_archive_with_an_invalid_topic_or_time_exits_2(archived: CommandKit, line: str) -> None:
     assert archived.janitor(f"archive {line}").code == 2
 
 
-def test_given_an_archive_that_is_a_url_when_listed_then_it_is_a_wrong_setting(kit: CommandKit) -> None:
+def test_archive_list_with_a_url_as_path_exits_2(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {path: 's3://bucket/archive'}, "))
     assert kit.janitor("archive list").code == 2
 

@@ -113,7 +113,7 @@ def test_backup_of_a_closed_store_restores_the_consumers_positions(
     assert files(tmp_path / "saved") == saved, "a restored store shares nothing with its backup"
 
 
-def test_backup_while_a_server_writes_is_of_one_moment(store: Path, tmp_path: Path) -> None:
+def test_backup_while_a_server_writes_is_consistent(store: Path, tmp_path: Path) -> None:
     done = threading.Event()
 
     def work(client: Client) -> None:
@@ -188,7 +188,7 @@ def test_backup_without_a_janitor_is_refused(store: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("end", ["", ".side", ".tx", ".janitor"])
-def test_restore_over_anything_that_is_there_is_refused_and_changes_nothing(
+def test_restore_over_existing_files_is_rejected_and_changes_nothing(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
     assert typed("backup", tmp_path / "saved", store) == 0
@@ -214,7 +214,7 @@ def test_restore_of_a_folder_without_a_backup_names_the_folder_and_no_option(
     assert not (tmp_path / "other").exists()
 
 
-def test_backup_and_restore_through_links_fill_where_these_lead(store: Path, tmp_path: Path) -> None:
+def test_backup_and_restore_through_links_write_to_the_link_targets(store: Path, tmp_path: Path) -> None:
     for name in ("saved", "other"):
         (tmp_path / "disk" / name).mkdir(parents=True)
         (tmp_path / name).symlink_to(tmp_path / "disk" / name)
@@ -227,7 +227,7 @@ def test_backup_and_restore_through_links_fill_where_these_lead(store: Path, tmp
 
 @pytest.mark.parametrize("verb", ["backup", "restore"])
 @pytest.mark.parametrize("name", ["loop", "n" * 300])
-def test_folder_whose_name_cannot_be_used_is_refused_in_one_sentence(
+def test_backup_to_an_unusable_folder_name_is_rejected_in_one_sentence(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, name: str
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
@@ -314,7 +314,7 @@ def provided(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-def test_admin_commands_that_another_package_provides_are_known_with_their_help(provided: dict[str, str]) -> None:
+def test_admin_commands_of_another_package_are_listed_with_their_help(provided: dict[str, str]) -> None:
     context = click.Context(admin.admin)
     found = {name: admin.admin.get_command(context, name) for name in provided}
     helps = {name: command.get_short_help_str(100) for name, command in found.items() if command is not None}

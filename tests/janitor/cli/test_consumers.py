@@ -41,7 +41,7 @@ def messages(kit: CommandKit) -> list[int]:
         ]
 
 
-def test_plan_and_run_hold_and_show_what_a_consumer_has_not_read(consumer: CommandKit) -> None:
+def test_plan_and_run_hold_unread_messages_and_show_them(consumer: CommandKit) -> None:
     planned = consumer.janitor("plan --format json").json
     assert [(entry["rows"], entry["held"]) for entry in planned["topics"] if entry["rule"] == "expired"] == [
         (1, "consumer"),
@@ -65,7 +65,7 @@ def test_plan_and_run_hold_and_show_what_a_consumer_has_not_read(consumer: Comma
     assert "1 rows (consumer); until 2023-11-15 22:13:20 UTC (in 1 d)" in consumer.janitor("status").out
 
 
-def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer: CommandKit) -> None:
+def test_why_of_a_held_message_shows_the_end_of_its_hold(consumer: CommandKit) -> None:
     consumer.janitor("run --once --adopt")
     shown = consumer.janitor(f"why default:orders {UNREAD}").out
     assert "held until 2023-11-15 22:13:20 UTC at the latest, because a consumer of its topic has not read it" in shown
@@ -98,7 +98,7 @@ FIGURES = {
 }
 
 
-def test_given_groups_with_claims_when_shown_then_open_and_redelivered_ones_are_said(kit: CommandKit) -> None:
+def test_status_and_topic_of_groups_with_claims_show_open_and_redelivered(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     with SqliteState(kit.folder / "data/janitor") as state:
         groups = [

@@ -174,7 +174,7 @@ def sentences(outcome: Outcome) -> list[str]:
     return [sentence for sentence in said if not sentence.startswith("opened the store for writing")]
 
 
-def test_decision_beside_a_daemon_proposes_a_sweep_and_no_run(make_kit: MakeKit, hold: Hold) -> None:
+def test_approve_and_adopt_on_a_locked_store_suggest_sweep_now(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     hold(kit)
     for line in ("approve default:orders", "adopt"):
@@ -198,7 +198,9 @@ def answer(outcome: Outcome) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_verb_on_a_held_store_prints_the_same_as_on_a_free_one(make_kit: MakeKit, hold: Hold, verb: Verb) -> None:
+def test_command_on_a_locked_store_prints_the_same_as_on_a_free_store(
+    make_kit: MakeKit, hold: Hold, verb: Verb
+) -> None:
     free = verb(make_kit())
     kit = make_kit()
     hold(kit)
@@ -242,7 +244,7 @@ FAILURES: dict[str, tuple[Callable[[CommandKit], None], str, int]] = {
 
 
 @pytest.mark.parametrize(("prepare", "line", "code"), FAILURES.values(), ids=FAILURES)
-def test_given_a_held_store_then_what_fails_fails_as_with_a_free_one(
+def test_failing_command_on_a_locked_store_fails_as_on_a_free_store(
     make_kit: MakeKit, hold: Hold, prepare: Callable[[CommandKit], None], line: str, code: int
 ) -> None:
     outcomes, said = [], []
@@ -259,7 +261,7 @@ def test_given_a_held_store_then_what_fails_fails_as_with_a_free_one(
 
 
 @pytest.mark.parametrize("words", ["--dry-run", "--since now-60h", ""])
-def test_restore_on_a_held_store_does_the_same_as_on_a_free_one(make_kit: MakeKit, hold: Hold, words: str) -> None:
+def test_restore_on_a_locked_store_does_the_same_as_on_a_free_store(make_kit: MakeKit, hold: Hold, words: str) -> None:
     outcomes = []
     for is_held in (False, True):
         kit = make_kit()
@@ -275,7 +277,7 @@ def test_restore_on_a_held_store_does_the_same_as_on_a_free_one(make_kit: MakeKi
     assert held[0].json["restored"] > 0
 
 
-def test_given_a_held_store_when_a_pass_is_wanted_then_4_and_how_to_get_one(make_kit: MakeKit, hold: Hold) -> None:
+def test_run_on_a_locked_store_exits_4_with_a_hint(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     hold(kit)
     refused = kit.janitor("run --once")
@@ -286,7 +288,7 @@ def test_given_a_held_store_when_a_pass_is_wanted_then_4_and_how_to_get_one(make
     assert (skipped.code, "janitor sweep-now --config janitor.yaml" in skipped.err) == (0, True)
 
 
-def test_sweep_now_asks_the_process_that_holds_the_store(make_kit: MakeKit, hold: Hold) -> None:
+def test_sweep_now_on_a_locked_store_sweeps_in_the_lock_holder(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     holder = hold(kit)
     asked = kit.janitor("sweep-now")
@@ -295,14 +297,14 @@ def test_sweep_now_asks_the_process_that_holds_the_store(make_kit: MakeKit, hold
     assert asked.out.endswith("sweeps now; see: janitor status --config janitor.yaml\n")
 
 
-def test_sweep_now_without_a_holder_says_how_to_sweep_from_here(make_kit: MakeKit) -> None:
+def test_sweep_now_on_a_free_store_exits_1_with_a_hint(make_kit: MakeKit) -> None:
     refused = make_kit().janitor("sweep-now")
     assert (refused.code, refused.out) == (1, "")
     assert "[TMS-STORE]" in refused.err
     assert "janitor run --once --config janitor.yaml" in refused.err
 
 
-def test_given_one_state_folder_for_two_stores_then_the_other_one_is_refused(make_kit: MakeKit, hold: Hold) -> None:
+def test_plan_with_the_state_folder_of_another_store_exits_2(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     shutil.copytree(kit.store, kit.folder / "data" / "other")
     hold(kit)
@@ -312,7 +314,7 @@ def test_given_one_state_folder_for_two_stores_then_the_other_one_is_refused(mak
     assert "[TMS-CONFIGURATION]" in refused.err
 
 
-def test_given_a_held_store_then_the_doctor_finds_nothing_wrong_with_that(make_kit: MakeKit, hold: Hold) -> None:
+def test_doctor_on_a_locked_store_exits_0_and_names_the_lock_holder(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     hold(kit)
     examined = kit.janitor("doctor --format json")
@@ -321,14 +323,14 @@ def test_given_a_held_store_then_the_doctor_finds_nothing_wrong_with_that(make_k
     assert ", 2 topics, held by process " in store["message"]
 
 
-def test_given_a_holder_without_a_socket_then_4_and_who_it_is(make_kit: MakeKit) -> None:
+def test_plan_on_a_store_locked_by_a_process_without_socket_exits_4(make_kit: MakeKit) -> None:
     kit = make_kit()
     with LevelDBStore(kit.store):
         refused = kit.janitor("plan")
     assert (refused.code, refused.out) == (4, "")
 
 
-def test_holder_that_dies_in_its_answer_exits_1_without_output(make_kit: MakeKit, hold: Hold) -> None:
+def test_command_whose_lock_holder_dies_while_responding_exits_1(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     holder = hold(kit, "message.rows")
     kit.janitor("status")
@@ -360,7 +362,7 @@ def test_pause_during_a_sweep_stops_after_the_current_batch(make_kit: MakeKit, h
     assert kit.janitor("inspect message --topic default:orders --format json").json["counts"]["plain"] == 11
 
 
-def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_kit: MakeKit, hold: Hold) -> None:
+def test_pause_and_resume_on_a_locked_store_show_in_status_at_once(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     holder = hold(kit)
     for words, paused in (("pause", [{"pattern": "*:*", "since_ms": NOW_MS + MINUTE}]), ("resume", [])):

@@ -39,7 +39,7 @@ def test_run_with_a_stale_snapshot_exits_0_with_a_warning(kit: CommandKit) -> No
     assert [(note["guard"], note["tripped"]) for note in done.json["guards"]] == [("snapshot", False)]
 
 
-def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(kit: CommandKit) -> None:
+def test_plan_of_a_missing_store_exits_1_with_a_hint_and_creates_no_state(kit: CommandKit) -> None:
     failed = kit.run("plan --leveldb nowhere")
     assert failed.code == 1
     assert failed.out == ""
@@ -49,14 +49,14 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(k
 
 
 @pytest.mark.parametrize("line", ["history", "history run", "ledger", "topic default:a", "resume", "resume default:a"])
-def test_command_on_the_state_of_a_missing_store_exits_1_and_makes_none(kit: CommandKit, line: str) -> None:
+def test_command_on_the_state_of_a_missing_store_exits_1_and_creates_none(kit: CommandKit, line: str) -> None:
     failed = kit.run(f"{line} --leveldb nowhere")
     assert (failed.code, failed.out) == (1, "")
     assert "[TMS-STORE-NOT-FOUND]" in failed.err
     assert not list(kit.folder.glob("nowhere*"))
 
 
-def test_daemon_whose_port_is_taken_exits_2_and_makes_no_state(
+def test_daemon_with_a_port_in_use_exits_2_and_creates_no_state(
     kit: CommandKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -84,14 +84,14 @@ def test_daemon_whose_port_is_taken_exits_2_and_makes_no_state(
         ("plan --config absent.yaml", "absent.yaml"),
     ],
 )
-def test_given_wrong_usage_then_2_and_nothing_on_standard_output(kit: CommandKit, line: str, said: str) -> None:
+def test_command_with_wrong_usage_exits_2_without_output(kit: CommandKit, line: str, said: str) -> None:
     failed = kit.run(f"{line} --leveldb data/messaging")
     assert (failed.code, failed.out) == (2, "")
     assert said in failed.err
 
 
 @pytest.mark.parametrize("verb", ["plan", "run --once --adopt"])
-def test_pass_over_a_topic_that_does_not_exist_exits_2(kit: CommandKit, verb: str) -> None:
+def test_pass_over_a_missing_topic_exits_2(kit: CommandKit, verb: str) -> None:
     failed = kit.janitor(f"{verb} --topic default:nothing")
     assert (failed.code, failed.out) == (2, "")
     assert "unknown topic default:nothing" in failed.err
@@ -106,14 +106,14 @@ def test_plan_with_a_misspelt_setting_exits_2_and_names_it(kit: CommandKit) -> N
     assert "server.prot" in failed.err
 
 
-def test_given_a_store_of_cdap_6_then_2(kit: CommandKit) -> None:
+def test_plan_of_a_cdap_6_store_exits_2(kit: CommandKit) -> None:
     (kit.store / "default.tms.message.orders.1").mkdir()
     failed = kit.janitor("plan")
     assert failed.code == 2
     assert "CDAP 6" in failed.err
 
 
-def test_given_a_what_if_plan_when_applied_then_2_and_nothing_happens(kit: CommandKit) -> None:
+def test_apply_of_a_plan_at_another_time_exits_2_and_deletes_nothing(kit: CommandKit) -> None:
     assert kit.janitor("plan --at now+7d --out plan.json").code == 0
     refused = kit.janitor("apply plan.json --adopt")
     assert refused.code == 2
@@ -122,7 +122,7 @@ def test_given_a_what_if_plan_when_applied_then_2_and_nothing_happens(kit: Comma
     assert kit.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
 
 
-def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(kit: CommandKit) -> None:
+def test_apply_of_a_what_if_ttl_plan_and_plan_with_an_invalid_ttl_exit_2(kit: CommandKit) -> None:
     assert kit.janitor("plan --what-if ttl=1s --out plan.json").code == 0
     refused = kit.janitor("apply plan.json --adopt")
     assert (refused.code, "--what-if" in refused.err) == (2, True)
@@ -130,7 +130,7 @@ def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(k
     assert (unread.code, "soon" in unread.err) == (2, True)
 
 
-def test_given_no_plan_file_when_applied_then_2(kit: CommandKit) -> None:
+def test_apply_of_a_missing_plan_file_exits_2_with_a_hint(kit: CommandKit) -> None:
     refused = kit.janitor("apply plan.json")
     assert refused.code == 2
     assert "cannot read plan.json" in refused.err
@@ -144,7 +144,7 @@ def test_run_before_adoption_exits_3_with_json(kit: CommandKit) -> None:
     assert [(note["guard"], note["tripped"]) for note in refused.json["guards"]] == [("adoption", True)]
 
 
-def test_given_a_store_never_adopted_when_a_plan_is_applied_then_3_and_with_adopt_0(kit: CommandKit) -> None:
+def test_apply_before_adoption_exits_3_and_with_adopt_0(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
     assert kit.janitor("apply plan.json").code == 3
     assert kit.janitor("apply plan.json --adopt").code == 0
@@ -188,14 +188,14 @@ def held(kit: CommandKit) -> Any:
 
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("line", ["plan", "run --once", "adopt", "inspect meta", "verify"])
-def test_given_another_process_holds_the_store_then_4_and_who(kit: CommandKit, line: str) -> None:
+def test_command_on_a_locked_store_exits_4_and_names_the_lock_holder(kit: CommandKit, line: str) -> None:
     busy = kit.janitor(line)
     assert (busy.code, busy.out) == (4, "")
     assert "[TMS-STORE-BUSY]" in busy.err
 
 
 @pytest.mark.usefixtures("held")
-def test_given_another_process_holds_the_store_when_it_may_be_skipped_then_0(kit: CommandKit) -> None:
+def test_run_with_skip_if_locked_on_a_locked_store_exits_0(kit: CommandKit) -> None:
     skipped = kit.janitor("run --once --skip-if-locked")
     assert (skipped.code, skipped.out) == (0, "")
     assert "skipped" in skipped.err
@@ -220,7 +220,9 @@ def test_run_with_a_topic_that_fails_exits_5_and_goes_on(kit: CommandKit, monkey
     assert "failed: " in again.out
 
 
-def test_given_ctrl_c_then_130_and_a_sentence(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_interrupted_by_ctrl_c_exits_130_with_one_sentence(
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Engine, "plan", raising(KeyboardInterrupt))
     stopped = kit.janitor("plan")
     assert (stopped.code, stopped.out) == (130, "")
@@ -229,7 +231,7 @@ def test_given_ctrl_c_then_130_and_a_sentence(kit: CommandKit, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("line", ["config show", "config show --format json", "config --help"])
-def test_given_nobody_reads_the_output_then_nothing_is_complained_about(line: str) -> None:
+def test_command_with_a_closed_output_pipe_writes_no_error(line: str) -> None:
     read, write = os.pipe()
     os.close(read)
     process = subprocess.run(
@@ -305,7 +307,7 @@ def test_error_has_message_code_and_hint_as_text_and_as_json(kit: CommandKit, li
     assert [f"hint: {text}" for name, text in found.items() if name == "hint"] == hint
 
 
-def test_command_beside_pyjanitor_is_refused_by_name(
+def test_command_with_pyjanitor_installed_exits_2_and_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metadata = tmp_path / "pyjanitor-1.0.dist-info" / "METADATA"
@@ -320,7 +322,7 @@ def test_command_beside_pyjanitor_is_refused_by_name(
     assert re.search("pyjanitor(?s:.*)hint: .*pyjanitor and tms-janitor", err)
 
 
-def test_plan_file_that_cannot_be_written_is_1_and_named(kit: CommandKit) -> None:
+def test_plan_to_an_unwritable_file_exits_1_and_names_it(kit: CommandKit) -> None:
     failed = kit.janitor("plan --out missing/plan.json")
     assert (failed.code, failed.out) == (1, "")
     assert "missing/plan.json" in failed.err

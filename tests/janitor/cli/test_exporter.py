@@ -52,7 +52,7 @@ def sweep(kit: CommandKit) -> None:
     assert kit.janitor("run --once --adopt").code == 0
 
 
-def test_exporter_before_the_first_run_makes_no_state(exporter: Exporter, memory: Path) -> None:
+def test_exporter_before_the_first_run_creates_no_state(exporter: Exporter, memory: Path) -> None:
     exporter.refresh()
     assert "no state" in exporter.ready()
     assert exporter.alive() == ""
@@ -63,7 +63,7 @@ def test_exporter_before_the_first_run_makes_no_state(exporter: Exporter, memory
     assert not memory.exists()
 
 
-def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, kit: CommandKit) -> None:
+def test_exporter_after_a_run_shows_its_metrics(exporter: Exporter, kit: CommandKit) -> None:
     exporter.refresh()
     sweep(kit)
     exporter.refresh()
@@ -112,7 +112,7 @@ def test_exporter_of_a_replaced_state_shows_the_new_one(exporter: Exporter, kit:
     assert SWEPT not in exporter.metrics()[0]
 
 
-def test_given_it_does_not_refresh_any_more_then_it_is_not_alive(exporter: Exporter, kit: CommandKit) -> None:
+def test_exporter_without_recent_refresh_is_not_alive(exporter: Exporter, kit: CommandKit) -> None:
     kit.clock.advance(LATE_MS + 1)
     exporter.refresh()
     kit.clock.advance(LATE_MS)
@@ -137,7 +137,7 @@ class Rounds(Event):
         return self.is_set()
 
 
-def test_until_it_is_told_to_stop_it_reads_again_and_again(exporter: Exporter, kit: CommandKit) -> None:
+def test_exporter_reads_the_state_again_until_stopped(exporter: Exporter, kit: CommandKit) -> None:
     shown = []
     exporter.keep_fresh(Rounds(lambda: sweep(kit), lambda: shown.append(len(results(exporter))), lambda: sweep(kit)))
     assert shown == [1]
@@ -166,7 +166,7 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_given_a_signal_then_it_ends_well(kit: CommandKit, number: signal.Signals) -> None:
+def test_exporter_on_a_signal_exits_0(kit: CommandKit, number: signal.Signals) -> None:
     sweep(kit)
     with serving(kit, 0) as process:
         assert process.stderr is not None
@@ -177,7 +177,7 @@ def test_given_a_signal_then_it_ends_well(kit: CommandKit, number: signal.Signal
         assert process.wait(60) == 0
 
 
-def test_given_a_port_in_use_then_it_says_so(kit: CommandKit) -> None:
+def test_exporter_with_a_port_in_use_fails_and_names_the_cause(kit: CommandKit) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, serving(kit, other.getsockname()[1]) as process:
         assert "another program or another setting uses already" in process.communicate(timeout=60)[1]
         assert process.returncode != 0

@@ -46,7 +46,7 @@ def settings(source: str, thrift: str, janitor: str = ON) -> str:
     return SETTINGS.replace("source: directory", f"source: {source}\n  thrift: '{thrift}'").replace(JANITOR, janitor)
 
 
-def test_inspect_snapshot_of_a_service_shows_its_state_of_now(kit: CommandKit, address: str) -> None:
+def test_inspect_snapshot_of_a_service_shows_its_current_state(kit: CommandKit, address: str) -> None:
     kit.set(settings("thrift", address, JANITOR))
     shown = kit.janitor("inspect snapshot")
     assert shown.code == 0
@@ -56,12 +56,12 @@ def test_inspect_snapshot_of_a_service_shows_its_state_of_now(kit: CommandKit, a
     assert "problem" not in kit.janitor("inspect snapshot").out
 
 
-def test_plan_beside_a_service_inverts_what_is_invalid_there(kit: CommandKit, address: str) -> None:
+def test_plan_with_a_service_counts_rows_of_its_invalid_transactions(kit: CommandKit, address: str) -> None:
     kit.set(settings("thrift", address, JANITOR))
     assert kit.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
 
 
-def test_plan_without_an_answer_of_the_service_inverts_nothing(kit: CommandKit, nobody: str) -> None:
+def test_plan_with_an_unreachable_service_inverts_nothing(kit: CommandKit, nobody: str) -> None:
     kit.set(settings("thrift", nobody, JANITOR))
     planned = kit.janitor("plan --format json")
     assert (planned.code, planned.json["totals"]["invalid_transaction"]) == (0, 0)
@@ -93,7 +93,7 @@ def test_feedback_without_a_manager_exits_2(kit: CommandKit, source: str, verb: 
 
 
 @pytest.mark.parametrize("verb", ["plan", "run --once"])
-def test_given_no_manager_to_tell_when_only_planned_then_it_is_planned(kit: CommandKit, verb: str) -> None:
+def test_feedback_without_a_manager_in_plan_mode_exits_0(kit: CommandKit, verb: str) -> None:
     kit.set(settings("directory", "127.0.0.1:15165", f"{ON}, apply: false"))
     assert kit.janitor(verb).code == 0
 
@@ -107,7 +107,7 @@ def test_daemon_that_only_plans_has_no_feedback(kit: CommandKit, address: str) -
         assert told is not None
 
 
-def test_feedback_without_an_answer_exits_0_with_a_warning(kit: CommandKit, nobody: str) -> None:
+def test_feedback_with_an_unreachable_manager_exits_0_with_a_warning(kit: CommandKit, nobody: str) -> None:
     kit.set(settings("manager", nobody))
     done = kit.janitor("run --once --adopt --format json")
     assert done.code == 0

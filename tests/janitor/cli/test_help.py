@@ -36,7 +36,7 @@ def examples(kit: CommandKit, verb: str) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", ["", *ALL])
-def test_given_a_verb_when_help_is_asked_then_it_shows_an_example_that_parses(kit: CommandKit, verb: str) -> None:
+def test_help_of_a_command_shows_examples_that_parse(kit: CommandKit, verb: str) -> None:
     shown = examples(kit, verb)
     assert shown
     for line in shown:
@@ -54,7 +54,7 @@ def resolve(line: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in ALL if verb != "completion"])
-def test_given_any_verb_then_it_takes_the_options_that_all_take(kit: CommandKit, verb: str) -> None:
+def test_help_of_a_command_lists_the_common_options(kit: CommandKit, verb: str) -> None:
     shown = kit.run(f"{verb} -h").out
     for option in ("--config", "--leveldb", "--hbase", "--snapshots", "--format", "--log-format", "--version"):
         assert option in shown
@@ -70,7 +70,7 @@ def test_help_of_an_option_names_the_variable_of_its_setting(command: click.Comm
 
 
 @pytest.mark.parametrize("verb", ["", "archive", "inspect", "config", *ALL])
-def test_given_help_then_no_summary_is_cut(kit: CommandKit, verb: str) -> None:
+def test_help_of_a_command_cuts_no_summary(kit: CommandKit, verb: str) -> None:
     shown = kit.run(f"{verb} --help").out
     assert not re.search(r"\w\.\.\.$", shown, flags=re.MULTILINE)
     assert max(map(len, shown.splitlines())) <= 100
@@ -87,7 +87,7 @@ def test_given_help_then_no_summary_is_cut(kit: CommandKit, verb: str) -> None:
         ("completion ", {"bash", "zsh", "fish"}),
     ],
 )
-def test_given_a_shell_that_asks_then_verbs_options_and_their_words_are_completed(
+def test_completion_offers_commands_options_and_values(
     typed: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"janitor {typed}"

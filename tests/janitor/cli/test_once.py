@@ -14,7 +14,7 @@ from tests.janitor.cli.conftest import CommandKit
 from tests.support import raising
 
 
-def test_given_a_decision_when_it_is_read_again_then_it_is_not_carried_out_again(kit: CommandKit) -> None:
+def test_once_for_repeated_does_not_repeat_the_decision(kit: CommandKit) -> None:
     first, again = kit.janitor("adopt --once-for 2026-11-21"), kit.janitor("adopt --once-for 2026-11-21")
     assert (first.code, again.code) == (0, 0)
     assert "adopted, with" in first.out
@@ -35,20 +35,20 @@ def test_once_for_an_old_decision_does_not_accept_a_new_jump(kit: CommandKit) ->
     assert kit.janitor("run --once").code == 0
 
 
-def test_given_the_same_text_for_other_topics_then_it_is_another_decision(kit: CommandKit) -> None:
+def test_once_for_with_other_topics_is_another_decision(kit: CommandKit) -> None:
     assert kit.janitor("adopt --once-for x").code == 0
     for topics in ("default:a*", "default:b*", "--all", "--clock", "--all --clock"):
         assert "already done" not in kit.janitor(f"approve {topics} --once-for x").err
         assert "already done" in kit.janitor(f"approve {topics} --once-for x").err
 
 
-def test_given_a_decision_that_failed_then_it_is_carried_out_when_it_can_be(kit: CommandKit) -> None:
+def test_once_for_after_a_failed_decision_runs_it_again(kit: CommandKit) -> None:
     assert kit.janitor("approve --all --once-for x").code == 3
     assert kit.janitor("adopt --once-for x").code == 0
     assert "already done" not in kit.janitor("approve --all --once-for x").err
 
 
-def test_not_more_is_remembered_than_files_hold(kit: CommandKit) -> None:
+def test_once_for_remembers_a_limited_number_of_decisions(kit: CommandKit) -> None:
     assert kit.janitor("adopt").code == 0
     with SqliteState(kit.folder / "data/janitor") as state:
         state.save_note(NOTE, {"adopt": [str(number) for number in range(REMEMBERED)]})
@@ -73,7 +73,7 @@ def test_once_for_with_a_process_that_dies_adopts_nothing(kit: CommandKit, monke
     assert "adopted, with" in kit.janitor("adopt --once-for monday").out
 
 
-def test_given_a_decision_about_another_store_then_this_one_is_not_adopted(kit: CommandKit) -> None:
+def test_adopt_with_expect_store_of_another_store_exits_3(kit: CommandKit) -> None:
     refused = kit.janitor("adopt --once-for monday --expect-store other")
     assert refused.code == 3
     assert "other" in refused.err

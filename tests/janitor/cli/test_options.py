@@ -33,7 +33,7 @@ from tms_core.cli.typed import Moment, parse_time
         ("2023-11-14", NOW_MS - 22 * HOUR - 13 * MINUTE - 20 * SECOND),
     ],
 )
-def test_given_a_time_in_any_of_three_ways_then_it_is_that_moment(text: str, at_ms: int) -> None:
+def test_parse_time_of_each_form_returns_that_time(text: str, at_ms: int) -> None:
     moment = parse_time(text)
     assert moment is not None
     assert moment.at(NOW_MS) == at_ms
@@ -42,12 +42,12 @@ def test_given_a_time_in_any_of_three_ways_then_it_is_that_moment(text: str, at_
 @pytest.mark.parametrize(
     "text", ["", "tomorrow", "-5", "1.5", "now-", "now1d", "now-1w", "now-d", "2023-13-01", "12:00"]
 )
-def test_given_anything_else_then_it_is_no_time(text: str) -> None:
+def test_parse_time_of_invalid_text_returns_none(text: str) -> None:
     assert parse_time(text) is None
 
 
 @given(st.text())
-def test_given_any_text_when_read_as_a_time_then_it_never_fails(text: str) -> None:
+def test_parse_time_of_any_text_never_raises(text: str) -> None:
     assert parse_time(text) is None or isinstance(parse_time(text), Moment)
 
 
@@ -59,7 +59,7 @@ def test_given_any_text_when_read_as_a_time_then_it_never_fails(text: str) -> No
         "--leveldb nowhere --format table plan --leveldb data/messaging --snapshots data/tx --format json",
     ],
 )
-def test_given_options_before_or_after_the_verb_then_they_count_and_those_after_win(kit: CommandKit, line: str) -> None:
+def test_options_before_and_after_the_command_count_and_later_ones_win(kit: CommandKit, line: str) -> None:
     done = kit.run(line)
     assert done.code == 0
     assert done.json["totals"]["expired"] == 2
@@ -74,7 +74,7 @@ def test_config_show_names_the_origin_of_each_value(kit: CommandKit, monkeypatch
     assert shown["janitor.hold_seconds"] == {"value": 3600, "origin": "default"}
 
 
-def test_leveldb_option_places_the_state_beside_that_store(kit: CommandKit) -> None:
+def test_leveldb_option_places_the_state_next_to_that_store(kit: CommandKit) -> None:
     assert kit.run("adopt --leveldb data/messaging").code == 0
     assert (kit.folder / "data/messaging.janitor/state.sqlite3").is_file()
     assert sorted(entry.name for entry in kit.store.iterdir()) == [

@@ -158,7 +158,7 @@ def test_text_that_names_a_command_gets_its_options(package: ModuleType) -> None
 
 
 @pytest.mark.parametrize("bare", ["until `janitor adopt`.", "run janitor approve --all", "ask tms topic list"])
-def test_given_a_command_that_stands_where_none_is_seen_then_that_is_found(bare: str) -> None:
+def test_complete_of_a_command_in_an_unexpected_place_adds_no_options(bare: str) -> None:
     assert not any(_OPTIONS in words for words in _NAMED.findall(complete(bare, _OPTIONS)))
 
 

@@ -79,14 +79,14 @@ def test_plan_run_and_history_show_the_size_on_disk(kit: CommandKit) -> None:
     assert line in kit.janitor(f"history {run['id']}").out.splitlines()
 
 
-def test_given_a_plan_file_then_applying_it_is_the_next_step(kit: CommandKit) -> None:
+def test_plan_with_a_file_suggests_apply(kit: CommandKit) -> None:
     assert "next: janitor apply plan.json --adopt --config janitor.yaml" in kit.janitor("plan --out plan.json").out
     kit.janitor("adopt")
     assert "next: janitor apply plan.json --config janitor.yaml" in kit.janitor("plan --out plan.json").out
     assert "next: janitor run --once --config janitor.yaml" in kit.janitor("plan").out
 
 
-def test_given_a_held_topic_then_approving_it_is_the_next_step(kit: CommandKit) -> None:
+def test_plan_with_a_held_topic_suggests_approve(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     kit.set_ttl("default:orders", 30)
     shown = kit.janitor("plan").out
@@ -94,12 +94,12 @@ def test_given_a_held_topic_then_approving_it_is_the_next_step(kit: CommandKit) 
     assert "next: janitor approve default:orders --config janitor.yaml" in shown
 
 
-def test_given_a_what_if_plan_then_there_is_no_next_step(kit: CommandKit) -> None:
+def test_plan_of_another_time_or_ttl_suggests_no_command(kit: CommandKit) -> None:
     assert "next:" not in kit.janitor("plan --at now+1d").out
     assert "next:" not in kit.janitor("plan --what-if ttl=1h").out
 
 
-def test_given_other_ttls_when_planned_then_it_is_the_plan_once_they_are_in_force(kit: CommandKit) -> None:
+def test_plan_with_what_if_ttl_equals_the_plan_after_that_change(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     supposed = kit.janitor("plan --what-if ttl=30s,topic=default:orders --format json").json
     kit.set_ttl("default:orders", 30)
@@ -124,12 +124,14 @@ def test_given_other_ttls_when_planned_then_it_is_the_plan_once_they_are_in_forc
         (-MINUTE, "1 min"),
     ],
 )
-def test_given_a_duration_then_it_reads_like_this(ms: int, text: str) -> None:
+def test_duration_is_formatted(ms: int, text: str) -> None:
     assert duration(ms, rough=True) == text
 
 
 @pytest.mark.parametrize(("age_ms", "shown"), [(1000, "1 s old"), (-1, "0 s old"), (-5000, "5 s newer")])
-def test_plan_with_a_snapshot_of_its_own_second_is_not_called_older(kit: CommandKit, age_ms: int, shown: str) -> None:
+def test_plan_with_a_snapshot_of_the_same_second_does_not_call_it_older(
+    kit: CommandKit, age_ms: int, shown: str
+) -> None:
     kit.snapshot(age_ms=age_ms)
     assert re.search(rf", snapshot\.\d+, {shown}$", kit.janitor("plan").out.splitlines()[0])
 
@@ -138,17 +140,17 @@ def test_plan_with_a_snapshot_of_its_own_second_is_not_called_older(kit: Command
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (52_000, "52 kB"), (3_400_000, "3.4 MB"), (5 * 10**12, "5.0 TB")],
 )
-def test_given_a_size_then_it_reads_like_this(count: int, text: str) -> None:
+def test_size_is_formatted(count: int, text: str) -> None:
     assert render.size(count) == text
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_given_any_time_that_a_row_may_hold_then_it_can_be_shown(ms: int) -> None:
+def test_any_time_of_a_row_is_formatted_without_error(ms: int) -> None:
     assert render.moment(ms)
     assert duration(ms)
 
 
-def test_given_a_moment_then_it_is_in_utc() -> None:
+def test_time_is_formatted_in_utc() -> None:
     assert render.moment(NOW_MS) == "2023-11-14 22:13:20 UTC"
     assert render.moment(2**62) == f"{2**62} ms"
 
@@ -171,14 +173,14 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_given_json_then_standard_output_is_one_json_value_and_logs_go_elsewhere(kit: CommandKit, line: str) -> None:
+def test_json_output_is_one_value_and_logs_are_on_standard_error(kit: CommandKit, line: str) -> None:
     (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")  # something to warn about
     done = kit.janitor(f"{line} --format json --log-format json")
     assert isinstance(done.json, dict | list)
     assert all(isinstance(json.loads(said), dict) for said in done.err.splitlines())
 
 
-def test_given_64_bit_ids_in_json_then_they_are_strings(kit: CommandKit) -> None:
+def test_json_output_has_64_bit_ids_as_strings(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     assert kit.janitor("plan --format json").json["boundary"] == str(INVALID)
     assert kit.janitor("boundary --format json").json["boundary"] == str(INVALID)
@@ -203,7 +205,7 @@ def test_run_logs_its_start_and_its_counts(kit: CommandKit) -> None:
     }
 
 
-def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logged(kit: CommandKit) -> None:
+def test_run_with_a_tripped_guard_and_a_skipped_snapshot_logs_both(kit: CommandKit) -> None:
     (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
     said = kit.janitor("run --once --log-format text").err
     assert "ERROR adoption: nothing is deleted, because this store is not adopted" in said
@@ -247,7 +249,7 @@ def test_terminal_without_no_color_shows_color(terminal: Callable[[str], str], m
 
 
 @pytest.mark.parametrize("columns", [30, 80, 200])
-def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_piece(
+def test_plan_at_any_terminal_width_cuts_no_cell_and_no_command(
     terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -258,7 +260,7 @@ def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_p
     assert all(len(line) <= columns for line in shown.splitlines() if line.startswith("  "))
 
 
-def test_progress_on_a_terminal_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal_is_one_line_cleared_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
     stream = Terminal()
@@ -294,7 +296,7 @@ def test_progress_with_counts_shows_share_and_time_left(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("kit")
-def test_given_a_real_terminal_when_a_command_runs_then_it_ends_well() -> None:
+def test_doctor_on_a_real_terminal_exits_0() -> None:
     main, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (40, 80))
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[3])}

@@ -26,7 +26,7 @@ def remembered(kit: CommandKit) -> list[str]:
         return [pause.pattern for pause in state.pauses()]
 
 
-def test_given_a_pause_of_one_topic_then_a_run_leaves_it_alone_and_does_the_others(kit: CommandKit) -> None:
+def test_run_with_one_paused_topic_sweeps_only_the_others(kit: CommandKit) -> None:
     kit.janitor("adopt")
     shown = kit.janitor("pause default:orders")
     assert shown.out == (
@@ -37,7 +37,7 @@ def test_given_a_pause_of_one_topic_then_a_run_leaves_it_alone_and_does_the_othe
     assert (totals["expired"], totals["old_generation"], totals["kept"]["held"]) == (0, 1, 2)
 
 
-def test_pause_of_a_store_that_another_process_holds_works(kit: CommandKit) -> None:
+def test_pause_of_a_locked_store_succeeds(kit: CommandKit) -> None:
     with LevelDBStore(kit.store):
         assert kit.janitor("pause").code == 0
     assert kit.janitor("resume default:orders").code == 1
@@ -51,7 +51,7 @@ def test_pause_of_an_unknown_topic_warns_and_pauses(kit: CommandKit) -> None:
     assert kit.janitor("pause 'default:*'").err == ""
 
 
-def test_given_no_store_when_paused_then_1_and_no_state_is_made(kit: CommandKit) -> None:
+def test_pause_of_a_missing_store_exits_1_and_creates_no_state(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("data/messaging", "data/nowhere"))
     refused = kit.janitor("pause")
     assert (refused.code, refused.out) == (1, "")
@@ -72,7 +72,7 @@ def test_pause_of_a_name_without_namespace_exits_2(kit: CommandKit) -> None:
         ("'default:o*'", ["*:*", "default:*", "system:x"]),
     ],
 )
-def test_given_pauses_then_those_within_the_pattern_are_taken_back(kit: CommandKit, word: str, left: list[str]) -> None:
+def test_resume_of_a_pattern_removes_the_pauses_within_it(kit: CommandKit, word: str, left: list[str]) -> None:
     for pattern in ("default:orders", "default:*", "system:x", "*:*"):
         kit.janitor(f"pause '{pattern}'")
     done = kit.janitor(f"resume {word}")
@@ -86,7 +86,7 @@ def test_resume_of_one_topic_leaves_others_paused(kit: CommandKit) -> None:
     assert (done.code, [pause["pattern"] for pause in done.json["paused"]]) == (0, ["default:retired"])
 
 
-def test_given_everything_paused_when_one_topic_is_resumed_then_1_and_what_keeps_it(kit: CommandKit) -> None:
+def test_resume_of_one_topic_while_all_are_paused_exits_1_with_the_reason(kit: CommandKit) -> None:
     kit.janitor("pause")
     kept = kit.janitor("resume default:orders")
     assert kept.code == 1
@@ -102,13 +102,13 @@ def test_given_everything_paused_when_one_topic_is_resumed_then_1_and_what_keeps
     }
 
 
-def test_given_nothing_paused_then_that_is_said_and_no_state_is_made(kit: CommandKit) -> None:
+def test_resume_without_pauses_exits_0_and_creates_no_state(kit: CommandKit) -> None:
     done = kit.janitor("resume")
     assert (done.code, done.out) == (0, "nothing is paused\n")
     assert not (kit.folder / STATE).exists()
 
 
-def test_given_quarantined_topics_when_resumed_then_those_that_fit_are_tried_again(kit: CommandKit) -> None:
+def test_resume_of_a_pattern_retries_the_quarantined_topics_within_it(kit: CommandKit) -> None:
     names = [TopicId("default", "orders"), TopicId("default", "retired"), TopicId("system", "x")]
     with SqliteState(kit.folder / STATE) as state:
         aside = Strikes(3, NOW_MS, "broken", quarantined_ms=NOW_MS, probe_ms=NOW_MS + DAY)
@@ -119,7 +119,7 @@ def test_given_quarantined_topics_when_resumed_then_those_that_fit_are_tried_aga
         assert sorted(map(str, state.strikes())) == ["default:once", "system:x"]
 
 
-def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_state(kit: CommandKit) -> None:
+def test_status_before_the_first_run_says_so_and_creates_no_state(kit: CommandKit) -> None:
     shown = kit.janitor("status")
     assert shown.code == 0
     assert "This store is not adopted. Nothing is deleted until you adopt it.\n" in shown.out
@@ -127,7 +127,7 @@ def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_sta
     assert not (kit.folder / STATE).exists()
 
 
-def test_status_names_what_waits_with_its_command(kit: CommandKit) -> None:
+def test_status_names_pending_decisions_with_their_commands(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     kit.set_ttl("default:orders", 30)
     kit.clock.advance(MINUTE)
@@ -155,12 +155,12 @@ def test_status_names_what_waits_with_its_command(kit: CommandKit) -> None:
     assert "\x1b" not in shown.out
 
 
-def test_given_settings_that_only_plan_then_the_status_says_so(kit: CommandKit) -> None:
+def test_status_with_apply_false_shows_plan_only(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
     assert "mode         plan only; every 60 s" in kit.janitor("status").out
 
 
-def test_given_more_of_a_kind_than_are_read_at_a_glance_then_the_rest_is_counted(kit: CommandKit) -> None:
+def test_status_with_many_pauses_shows_ten_and_counts_the_rest(kit: CommandKit) -> None:
     with SqliteState(kit.folder / STATE) as state:
         for number in range(12):
             state.pause(f"default:t{number}", NOW_MS)
@@ -181,7 +181,7 @@ def test_status_names_a_run_of_another_process(kit: CommandKit) -> None:
     assert "at-work" not in kit.janitor("status").out
 
 
-def test_given_a_monitoring_plugin_then_status_check_is_one_line_and_its_exit_code(kit: CommandKit) -> None:
+def test_status_check_prints_one_line_and_exits_as_a_monitoring_plugin(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     well = kit.janitor("status --check")
     assert (well.code, well.out) == (0, "JANITOR OK: No action is required.\n")

@@ -71,7 +71,7 @@ def digests(folder: Path) -> dict[str, str]:
         "inspect snapshot",
     ],
 )
-def test_command_that_looks_changes_no_byte_of_a_cdap_store(cdap: CommandKit, line: str) -> None:
+def test_read_only_command_changes_no_byte_of_a_cdap_store(cdap: CommandKit, line: str) -> None:
     before = digests(cdap.store)
     assert before
     assert cdap.janitor(line).code == 0
@@ -79,7 +79,7 @@ def test_command_that_looks_changes_no_byte_of_a_cdap_store(cdap: CommandKit, li
     assert list((cdap.folder / "data/janitor").glob("leveldb-clone-*")) == []
 
 
-def test_given_a_plan_when_read_by_a_program_then_it_has_the_promised_fields(cdap: CommandKit) -> None:
+def test_plan_as_json_has_the_documented_fields(cdap: CommandKit) -> None:
     report = cdap.janitor("plan --format json").json
     assert set(report) == REPORT
     assert {frozenset(entry) for entry in report["topics"]} == {frozenset(ENTRY)}
@@ -90,7 +90,7 @@ def test_given_a_plan_when_read_by_a_program_then_it_has_the_promised_fields(cda
     assert {entry["held"] for entry in report["topics"]} == {"first_contact"}
 
 
-def test_given_a_plan_when_counted_then_it_is_what_the_stores_manifest_says(cdap: CommandKit, vector: Vector) -> None:
+def test_plan_of_a_sample_store_has_the_counts_of_its_manifest(cdap: CommandKit, vector: Vector) -> None:
     expected = Counter(row["reason"] for row in vector.rows if row["table"] != "meta")
     totals = cdap.janitor("plan --format json").json["totals"]
     assert totals["expired"] == expected["expired"]
@@ -109,7 +109,7 @@ def test_apply_of_a_plan_of_a_cdap_store_leaves_nothing_to_do(cdap: CommandKit) 
     assert cdap.janitor("plan --format json").json["topics"] == []
 
 
-def test_given_a_run_when_it_ends_then_every_table_file_has_the_name_that_cdap_knows(cdap: CommandKit) -> None:
+def test_run_leaves_table_files_with_the_names_that_cdap_opens(cdap: CommandKit) -> None:
     assert cdap.janitor("run --once --adopt").code == 0
     assert {path.suffix for path in cdap.store.glob("*/*.[ls][ds][bt]")} == {".sst"}
     assert sorted(path.name for path in cdap.store.iterdir()) == [

@@ -64,7 +64,7 @@ def current(clock: ManualClock) -> Session:
     return found
 
 
-def test_standby_behind_a_dead_holder_gets_its_lease(
+def test_standby_of_a_dead_lease_holder_acquires_the_lease(
     current: Session, clock: ManualClock, state: SqliteState, caplog: pytest.LogCaptureFixture
 ) -> None:
     patience = Patience(clock)
@@ -77,7 +77,9 @@ def test_standby_behind_a_dead_holder_gets_its_lease(
     assert [record.message[:28] for record in caplog.records] == ["on standby: dead has the lea"]
 
 
-def test_standby_behind_a_live_holder_can_be_ended(current: Session, clock: ManualClock, state: SqliteState) -> None:
+def test_standby_of_a_live_lease_holder_can_be_stopped(
+    current: Session, clock: ManualClock, state: SqliteState
+) -> None:
     holder = Lease(state, "at work", SECONDS, clock)
     holder.acquire()
 
@@ -92,7 +94,9 @@ def test_standby_behind_a_live_holder_can_be_ended(current: Session, clock: Manu
     holder.confirm()
 
 
-def test_lease_without_standby_is_refused(current: Session, clock: ManualClock, state: SqliteState) -> None:
+def test_lease_of_another_holder_without_standby_raises(
+    current: Session, clock: ManualClock, state: SqliteState
+) -> None:
     Lease(state, "at work", SECONDS, clock).acquire()
     with pytest.raises(LeaseHeld), current.lease(state, MemoryStore()):
         raise AssertionError("two have the lease")
@@ -141,7 +145,7 @@ def test_daemon_waiting_for_its_store_is_alive_and_not_ready(
         httpx2.get(url)
 
 
-def test_given_a_daemon_that_waits_for_its_store_when_it_is_to_end_then_it_ends_well(
+def test_daemon_stopped_while_waiting_for_its_store_exits_0(
     clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     current.place = cast(Place, PlaceThatIsDown(1_000))

@@ -41,7 +41,7 @@ def taken(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, byte
 
 
 @pytest.mark.parametrize("verb", ["history", "ledger"])
-def test_given_no_state_then_that_is_said_and_none_is_made(kit: CommandKit, verb: str) -> None:
+def test_command_without_state_exits_0_and_creates_none(kit: CommandKit, verb: str) -> None:
     shown = kit.janitor(verb)
     assert shown.code == 0
     assert "janitor archive list --config janitor.yaml" in shown.out
@@ -51,7 +51,7 @@ def test_given_no_state_then_that_is_said_and_none_is_made(kit: CommandKit, verb
 
 @pytest.mark.parametrize("verb", ["history", "ledger"])
 @pytest.mark.usefixtures("state")
-def test_given_no_store_any_more_then_the_state_is_read_all_the_same(kit: CommandKit, verb: str) -> None:
+def test_command_on_the_state_of_a_deleted_store_exits_0(kit: CommandKit, verb: str) -> None:
     kit.janitor("run --once --adopt")
     shutil.rmtree(kit.store)
     assert kit.janitor(verb).code == 0
@@ -67,7 +67,7 @@ def test_given_no_store_any_more_then_the_state_is_read_all_the_same(kit: Comman
         (None, None, ["creation"]),
     ],
 )
-def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
+def test_history_and_ledger_start_with_the_reach_of_the_state(
     kit: CommandKit, created_ms: int | None, adopted_ms: int | None, said: list[str]
 ) -> None:
     kit.janitor("adopt")
@@ -84,7 +84,7 @@ def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
         assert all(words in line for words, line in zip(said, first, strict=True)), first
 
 
-def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(kit: CommandKit, state: SqliteState) -> None:
+def test_history_shows_a_line_per_run_newest_first(kit: CommandKit, state: SqliteState) -> None:
     kit.janitor("run --once --adopt")
     kit.clock.advance(MINUTE)
     kit.snapshot()
@@ -106,7 +106,7 @@ def test_history_of_a_blocked_or_failed_run_says_why(kit: CommandKit, state: Sql
     assert "the disk is full" in kit.janitor("history bad").out
 
 
-def test_given_a_moment_then_only_runs_that_began_then_or_later_are_shown(kit: CommandKit, state: SqliteState) -> None:
+def test_history_since_a_time_shows_runs_started_at_or_after_it(kit: CommandKit, state: SqliteState) -> None:
     for minutes in (10, 5, 4):
         state.begin_run(RunRecord(f"run-{minutes}", "apply", NOW_MS - minutes * MINUTE))
     shown = kit.janitor("history --since now-5m --format json").json
@@ -118,7 +118,7 @@ def test_given_a_moment_then_only_runs_that_began_then_or_later_are_shown(kit: C
     ("silent_ms", "beaten", "shown"),
     [(60 * SECOND, True, RUNNING), (60 * SECOND + 1, True, LOST), (60 * SECOND, False, RUNNING), (HOUR, False, LOST)],
 )
-def test_given_a_run_that_has_not_ended_then_its_silence_tells_whether_it_goes_on(
+def test_history_of_an_unfinished_run_has_a_status_by_its_heartbeat(
     kit: CommandKit, state: SqliteState, silent_ms: int, beaten: bool, shown: str
 ) -> None:
     sign_ms = NOW_MS - silent_ms
@@ -132,7 +132,7 @@ def test_given_a_run_that_has_not_ended_then_its_silence_tells_whether_it_goes_o
 
 
 @pytest.mark.usefixtures("state")
-def test_given_a_run_then_its_report_can_be_read_again(kit: CommandKit) -> None:
+def test_history_of_a_run_shows_its_report(kit: CommandKit) -> None:
     printed = kit.janitor("run --once --adopt --format json").json
     shown = kit.janitor(f"history {printed['id']}").out
     assert f"run {printed['id']}, apply, done; started 2023-11-14 22:13:20 UTC" in shown
@@ -157,13 +157,13 @@ def test_history_of_a_run_says_what_its_report_left_out(kit: CommandKit, state: 
 
 
 @pytest.mark.usefixtures("state")
-def test_given_an_unknown_run_then_it_is_named_with_where_to_look(kit: CommandKit) -> None:
+def test_history_of_an_unknown_run_exits_2_with_a_hint(kit: CommandKit) -> None:
     asked = kit.janitor("history nothing")
     assert asked.code == 2
     assert "janitor history --config janitor.yaml [TMS-USAGE]" in asked.err
 
 
-def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(kit: CommandKit, state: SqliteState) -> None:
+def test_ledger_shows_entries_with_decoded_keys_newest_first(kit: CommandKit, state: SqliteState) -> None:
     start, stop = taken(NOW_MS - 2 * DAY, NOW_MS - DAY)
     entries = [
         entry(
@@ -186,7 +186,7 @@ def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(kit: C
     assert item["to"] == {"generation": 1, "publish_ms": NOW_MS - DAY, "sequence": 3}
 
 
-def test_given_a_topic_a_pattern_or_a_run_then_only_its_entries_are_shown(kit: CommandKit, state: SqliteState) -> None:
+def test_ledger_of_a_topic_pattern_or_run_shows_only_its_entries(kit: CommandKit, state: SqliteState) -> None:
     start, stop = taken(1, 2)
     other = replace(TOPIC, topic="other")
     state.add_ledger([entry(start=start, stop=stop), entry(start=start, stop=stop, topic=other, run_id="next")])
@@ -211,7 +211,7 @@ def test_ledger_of_an_unknown_run_fails_as_history_does(kit: CommandKit, state: 
         assert "run nothing; list the runs: janitor history" in done.err
 
 
-def test_given_keys_of_any_kind_then_only_the_numbers_they_have_are_read() -> None:
+def test_parts_of_a_full_or_partial_key_are_the_numbers_it_has() -> None:
     payload = PayloadKey(TOPIC, 2, pointer(NOW_MS), NOW_MS + 1, 4).pack()
     assert parts(entry(table="payload"), payload) == {
         "generation": 2,
@@ -224,7 +224,7 @@ def test_given_keys_of_any_kind_then_only_the_numbers_they_have_are_read() -> No
     assert parts(entry(), TOPIC.prefix) == {}
 
 
-def test_given_the_ranges_of_a_run_that_died_then_their_ends_are_words(kit: CommandKit, state: SqliteState) -> None:
+def test_ledger_of_open_ranges_shows_their_ends_as_words(kit: CommandKit, state: SqliteState) -> None:
     first = MessageKey(TOPIC, 1, NOW_MS, 0).pack()
     whole = entry(start=first, stop=generation_prefix(TOPIC.prefix, 2), rows=None)
     assert cells(whole)[4:7] == ["unknown", "2023-11-14 22:13:20 UTC #0", "the end"]
@@ -302,17 +302,17 @@ DELETES = "next run deletes it$"
     ],
     ids=range(11),
 )
-def test_given_what_becomes_of_a_row_then_it_is_said_with_what_lets_it_go(fate: Fate, words: str) -> None:
+def test_why_of_a_row_names_its_fate_and_the_reason(fate: Fate, words: str) -> None:
     assert re.search(words, told(fate))
 
 
-def test_given_a_paused_topic_then_the_commands_that_resume_it_are_named() -> None:
+def test_why_of_a_paused_topic_names_the_resume_commands() -> None:
     assert told(replace(LIVE, hold=Hold.PAUSED), resume=("*:*", "default:*")).endswith(
         ": janitor resume '*:*' --config janitor.yaml, janitor resume 'default:*' --config janitor.yaml"
     )
 
 
-def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> None:
+def test_why_of_rows_shows_topic_transaction_and_inversion() -> None:
     negated = entry(rule="invalid_transaction", run_id="r1", at_ms=NOW_MS, snapshot_timestamp_ms=None)
     rolled_back = message(LIVE, transaction="rolled_back", inverted=(Trace.of(negated, certain=False),))
     inverted = message(replace(LIVE, action="invert", invert=True), transaction="invalid")
@@ -323,7 +323,7 @@ def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> Non
     assert shown.count("inverts it") == 1
 
 
-def test_why_of_a_lost_row_tells_sure_runs_from_possible_ones() -> None:
+def test_why_of_a_deleted_row_separates_certain_from_possible_runs() -> None:
     taken_by = entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS)
     sure = Trace.of(taken_by, certain=True)
     died = Trace.of(entry(run_id="r2", rows=None), certain=False)
@@ -340,7 +340,7 @@ def test_why_of_a_lost_row_tells_sure_runs_from_possible_ones() -> None:
     assert "and 4 more runs" in many
 
 
-def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_known() -> None:
+def test_why_of_a_row_that_no_run_deleted_shows_the_reach_of_the_ledger() -> None:
     gone = MissingRow("message", None, ())
     shown = list(lines(answer(missing=(gone,))))[-1]
     assert shown == (
@@ -368,7 +368,7 @@ def test_why_before_and_after_a_run_names_it(kit: CommandKit) -> None:
 
 
 @pytest.mark.parametrize("words", ["orders 00", "default:* 00", f"default:orders {'0' * 39}", "default:orders xyz"])
-def test_given_what_is_no_topic_or_no_id_then_that_is_wrong_usage(kit: CommandKit, words: str) -> None:
+def test_why_with_an_invalid_topic_or_id_exits_2(kit: CommandKit, words: str) -> None:
     assert kit.janitor(f"why {words}").code == 2
 
 

@@ -22,7 +22,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 
-def test_given_held_topics_when_one_is_approved_then_that_one_goes(kit: CommandKit) -> None:
+def test_approve_of_one_held_topic_releases_only_that_topic(kit: CommandKit) -> None:
     with LevelDBStore(kit.store) as store:
         topic(store, "default:bills", ttl_seconds=86400).plain(NOW_MS - MINUTE)
     kit.janitor("run --once --adopt")
@@ -36,14 +36,14 @@ def test_given_held_topics_when_one_is_approved_then_that_one_goes(kit: CommandK
     assert kit.janitor("approve --all --format json").json == {"approved": ["default:orders"], "clock": False}
 
 
-def test_given_nothing_held_when_approved_then_that_is_said(kit: CommandKit) -> None:
+def test_approve_without_held_rows_says_so(kit: CommandKit) -> None:
     kit.janitor("adopt")
     assert kit.janitor("approve --all").out == "no rows are held\n"
     assert kit.janitor("approve --clock").out == "the clock is accepted\nnext: janitor plan --config janitor.yaml\n"
     assert kit.janitor("approve default:orders").out == "no rows of default:orders are held\n"
 
 
-def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_itself(kit: CommandKit) -> None:
+def test_approve_of_a_held_topic_and_of_a_clock_jump_are_separate(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     kit.set_ttl("default:orders", 30)
     kit.clock.step(DAY)
@@ -66,7 +66,7 @@ def test_inspect_message_decodes_counts_and_consumes_nothing(kit: CommandKit) ->
         assert (row["topic"], row["publish_ms"], row["kind"]) == ("default:orders", NOW_MS - 3 * DAY, "plain")
 
 
-def test_given_an_empty_table_then_that_is_said(kit: CommandKit) -> None:
+def test_inspect_of_an_empty_table_prints_no_rows(kit: CommandKit) -> None:
     assert kit.janitor("inspect payload").out == "no rows\n"
 
 
@@ -86,7 +86,7 @@ def test_inspect_snapshot_shows_transactions_with_their_times(kit: CommandKit) -
     assert f"{INVALID}  invalid  2023-11-14 18:13:20 UTC" in shown
 
 
-def test_given_no_snapshot_when_inspected_then_1_and_why(kit: CommandKit) -> None:
+def test_inspect_snapshot_without_a_snapshot_exits_1_with_a_hint(kit: CommandKit) -> None:
     shutil.rmtree(kit.folder / "data/tx")
     missing = kit.janitor("inspect snapshot")
     assert (missing.code, missing.out) == (1, "")
@@ -94,7 +94,7 @@ def test_given_no_snapshot_when_inspected_then_1_and_why(kit: CommandKit) -> Non
     assert "--snapshots" in missing.err
 
 
-def test_given_a_complete_run_then_the_boundary_is_shown_with_what_holds_it(kit: CommandKit) -> None:
+def test_boundary_explain_after_a_full_run_shows_its_limits(kit: CommandKit) -> None:
     assert kit.janitor("boundary").out.startswith("no boundary is published yet\nnext: janitor boundary --explain ")
     kit.janitor("run --once --adopt")
     shown = kit.janitor("boundary --explain").out.splitlines()
@@ -102,7 +102,7 @@ def test_given_a_complete_run_then_the_boundary_is_shown_with_what_holds_it(kit:
     assert shown[1].startswith(f"at most {INVALID}: snapshot 1699999999000")
 
 
-def test_given_a_true_boundary_when_audited_then_it_is_proven(kit: CommandKit) -> None:
+def test_verify_of_a_true_boundary_proves_it(kit: CommandKit) -> None:
     assert "no boundary" in kit.janitor("verify").out
     kit.janitor("run --once --adopt")
     proven = kit.janitor("verify")
@@ -136,7 +136,7 @@ def checks(kit: CommandKit, line: str = "doctor --config janitor.yaml") -> dict[
     return {check["check"]: (check["status"], check["message"]) for check in found.json}
 
 
-def test_given_all_in_place_then_every_check_is_ok(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_with_everything_in_place_reports_ok(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.janitor("run --once --adopt")
     monkeypatch.setattr(library, "build", lambda: library.Build("plyvel-next 2.1.2", "1.23", is_slow=False))
     monkeypatch.setattr("janitor.spark.session.require_java", lambda _: None)
@@ -185,13 +185,13 @@ def test_doctor_archive_without_pyarrow_names_the_extra(kit: CommandKit, monkeyp
     assert not (kit.folder / "data/archive").exists()
 
 
-def test_doctor_without_spark_says_who_needs_it(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_without_spark_names_what_needs_it(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("janitor.spark.session.find_spec", lambda _: None)
     status, message = checks(kit)["spark"]
     assert (status, "janitor spark needs pyspark, which is not installed" in message) == ("ok", True)
 
 
-def test_given_no_store_then_the_check_fails_with_the_next_step_and_nothing_is_made(kit: CommandKit) -> None:
+def test_doctor_of_a_missing_store_fails_with_a_hint_and_creates_nothing(kit: CommandKit) -> None:
     before = sorted(kit.folder.rglob("*"))
     status, message = checks(kit, "doctor --leveldb nowhere/at/all")["store"]
     assert status == "fail"
@@ -207,7 +207,7 @@ def test_doctor_store_that_cannot_be_written_fails(kit: CommandKit, monkeypatch:
     assert "system.tms.payload cannot be written; run as its owner" in message
 
 
-def test_source_none_is_a_choice_and_nothing_warns_about_it(kit: CommandKit) -> None:
+def test_doctor_with_source_none_does_not_warn(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("source: directory", "source: none"))
     assert checks(kit)["snapshots"][0] == "ok"
     for words in ("plan", "run --once --adopt", "status"):
@@ -216,7 +216,7 @@ def test_source_none_is_a_choice_and_nothing_warns_about_it(kit: CommandKit) -> 
     assert "no transaction snapshot" in kit.janitor("plan").out
 
 
-def test_given_a_disk_that_is_nearly_full_then_a_warning(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_with_a_nearly_full_disk_warns(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1_000_000_000, 960_000_000, 40_000_000))
     assert checks(kit)["disk"] == ("warn", "40 MB of 1.0 GB free")
@@ -231,7 +231,7 @@ def test_doctor_leveldb_built_without_optimization_warns(kit: CommandKit, monkey
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_given_a_shell_then_its_completion_script_names_the_command(kit: CommandKit, shell: str) -> None:
+def test_completion_script_of_a_shell_names_the_command(kit: CommandKit, shell: str) -> None:
     done = kit.run(f"completion {shell}")
     assert done.code == 0
     assert "_JANITOR_COMPLETE" in done.out
@@ -270,7 +270,7 @@ def test_topic_with_counts_shows_size_and_messages_over_time(kit: CommandKit) ->
     assert "over time    ▁▄█ in the last 3 h, at most 2.0 kB\n             ▁▄█ at most 100 messages\n" in shown
 
 
-def test_plan_run_history_and_status_tell_messages_left(kit: CommandKit) -> None:
+def test_plan_run_history_and_status_show_the_messages_left(kit: CommandKit) -> None:
     assert "messages:" not in kit.janitor("plan").out
     with LevelDBStore(kit.store) as store, SqliteState(kit.folder / "data/janitor") as state:
         TopicSizeCounter(store, state, ManualClock(NOW_MS - 20_000), rows_per_second=1_000_000).step()
@@ -292,7 +292,7 @@ def test_plan_run_history_and_status_tell_messages_left(kit: CommandKit) -> None
     assert f"messages: {told % 'deleted'}{aged}" in kit.janitor(f"history {run['id']}").out.splitlines()
 
 
-def test_approve_without_a_topic_or_with_two_choices_is_2(kit: CommandKit) -> None:
+def test_approve_without_a_topic_or_with_two_choices_exits_2(kit: CommandKit) -> None:
     kit.janitor("adopt")
     refused = kit.janitor("approve")
     assert (refused.code, refused.out) == (2, "")
