@@ -202,7 +202,7 @@ def test_patient_passes_differ_by_the_allowed_lateness(gaps: list[int], ttls: tu
     assert (late[-1], deleted) == (last[-1], total)
 
 
-def test_given_a_row_that_is_due_and_waits_when_its_ttl_is_lengthened_then_it_lives(store: MemoryStore) -> None:
+def test_waiting_expired_row_with_a_longer_ttl_is_kept(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     patient(kit, MINUTE)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)

@@ -82,7 +82,7 @@ def report(
         ("plan", Hold.QUARANTINED, False),
     ],
 )
-def test_given_a_hold_when_asked_then_rows_count_as_done_or_as_held(mode: Mode, held: Hold | None, done: bool) -> None:
+def test_report_counts_rows_as_done_or_held_by_hold_and_mode(mode: Mode, held: Hold | None, done: bool) -> None:
     made = report(rows(3, about(held=held)), mode=mode)
     assert made.topics[0].counts_as_done(mode) is done
     assert (made.total(Rule.EXPIRED), made.held_rows()) == ((3, 0) if done else (0, 3))
@@ -117,7 +117,7 @@ def test_sorted_entries_are_by_topic_table_generation_and_rule() -> None:
     assert report(*reversed(entries), rows(0, about(RETURNS, 2))).topics == entries
 
 
-def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type() -> None:
+def test_report_as_json_has_typed_values_and_reads_back() -> None:
     entry = Entry(*about(generation=3, table="payload", rule=Rule.OLD_GENERATION, held=Hold.FIRST_CONTACT))
     entry.add([b"\x00\xff", b"b"], 120, 5, 9)
     made = report(

@@ -61,7 +61,7 @@ def test_hbase_file_changes_what_a_cluster_needs(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("path", "field"), list(fields(AllSettings)))
-def test_given_a_setting_then_meaning_reason_and_unit_stand_beside_it(path: str, field: Any) -> None:
+def test_every_setting_has_a_description_a_reason_and_a_unit(path: str, field: Any) -> None:
     assert field.description
     assert extra(field, "reason")
     if int in kinds(field.annotation) and not path.endswith(".port"):
@@ -85,7 +85,7 @@ def test_settings_of_a_store_by_any_name_are_equal(tmp_path: Path, monkeypatch: 
         assert found.origin("janitor.state") == found.origin("transactions.directory") == "default"
 
 
-def test_given_the_janitors_own_names_when_loaded_then_nothing_is_left_alone(tmp_path: Path) -> None:
+def test_load_of_an_unknown_janitor_setting_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
     assert "Did you mean janitor.workers?" in refused(tmp_path, "janitor: {worker: 1}")
     assert "Did you mean janitor?" in refused(tmp_path, "janitr: {}")
     with pytest.raises(ConfigurationError, match="enableServiceLinks: false"):
@@ -93,7 +93,7 @@ def test_given_the_janitors_own_names_when_loaded_then_nothing_is_left_alone(tmp
     assert load(None, {"TMS_JANITOR__WORKERS": "7"}, {}).settings.janitor.workers == 7
 
 
-def test_given_a_cron_when_loaded_then_it_stands_alone(tmp_path: Path) -> None:
+def test_load_of_a_cron_replaces_the_interval(tmp_path: Path) -> None:
     janitor = loaded(tmp_path, "janitor: {cron: '*/5 * * * *'}").settings.janitor
     assert (janitor.cron, janitor.every_seconds) == ("*/5 * * * *", None)
     overridden = loaded(
@@ -105,7 +105,7 @@ def test_given_a_cron_when_loaded_then_it_stands_alone(tmp_path: Path) -> None:
     assert loaded(tmp_path, "janitor: {cron: null}").settings.janitor.every_seconds == 60
 
 
-def test_given_two_schedules_or_none_when_loaded_then_that_is_refused(tmp_path: Path) -> None:
+def test_load_of_two_schedules_or_none_is_rejected(tmp_path: Path) -> None:
     assert "janitor.cron" in refused(tmp_path, "janitor: {every_seconds: 60, cron: '* * * * *'}")
     assert "janitor.every_seconds" in refused(tmp_path, "janitor: {every_seconds: null}")
 
@@ -122,7 +122,7 @@ def test_given_two_schedules_or_none_when_loaded_then_that_is_refused(tmp_path: 
         "0 0 L * *",
     ],
 )
-def test_given_a_crontab_line_when_loaded_then_it_is_taken(tmp_path: Path, cron: str) -> None:
+def test_load_of_a_valid_crontab_line_keeps_it(tmp_path: Path, cron: str) -> None:
     assert loaded(tmp_path, f"janitor: {{cron: '{cron}'}}").settings.janitor.cron == cron
 
 
@@ -187,7 +187,7 @@ def test_impossible_value_names_the_setting(tmp_path: Path, janitor: str, path: 
     assert refused(tmp_path, f"janitor: {{{janitor}}}").startswith(f"{path} = ")
 
 
-def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refused(tmp_path: Path) -> None:
+def test_load_of_a_state_or_archive_inside_the_store_is_rejected(tmp_path: Path) -> None:
     assert "janitor.state" in refused(tmp_path, "janitor: {state: data/messaging/state}")
     (tmp_path / "link").symlink_to(tmp_path / "data/messaging")
     assert "inside the store" in refused(tmp_path, "janitor: {state: link/state}")
@@ -231,5 +231,5 @@ def test_digest_is_the_same_for_patterns_in_another_order(tmp_path: Path) -> Non
         "transactions: {thrift: 'elsewhere:1'}",
     ],
 )
-def test_given_any_other_setting_when_changed_then_the_digest_stays(tmp_path: Path, yaml: str) -> None:
+def test_digest_ignores_settings_unrelated_to_deletion(tmp_path: Path, yaml: str) -> None:
     assert config_digest(loaded(tmp_path, yaml).settings) == config_digest(loaded(tmp_path).settings)

@@ -194,7 +194,7 @@ def test_embedded_sweep_deletes_in_gentle_batches(tmp_path: Path, stack: ExitSta
     assert max(batches) == GENTLE_BATCH_ROWS
 
 
-def test_topic_made_while_the_janitor_runs_is_not_held(tmp_path: Path, stack: ExitStack) -> None:
+def test_topic_created_while_the_janitor_runs_is_not_held(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     server.start()
     until(server.has_swept)
@@ -204,7 +204,7 @@ def test_topic_made_while_the_janitor_runs_is_not_held(tmp_path: Path, stack: Ex
     assert server.metric('tms_janitor_held_topics{reason="frontier"} 0.0')
 
 
-def test_given_a_topic_that_was_there_before_when_found_then_it_is_held(tmp_path: Path, stack: ExitStack) -> None:
+def test_topic_created_over_existing_rows_or_created_again_is_held(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     server.start()
     until(server.has_swept)

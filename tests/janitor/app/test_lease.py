@@ -71,7 +71,7 @@ def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: Sql
     alive.check()
 
 
-def test_given_a_signal_when_it_waits_then_it_ends(clock: ManualClock, state: SqliteState) -> None:
+def test_lease_wait_stopped_by_a_signal_raises(clock: ManualClock, state: SqliteState) -> None:
     until = Waits(clock)
     until.meanwhile = until.set
     with pytest.raises(LeaseHeld), hold_lease(WANTED, state, clock, sole=False, until=until):

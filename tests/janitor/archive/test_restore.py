@@ -258,7 +258,7 @@ def test_restore_of_a_file_with_another_topic_writes_nothing(undo: Undo, orders:
         ((OLD_MS + 1, OLD_MS + 1), []),
     ],
 )
-def test_given_a_window_when_restored_then_rows_of_that_time_come_back(
+def test_restore_of_a_time_range_restores_only_its_rows(
     undo: Undo, orders: Topic, window: tuple[int | None, int | None], back: list[int]
 ) -> None:
     undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, OLD_MS + 2))
@@ -267,7 +267,7 @@ def test_given_a_window_when_restored_then_rows_of_that_time_come_back(
     assert counted(done) == (len(back), 0, 0, 3 - len(back))
 
 
-def test_given_a_message_that_comes_back_then_so_do_its_payloads_of_any_time_and_run(undo: Undo, orders: Topic) -> None:
+def test_restore_of_a_message_restores_its_payloads_of_any_time_and_run(undo: Undo, orders: Topic) -> None:
     other = COMMITTED + 1
     undo.sweep(orders.stored(COMMITTED, BEGUN, BEGUN + 1).stored(other, BEGUN), run_id="run-0", snapshot=SNAPSHOT)
     undo.sweep(orders.ref(COMMITTED, BEGUN + HOUR).ref(other, BEGUN + 1), run_id="run-1", snapshot=SNAPSHOT)
@@ -277,7 +277,7 @@ def test_given_a_message_that_comes_back_then_so_do_its_payloads_of_any_time_and
     assert orders.stored_times() == [BEGUN, BEGUN + 1]
 
 
-def test_restore_of_a_negated_message_brings_its_payloads(undo: Undo, orders: Topic) -> None:
+def test_restore_of_a_negated_message_restores_its_payloads(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.stored(COMMITTED, BEGUN).ref(-COMMITTED, BEGUN + HOUR), snapshot=SNAPSHOT)
     undo.restore(orders, since_ms=BEGUN + HOUR)
     assert orders.stored_times() == [BEGUN]
@@ -296,7 +296,7 @@ def test_restore_without_its_payloads_warns(undo: Undo, orders: Topic, found: To
     assert any("1 transactions" in warning for warning in undo.restore(orders, snapshot=SNAPSHOT).warnings)
 
 
-def test_given_rows_of_any_generation_when_restored_then_they_are_of_the_present_one(undo: Undo, orders: Topic) -> None:
+def test_restore_of_old_generations_writes_rows_of_the_current_generation(undo: Undo, orders: Topic) -> None:
     for generation in (1, 2):
         orders.at(generation).plain(OLD_MS + generation).stored(COMMITTED, OLD_MS + generation)
         undo.sweep(orders.at(generation))
@@ -319,7 +319,7 @@ def test_restore_to_another_topic_needs_no_pause(undo: Undo, orders: Topic, foun
     assert (orders.times(), str(done.target), done.generation) == ([], "default:found", 5)
 
 
-def test_given_rows_that_are_there_when_restored_then_they_stay_as_they_are(undo: Undo, orders: Topic) -> None:
+def test_restore_of_existing_rows_leaves_them_unchanged(undo: Undo, orders: Topic) -> None:
     undo.archive(orders.plain(OLD_MS).tx(COMMITTED, OLD_MS + 1).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     [_, there] = undo.store.message.read(KEYS, b"", None, 9).items
     undo.store.message.put([(there, MessageValue(-COMMITTED, b"body"))])
@@ -336,7 +336,7 @@ def test_restore_repeated_changes_nothing(undo: Undo, orders: Topic) -> None:
     assert (orders.messages(), again.warnings) == (before, first.warnings)
 
 
-def test_given_a_dry_run_then_it_reports_what_the_real_one_does_and_writes_nothing(undo: Undo, orders: Topic) -> None:
+def test_restore_dry_run_reports_the_same_and_writes_nothing(undo: Undo, orders: Topic) -> None:
     undo.archive(orders.tx(COMMITTED, OLD_MS, OLD_MS + 1).plain(NOW_MS - 2 * DAY).stored(COMMITTED, OLD_MS))
     undo.sweep(orders, run_id="run-2")
     made = puts(undo.store)
@@ -392,15 +392,13 @@ def test_restore_elsewhere_of_an_open_transaction_is_refused(
     assert undo.restore(orders, snapshot=snapshot).restored == 2
 
 
-def test_restore_beside_messages_that_carry_their_payload_has_no_conflict(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
+def test_restore_with_living_inline_messages_has_no_conflict(undo: Undo, orders: Topic, found: Topic) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     found.tx(COMMITTED, OLD_MS + 4, body=b"B")
     assert undo.restore(orders, found, snapshot=SNAPSHOT).restored == 2
 
 
-def test_restore_beside_a_living_payload_keeps_both(undo: Undo, orders: Topic) -> None:
+def test_restore_with_a_living_payload_keeps_both(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     orders.stored(COMMITTED, OLD_MS + 1)
     assert undo.restore(orders, snapshot=SNAPSHOT).restored == 2
@@ -462,7 +460,7 @@ def puts(store: Store) -> list[tuple[str, int]]:
     return made
 
 
-def test_given_messages_and_payloads_when_restored_then_payloads_are_written_first(undo: Undo, orders: Topic) -> None:
+def test_restore_writes_payloads_before_messages(undo: Undo, orders: Topic) -> None:
     for number in range(2):
         orders.ref(COMMITTED + number, OLD_MS).stored(COMMITTED + number, OLD_MS)
         undo.sweep(orders, run_id=f"run-{number}", snapshot=SNAPSHOT)

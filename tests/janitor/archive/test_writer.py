@@ -98,7 +98,7 @@ def test_commit_state_without_a_snapshot_is_undecided(stored: int | None, expect
     assert {commit_state(stored, None, rule) for rule in (Rule.EXPIRED, Rule.OLD_GENERATION)} == {expected}
 
 
-def test_given_rows_when_saved_then_plain_readers_of_hive_folders_find_every_column(undo: Undo, orders: Topic) -> None:
+def test_archive_is_readable_as_hive_folders_with_every_column(undo: Undo, orders: Topic) -> None:
     at = orders.at(3)
     at.plain(NOW_MS - HOUR, body=b"plain\x00\xff").tx(COMMITTED, NOW_MS - HOUR + 1).tx(-INVALID, NOW_MS - HOUR + 2)
     at.ref(OPEN, NOW_MS - HOUR + 3).stored(OPEN, NOW_MS - HOUR - 5, body=b"")
@@ -146,7 +146,7 @@ def test_archive_file_names_its_layout_and_is_packed_with_zstd(undo: Undo, order
         assert file.metadata.row_group(0).column(0).compression == "ZSTD"
 
 
-def test_given_the_description_in_the_formats_then_it_names_every_column_and_verdict() -> None:
+def test_archive_documentation_names_every_column_and_verdict() -> None:
     page = (ROOT / "docs/reference/formats/reports.md").read_text(encoding="utf-8")
     section = page.partition("\n## Archive\n")[2].partition("\n## ")[0]
     columns = re.findall(r"^\| `(\w+)` \| (\w+) \| (yes|no) \|", section, flags=re.MULTILINE)
@@ -183,7 +183,7 @@ def test_archive_leaves_out_a_row_that_cannot_be_read(tmp_path: Path) -> None:
     assert saved.keys == [keys[0], keys[2]]
 
 
-def test_given_batches_of_one_run_when_saved_then_each_has_a_file_of_its_own(undo: Undo, orders: Topic) -> None:
+def test_archive_writes_a_separate_file_for_each_batch_of_a_run(undo: Undo, orders: Topic) -> None:
     orders.plain(NOW_MS, NOW_MS + 1)
     first, second = keys_of(orders, undo.store.message)
     run = undo.begin()
@@ -197,7 +197,7 @@ def test_given_batches_of_one_run_when_saved_then_each_has_a_file_of_its_own(und
     assert len(rows_of(undo.folder)) == 3
 
 
-def test_given_midnight_in_utc_when_it_passes_then_rows_go_to_the_next_day(undo: Undo, orders: Topic) -> None:
+def test_archive_after_midnight_utc_writes_to_the_next_day(undo: Undo, orders: Topic) -> None:
     midnight_ms = round(datetime(2023, 11, 15, tzinfo=UTC).timestamp() * 1000)
     orders.plain(NOW_MS)
     keys = keys_of(orders, undo.store.message)
@@ -210,7 +210,7 @@ def test_given_midnight_in_utc_when_it_passes_then_rows_go_to_the_next_day(undo:
     assert days == [date(2023, 11, 14), date(2023, 11, 15)]
 
 
-def test_archive_of_rows_that_are_gone_makes_no_file(undo: Undo, orders: Topic) -> None:
+def test_archive_of_missing_rows_writes_no_file(undo: Undo, orders: Topic) -> None:
     gone = MessageKey(orders.id, 1, NOW_MS, 0).pack()
     saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, [gone])
     saved.discard()
@@ -347,7 +347,7 @@ FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("step", FAILURES)
-def test_given_a_full_disk_when_saved_then_it_says_so_and_nothing_can_be_seen(
+def test_archive_on_a_full_disk_raises_and_leaves_no_file(
     undo: Undo, orders: Topic, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.plain(*range(NOW_MS, NOW_MS + 100))
@@ -404,13 +404,13 @@ def test_list_without_pyarrow_names_the_extra(undo: Undo, orders: Topic, monkeyp
         archived.find(undo.folder)
 
 
-def test_given_no_archive_in_use_then_pyarrow_is_not_loaded() -> None:
+def test_archive_modules_import_without_pyarrow() -> None:
     modules = "janitor.archive, janitor.archive.index, janitor.archive.restore, janitor.cli.archive"
     code = f"import {modules}, sys; janitor.archive.parquet.require_pyarrow(); sys.exit('pyarrow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_one_module_alone_knows_pyarrow() -> None:
+def test_pyarrow_is_imported_by_one_module_only() -> None:
     knowing = set()
     for path in [path for package in ("janitor", "tms_core") for path in (ROOT / package).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -436,7 +436,7 @@ def test_expire_deletes_days_past_the_limit(undo: Undo, orders: Topic, days_late
     assert bool(everything(undo.folder)) == bool(left)
 
 
-def test_given_an_old_day_when_given_up_then_what_is_not_ours_stays(undo: Undo, orders: Topic, tmp_path: Path) -> None:
+def test_expire_of_an_old_day_keeps_unrecognized_files(undo: Undo, orders: Topic, tmp_path: Path) -> None:
     orders.plain(NOW_MS)
     [saved] = undo.archive(orders)
     assert saved.path is not None

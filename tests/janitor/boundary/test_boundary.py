@@ -24,7 +24,7 @@ def covered(
     return Evidence(start, stop, STARTED_MS - 5, bound, started_ms, "run")
 
 
-def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_proven() -> None:
+def test_boundary_of_one_full_pass_is_the_bound_of_its_snapshot() -> None:
     boundary = prove([covered()], [], LIFETIME)
     assert (boundary.bound, boundary.obstacles) == (WRITABLE - 100, ())
     assert [limit.bound for limit in boundary.limits] == [WRITABLE - 100, WRITABLE]
@@ -34,7 +34,7 @@ def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_proven()
 
 
 @pytest.mark.parametrize(("bound", "proven"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
-def test_boundary_by_a_young_snapshot_leaves_out_who_could_write(bound: int, proven: int) -> None:
+def test_boundary_excludes_transactions_that_could_still_write(bound: int, proven: int) -> None:
     boundary = prove([covered(bound=bound)], [], LIFETIME)
     assert boundary.bound == proven
     assert boundary.limits[-1 if bound < WRITABLE else 0].reason == (
@@ -42,7 +42,7 @@ def test_boundary_by_a_young_snapshot_leaves_out_who_could_write(bound: int, pro
     )
 
 
-def test_given_open_ids_when_asked_then_the_boundary_ends_just_below_the_lowest() -> None:
+def test_boundary_with_open_ids_is_just_below_the_lowest() -> None:
     lowest = WRITABLE - 500
     boundary = prove([covered()], [lowest + 7, lowest], LIFETIME)
     assert boundary.bound == lowest - 1
@@ -52,7 +52,7 @@ def test_given_open_ids_when_asked_then_the_boundary_ends_just_below_the_lowest(
     assert len(boundary.limits) == 3
 
 
-def test_given_open_ids_above_all_else_when_asked_then_they_do_not_hold_it_back() -> None:
+def test_boundary_with_open_ids_above_all_limits_ignores_them() -> None:
     assert prove([covered()], [WRITABLE + 5], LIFETIME).bound == WRITABLE - 100
 
 
@@ -112,7 +112,7 @@ def test_covered_since_is_the_oldest_pass_or_none_with_a_gap() -> None:
 
 
 @pytest.mark.parametrize(("ahead_ms", "counts"), [(0, True), (1, False)])
-def test_given_a_boundary_when_evidence_lies_ahead_of_now_then_it_is_not_in_force(ahead_ms: int, counts: bool) -> None:
+def test_boundary_with_evidence_ahead_of_the_clock_is_not_in_force(ahead_ms: int, counts: bool) -> None:
     made = ProvenBoundary(WRITABLE, STARTED_MS, "run")
     evidence = [covered(started_ms=STARTED_MS + 10 + ahead_ms)]
     assert in_force(made, evidence, STARTED_MS + 10, LIFETIME) is counts
@@ -130,18 +130,18 @@ def test_boundary_of_a_bound_below_one_is_none_with_the_reason(bound: int, prove
         assert boundary.limits[0].bound == bound
 
 
-def test_given_the_first_id_open_when_asked_then_nothing_is_proven() -> None:
+def test_boundary_with_the_first_id_open_is_none() -> None:
     boundary = prove([covered()], [1], LIFETIME)
     assert boundary.bound is None
     [obstacle] = boundary.obstacles
     assert "transaction 1 " in obstacle
 
 
-def test_given_a_clock_in_1970_when_asked_then_nothing_is_proven() -> None:
+def test_boundary_with_a_clock_in_1970_is_none() -> None:
     assert prove([covered(bound=5, started_ms=0)], [], LIFETIME).bound is None
 
 
-def test_given_a_gap_when_asked_then_nothing_is_proven_and_no_limit_is_shown() -> None:
+def test_boundary_with_a_gap_is_none_without_limits() -> None:
     boundary = prove([covered(b"", b"m")], [5], LIFETIME)
     [obstacle] = boundary.obstacles
     assert "6d on" in obstacle

@@ -64,12 +64,12 @@ def end(connection: socket.socket) -> None:
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
 
 
-def test_given_nobody_then_nobody_answers(tmp_path: Path) -> None:
+def test_identity_without_a_lock_holder_is_none(tmp_path: Path) -> None:
     assert Caller(tmp_path).process_identity() is None
     assert Caller(tmp_path / "missing").process_identity() is None
 
 
-def test_given_a_holder_that_has_ended_since_then_that_is_said(tmp_path: Path) -> None:
+def test_client_of_a_stopped_holder_raises_that_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="stopped before it responded"):
         RemoteEngine(Caller(tmp_path), IDENTITY).verify()
 
@@ -79,7 +79,7 @@ def test_identity_of_a_process_that_ends_is_none(tmp_path: Path) -> None:
         assert Caller(tmp_path).process_identity() is None
 
 
-def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_client_of_a_silent_server_times_out(tmp_path: Path) -> None:
     def silent(connection: socket.socket) -> None:
         while connection.recv(1 << 20):
             pass
@@ -108,13 +108,13 @@ ENDED, UNREADABLE = "stopped before it responded", "cannot be read"
         (HEAD + b'{"progress": {"phase": "read", "topic": "no topic", "rows": 1}}\n', UNREADABLE),
     ],
 )
-def test_client_of_a_server_that_ends_or_says_nonsense_fails(tmp_path: Path, said: bytes, error: str) -> None:
+def test_client_of_a_server_that_ends_or_sends_garbage_fails(tmp_path: Path, said: bytes, error: str) -> None:
     with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match=error):
         remote.verify()
 
 
 @pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in wire.KINDS.items()])
-def test_given_an_error_then_it_is_raised_as_what_it_was(tmp_path: Path, kind: str, raised: type[TmsError]) -> None:
+def test_client_raises_a_received_error_with_its_class(tmp_path: Path, kind: str, raised: type[TmsError]) -> None:
     said = json.dumps({"error": {"kind": kind, "message": "No.", "hint": "Try."}}).encode() + b"\n"
     with server(tmp_path, saying(HEAD + said)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
@@ -122,14 +122,14 @@ def test_given_an_error_then_it_is_raised_as_what_it_was(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("error", [{"kind": "SystemExit", "message": "No."}, {"kind": 5}, None])
-def test_given_an_error_of_no_known_kind_then_it_is_one_of_ours(tmp_path: Path, error: object) -> None:
+def test_client_raises_an_unknown_error_as_tms_error(tmp_path: Path, error: object) -> None:
     said = json.dumps({"error": error}).encode() + b"\n"
     with server(tmp_path, saying(HEAD + said)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
     assert type(found.value) is TmsError
 
 
-def test_given_a_server_that_refuses_before_it_has_read_all_then_its_reason_is_heard(tmp_path: Path) -> None:
+def test_client_rejected_before_its_request_is_read_raises_the_reason(tmp_path: Path) -> None:
     def refuse(connection: socket.socket) -> None:
         body = b'{"error": {"kind": "StoreBusy", "message": "Too many.", "hint": ""}}\n'
         connection.sendall(b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
@@ -146,18 +146,18 @@ def test_identity_of_another_users_socket_says_so(tmp_path: Path, monkeypatch: p
         Caller(tmp_path).process_identity()
 
 
-def test_given_lines_in_pieces_then_each_comes_as_a_whole_and_a_cut_one_not_at_all() -> None:
+def test_lines_in_pieces_are_joined_and_an_incomplete_line_is_dropped() -> None:
     pieces = [b'{"a": "long, ', b'long"}\n{}\n', b'{"b": 2}\n{"c": ', b'3}\n{"d": 4}']
     assert list(wire.lines(pieces)) == [{"a": "long, long"}, {}, {"b": 2}, {"c": 3}]
 
 
 @pytest.mark.parametrize("said", [b"x" * 11, b"[1]\n", b"no json\n"])
-def test_given_what_is_no_message_then_that_is_an_error(said: bytes) -> None:
+def test_lines_of_an_invalid_message_raise(said: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         list(wire.lines([said], 10))
 
 
-def test_given_a_message_longer_than_is_taken_then_it_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encode_of_a_message_above_the_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_BYTES", 20)
     assert wire.encode({"a": "x"}) == b'{"a":"x"}\n'
     with pytest.raises(StoreError, match="exceed the limit"):
@@ -176,7 +176,7 @@ def test_address_of_a_path_of_any_length_exists(tmp_path: Path, length: int) -> 
         assert (folder / api.SOCKET_NAME).is_socket()
 
 
-def test_socket_of_a_dead_process_answers_nobody(tmp_path: Path) -> None:
+def test_identity_of_the_socket_of_a_dead_process_is_none(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(tmp_path / api.SOCKET_NAME))
     assert Caller(tmp_path).process_identity() is None

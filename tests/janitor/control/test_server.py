@@ -40,7 +40,7 @@ def kind_of(answer: dict[str, Any]) -> str:
     return str(answer["error"]["kind"])
 
 
-def test_given_any_umask_then_only_its_owner_may_use_the_socket(kit: ControlKit) -> None:
+def test_socket_with_any_umask_is_accessible_only_by_its_owner(kit: ControlKit) -> None:
     former = os.umask(0)
     try:
         kit.start()
@@ -50,14 +50,14 @@ def test_given_any_umask_then_only_its_owner_may_use_the_socket(kit: ControlKit)
     assert stat.S_IMODE(found.st_mode) == 0o600
 
 
-def test_given_the_socket_of_a_dead_process_then_it_is_replaced(kit: ControlKit) -> None:
+def test_socket_of_a_dead_process_is_replaced(kit: ControlKit) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(kit.folder / "control.sock"))
     kit.start()
     assert kit.remote().process_identity.store == STORE
 
 
-def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(kit: ControlKit, tmp_path: Path) -> None:
+def test_socket_of_a_live_janitor_is_not_replaced(kit: ControlKit, tmp_path: Path) -> None:
     kit.start()
     second = ControlKit(tmp_path, kit.janitor, kit.observers)
     with pytest.raises(StoreBusy, match="Another janitor listens"):
@@ -65,7 +65,7 @@ def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(kit: C
     assert kit.remote().process_identity.store == STORE
 
 
-def test_given_a_file_of_that_name_then_it_is_left_alone(kit: ControlKit) -> None:
+def test_start_over_a_regular_file_raises_and_keeps_the_file(kit: ControlKit) -> None:
     path = kit.folder / "control.sock"
     path.write_text("mine", encoding="utf-8")
     with pytest.raises(StoreError, match="is not a socket"):
@@ -73,13 +73,13 @@ def test_given_a_file_of_that_name_then_it_is_left_alone(kit: ControlKit) -> Non
     assert path.read_text(encoding="utf-8") == "mine"
 
 
-def test_given_a_folder_that_is_not_there_then_the_error_names_it(kit: ControlKit, tmp_path: Path) -> None:
+def test_start_in_a_missing_folder_raises_with_its_path(kit: ControlKit, tmp_path: Path) -> None:
     kit.folder = tmp_path / "missing"
     with pytest.raises(StoreError, match=r"missing/control\.sock .*No such file"):
         kit.start()
 
 
-def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(kit: ControlKit) -> None:
+def test_stop_removes_the_socket_and_can_be_repeated(kit: ControlKit) -> None:
     server = kit.start()
     server.stop()
     assert not (kit.folder / "control.sock").exists()
@@ -87,7 +87,7 @@ def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(kit:
 
 
 @pytest.mark.parametrize(("uid", "welcome"), [(4711, True), (0, True), (12345, False)])
-def test_given_a_users_process_then_it_is_answered_if_it_is_the_owners_or_roots(
+def test_server_responds_only_to_the_owner_and_root(
     kit: ControlKit, monkeypatch: pytest.MonkeyPatch, uid: int, welcome: bool
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
@@ -96,7 +96,7 @@ def test_given_a_users_process_then_it_is_answered_if_it_is_the_owners_or_roots(
     assert ("result" in kit.ask("hello")) is welcome
 
 
-def test_given_a_connection_then_the_kernel_says_whose_it_is() -> None:
+def test_peer_uid_of_a_connection_is_the_user_of_its_process() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
         assert server_module.peer_uid(ours) == os.getuid()
@@ -124,7 +124,7 @@ GOOD = b'{"protocol": 2, "params": {}}'
         ("apply", b'{"protocol": 2, "params": {"wanted": {}}}'),
     ],
 )
-def test_garbage_is_refused_and_the_next_client_answered(kit: ControlKit, method: str, body: bytes) -> None:
+def test_garbage_is_rejected_and_the_next_client_served(kit: ControlKit, method: str, body: bytes) -> None:
     kit.start()
     with kit.connect() as client:
         client.post(method, body)
@@ -138,7 +138,7 @@ def test_garbage_is_refused_and_the_next_client_answered(kit: ControlKit, method
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b'{"protocol": 1, "method": "hello", "params": {}}\n']
 )
-def test_text_that_is_no_question_is_refused(kit: ControlKit, said: bytes) -> None:
+def test_invalid_request_is_rejected(kit: ControlKit, said: bytes) -> None:
     kit.start()
     with kit.connect() as client:
         client.say(said)
@@ -146,7 +146,7 @@ def test_text_that_is_no_question_is_refused(kit: ControlKit, said: bytes) -> No
     assert kit.remote().process_identity.settings == SETTINGS
 
 
-def test_given_an_endless_question_then_it_is_refused(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_above_the_size_limit_is_rejected(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_BYTES", 1000)
     kit.start()
     with Client(kit.folder) as client:
@@ -155,7 +155,7 @@ def test_given_an_endless_question_then_it_is_refused(kit: ControlKit, monkeypat
         assert "more than 1000 bytes" in json.dumps(client.hear())
 
 
-def test_answer_that_is_too_long_is_an_error(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_above_the_size_limit_is_an_error(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.start()
     remote = kit.remote()
     monkeypatch.setattr(wire, "MAX_BYTES", 300)
@@ -163,7 +163,7 @@ def test_answer_that_is_too_long_is_an_error(kit: ControlKit, monkeypatch: pytes
         remote.plan()
 
 
-def test_given_another_protocol_then_both_versions_are_named(kit: ControlKit) -> None:
+def test_request_of_another_protocol_version_is_rejected(kit: ControlKit) -> None:
     kit.start()
     with kit.connect() as client:
         client.post("hello", b'{"protocol": 99, "params": {}}')
@@ -173,20 +173,20 @@ def test_given_another_protocol_then_both_versions_are_named(kit: ControlKit) ->
 
 
 @pytest.mark.parametrize("said", [b"", b"POST /cont", b"POST /control/verify HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"])
-def test_given_a_client_that_breaks_off_then_the_next_one_is_answered(kit: ControlKit, said: bytes) -> None:
+def test_server_after_an_incomplete_request_serves_the_next_client(kit: ControlKit, said: bytes) -> None:
     kit.start()
     with kit.connect() as client:
         client.say(said)
     assert kit.remote().verify().cells == 0
 
 
-def test_given_a_client_that_says_nothing_then_it_is_sent_away(kit: ControlKit) -> None:
+def test_silent_client_is_disconnected(kit: ControlKit) -> None:
     kit.start(request_seconds=0.01)
     with kit.connect() as client:
         assert client.line() == b""
 
 
-def test_client_beyond_the_limit_is_sent_away(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_above_the_limit_is_rejected(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
     kit.act = endless = Endless()
     kit.start()
@@ -198,7 +198,7 @@ def test_client_beyond_the_limit_is_sent_away(kit: ControlKit, monkeypatch: pyte
     assert endless.ended.wait(60)
 
 
-def test_bug_is_told_to_the_client_and_logged(kit: ControlKit, caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_is_sent_to_the_client_and_logged(kit: ControlKit, caplog: pytest.LogCaptureFixture) -> None:
     kit.act = raising(ZeroDivisionError("oh"))
     kit.start()
     assert "ZeroDivisionError" in kit.ask("verify")["error"]["message"]
@@ -206,7 +206,7 @@ def test_bug_is_told_to_the_client_and_logged(kit: ControlKit, caplog: pytest.Lo
     assert kit.remote().process_identity.store == STORE
 
 
-def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(kit: ControlKit) -> None:
+def test_query_only_reads_the_store(kit: ControlKit) -> None:
     kit.start()
     asked: list[str] = []
     watch(kit.janitor.store, before=lambda call: asked.append(call.name))
@@ -218,7 +218,7 @@ def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(kit: Co
     assert {name.partition(".")[2] for name in asked} <= {"rows", "get", "keys", "cells"}
 
 
-def test_given_a_question_then_its_progress_is_heard(kit: ControlKit) -> None:
+def test_query_reports_its_progress(kit: ControlKit) -> None:
     kit.start()
     heard: list[tuple[str, TopicId | None, int]] = []
     kit.remote(lambda phase, topic, rows: heard.append((phase, topic, rows))).inspect("message", (), 1)
@@ -239,7 +239,7 @@ class Endless:
         raise StopRequested("the janitor is stopping.")
 
 
-def test_given_a_client_that_goes_away_then_its_question_ends(kit: ControlKit) -> None:
+def test_query_of_a_disconnected_client_stops(kit: ControlKit) -> None:
     kit.act = endless = Endless()
     kit.start()
     with kit.connect() as client:
@@ -248,7 +248,7 @@ def test_given_a_client_that_goes_away_then_its_question_ends(kit: ControlKit) -
     assert endless.ended.wait(60)
 
 
-def test_given_a_question_under_way_when_stopped_then_the_client_is_told(kit: ControlKit) -> None:
+def test_stop_during_a_query_reports_the_stop_to_its_client(kit: ControlKit) -> None:
     kit.act = endless = Endless()
     server = kit.start()
     with kit.connect() as client:
@@ -258,7 +258,7 @@ def test_given_a_question_under_way_when_stopped_then_the_client_is_told(kit: Co
         assert kind_of(client.answer()) == "StopRequested"
 
 
-def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(kit: ControlKit) -> None:
+def test_query_with_unread_progress_completes(kit: ControlKit) -> None:
     def chatty(observer: Observer, _: object) -> Audit:
         for _ in range(10_000):
             observer("read", None, 1)
@@ -269,7 +269,7 @@ def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(kit:
     assert kit.ask("verify")["result"]["cells"] == 10_000
 
 
-def test_client_that_does_not_read_is_cut_off(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_does_not_read_is_disconnected(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "ANSWER_SECONDS", 0)
     kit.act = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
     kit.start()
@@ -279,13 +279,13 @@ def test_client_that_does_not_read_is_cut_off(kit: ControlKit, monkeypatch: pyte
             client.response.read()
 
 
-def test_control_server_asked_to_sweep_has_the_holder_do_so_once(kit: ControlKit) -> None:
+def test_sweep_now_triggers_one_sweep(kit: ControlKit) -> None:
     kit.start()
     kit.remote().sweep_now()
     assert (kit.views.swept, kit.views.refreshed) == (1, 0)
 
 
-def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(kit: ControlKit) -> None:
+def test_apply_reports_progress_of_its_own_run_only(kit: ControlKit) -> None:
     kit.start()
     heard: list[str] = []
     remote = kit.remote(lambda phase, *_: heard.append(phase))
@@ -297,7 +297,7 @@ def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(k
     assert heard[:2] == ["expected", "message"]
 
 
-def test_apply_of_a_client_that_goes_away_runs_to_its_end(kit: ControlKit) -> None:
+def test_apply_of_a_disconnected_client_completes(kit: ControlKit) -> None:
     kit.start()
     began, go = Event(), Event()
 
@@ -338,7 +338,7 @@ class Working:
         return getattr(self._engine, name)
 
 
-def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(kit: ControlKit) -> None:
+def test_adopt_during_a_run_waits_and_reports_the_wait(kit: ControlKit) -> None:
     working = Working(kit)
     kit.start(decider=working)
     with kit.connect() as client:
@@ -349,12 +349,12 @@ def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(kit: Cont
         assert client.answer() == {"result": [{"namespace": "default", "topic": "orders"}]}
 
 
-def test_given_a_run_under_way_then_an_approval_does_not_wait(kit: ControlKit) -> None:
+def test_approve_during_a_run_does_not_wait(kit: ControlKit) -> None:
     kit.start(decider=Working(kit))
     assert kit.remote().approve((EVERYTHING,), clock=True) == []
 
 
-def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_taken(kit: ControlKit) -> None:
+def test_waiting_adopt_of_a_disconnected_client_is_dropped(kit: ControlKit) -> None:
     working = Working(kit)
     server = kit.start(decider=working)
     with kit.connect() as client:
@@ -365,7 +365,7 @@ def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_t
     assert working.adopted == 0
 
 
-def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(kit: ControlKit) -> None:
+def test_waiting_adopt_at_a_stop_is_dropped(kit: ControlKit) -> None:
     working = Working(kit)
     server = kit.start(decider=working)
     with kit.connect() as client, ThreadPoolExecutor() as threads:
@@ -385,7 +385,7 @@ def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(kit: Control
         (GuardTripped("too many rows."), "refused"),
     ],
 )
-def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
+def test_audit_log_separates_failed_from_rejected_decisions(
     kit: ControlKit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: TmsError, result: str
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
@@ -404,7 +404,7 @@ def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
     assert (found["verb"], found["result"]) == ("adopt", result)
 
 
-def test_decision_is_audited_and_a_question_is_not(kit: ControlKit, caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_has_decisions_and_no_queries(kit: ControlKit, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, AUDIT)
     kit.start()
     remote = kit.remote()
@@ -441,7 +441,7 @@ def test_socket_serves_the_status_page_too(kit: ControlKit) -> None:
         assert client.response.read() == b"/api/status"
 
 
-def test_long_work_without_progress_sends_a_sign(kit: ControlKit) -> None:
+def test_query_without_progress_sends_heartbeats(kit: ControlKit) -> None:
     go = Event()
 
     def silent(*_: object) -> Audit:

@@ -70,7 +70,7 @@ def moments(line: Calendar, moment: datetime, count: int) -> list[datetime]:
 
 
 @pytest.mark.parametrize(("text", "start", "expected"), RECORDED)
-def test_given_a_recorded_line_then_it_fires_when_it_did(text: str, start: str, expected: str) -> None:
+def test_cron_fires_at_the_recorded_times(text: str, start: str, expected: str) -> None:
     found = moments(Calendar(text), datetime.fromisoformat(start).replace(tzinfo=UTC), 3)
     assert [moment.strftime("%Y-%m-%dT%H:%M") for moment in found] == expected.split()
 

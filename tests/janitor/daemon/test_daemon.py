@@ -80,7 +80,7 @@ def daemon_kit(
         yield DaemonKit(kit, daemon, time, watched, lease)
 
 
-def test_daemon_sweeps_every_minute_and_deletes_rows_when_due() -> None:
+def test_daemon_sweeps_every_minute_and_deletes_expired_rows() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(NOW_MS - HOUR, NOW_MS, NOW_MS + 30 * SECOND)
@@ -112,7 +112,7 @@ def test_watched_run_with_counts_knows_how_much_is_left() -> None:
     assert told == [(20, 60), (40, 60), (60, 60)]
 
 
-def test_sweep_with_a_bug_is_a_failed_run_and_no_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_with_a_bug_fails_the_run_and_keeps_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     with daemon_kit() as kit:
         with monkeypatch.context() as patch:
             patch.setitem(sweep._STEPS, "message", raising(ZeroDivisionError("a bug")))
@@ -127,7 +127,7 @@ def test_sweep_with_a_bug_is_a_failed_run_and_no_dead_daemon(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("mode", "expected"), [("apply", [0, 1, 60, 120, 180, 180, 240]), ("plan_only", [0, 60, 120, 180, 240])]
 )
-def test_job_after_sweeps_is_done_when_rows_go(mode: Literal["apply", "plan_only"], expected: list[int]) -> None:
+def test_job_after_sweeps_runs_after_rows_are_deleted(mode: Literal["apply", "plan_only"], expected: list[int]) -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR, NOW_MS + 100 * SECOND)
     done: list[int] = []
@@ -186,7 +186,7 @@ def test_daemon_without_apply_only_plans_and_shows_what_is_due() -> None:
         ]
 
 
-def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
+def test_idle_daemon_keeps_renewing_its_lease() -> None:
     with daemon_kit(leased=True) as kit:
         assert kit.lease is not None
         kit.time.advance(3600)
@@ -228,7 +228,7 @@ def test_status_between_two_sweeps_has_the_newest_snapshot() -> None:
         assert (seen.invalid, seen.problem) == (1, "")
 
 
-def test_given_a_tick_that_stays_away_when_asked_then_the_process_is_not_alive() -> None:
+def test_daemon_without_a_recent_tick_is_not_alive() -> None:
     """S10: a hung loop is not alive."""
     with daemon_kit() as kit:
         assert kit.daemon.alive() == ""
@@ -236,7 +236,7 @@ def test_given_a_tick_that_stays_away_when_asked_then_the_process_is_not_alive()
         assert "60 s" in kit.daemon.alive()
 
 
-def test_given_a_run_without_a_sign_of_life_when_asked_then_the_process_is_not_alive() -> None:
+def test_daemon_with_a_hung_run_is_not_alive() -> None:
     with daemon_kit() as kit:
         with kit.watched.run():
             kit.time.clock.advance(HUNG_RUN_MS)
@@ -252,7 +252,7 @@ def test_given_a_run_without_a_sign_of_life_when_asked_then_the_process_is_not_a
         assert kit.watched.running is None
 
 
-def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
+def test_daemon_after_a_stop_request_is_not_ready() -> None:
     with daemon_kit() as kit:
         assert kit.daemon.ready() == ""
         kit.daemon.request_stop()
@@ -277,7 +277,7 @@ def test_metrics_of_a_daemon_are_those_of_its_status() -> None:
         assert [run.expired for run in kit.daemon.runs(5)] == [1]
 
 
-def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again() -> None:
+def test_daemon_with_a_failing_job_reports_it_until_it_succeeds() -> None:
     """A failure that leaves no run behind, such as a memory that cannot be written, must not look like all is well."""
     broken: list[bool] = []
     with daemon_kit() as kit:

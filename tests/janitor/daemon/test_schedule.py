@@ -62,7 +62,7 @@ def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = 
     return job
 
 
-def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime) -> None:
+def test_interval_over_a_day_does_not_drift(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock, *[0.7] * 2000))
     time.advance(24 * 3600)
     assert job.at == [60.0 * number for number in range(1, 1441)]
@@ -105,7 +105,7 @@ def test_interval_with_a_late_watch_runs_early_once_after_a_jump(clock: ManualCl
 
 
 @pytest.mark.timeout(20)
-def test_interval_with_a_step_while_the_scheduler_looks_goes_on() -> None:
+def test_interval_with_a_clock_step_during_a_check_continues() -> None:
     class Stepping(ManualClock):
         armed = False
 
@@ -139,7 +139,7 @@ def test_machine_that_slept_runs_what_came_due_once_and_at_once(time: VirtualTim
     assert nightly.at == [36030]
 
 
-def test_given_a_crontab_line_when_time_passes_then_it_runs_on_the_minute(time: VirtualTime) -> None:
+def test_cron_runs_on_the_minute(time: VirtualTime) -> None:
     time.clock.advance(17_250)
     job = started(time, "*/5 * * * *", Job(time.clock))
     time.advance(1800)
@@ -195,7 +195,7 @@ def test_cron_in_a_zone_with_summer_time_is_in_utc(monkeypatch: pytest.MonkeyPat
         wall.tzset()
 
 
-def test_given_a_wish_when_watched_then_the_job_runs_now_and_the_interval_stays(time: VirtualTime) -> None:
+def test_run_now_runs_the_job_once_and_keeps_the_interval(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock))
     time.advance(70.5)
     time.schedule.run_now("sweep")
@@ -203,7 +203,7 @@ def test_given_a_wish_when_watched_then_the_job_runs_now_and_the_interval_stays(
     assert job.at == [60, 71, 120, 180]
 
 
-def test_given_a_wish_while_the_job_runs_when_it_ends_then_it_runs_once_more(time: VirtualTime) -> None:
+def test_run_now_during_a_run_runs_the_job_once_more(time: VirtualTime) -> None:
     def wish() -> None:
         job()
         if len(job.at) == 1:
@@ -218,7 +218,7 @@ def test_given_a_wish_while_the_job_runs_when_it_ends_then_it_runs_once_more(tim
     assert job.at == [60, 70]
 
 
-def test_given_a_wish_for_no_job_when_made_then_it_is_refused(time: VirtualTime) -> None:
+def test_run_now_of_an_unknown_job_raises(time: VirtualTime) -> None:
     with pytest.raises(KeyError, match="nothing"):
         time.schedule.run_now("nothing")
 
@@ -250,7 +250,7 @@ def test_job_that_raises_is_logged_and_goes_on(
     assert "sweep (trigger: every 60 s" in first.getMessage()
 
 
-def test_given_a_schedule_when_asked_then_it_says_when_things_run(time: VirtualTime) -> None:
+def test_next_run_of_a_job_is_known_between_start_and_shutdown(time: VirtualTime) -> None:
     time.schedule.add("other", cron("*/5 * * * *"), Job(time.clock))
     assert time.schedule.next_run_ms("other") is None
     started(time, 60, Job(time.clock))
@@ -306,7 +306,7 @@ def test_run_now_during_a_run_in_threads_runs_once_more(threads: Threads) -> Non
     assert (threads.runs, threads.errors) == (2, [])
 
 
-def test_job_that_runs_on_is_not_run_beside_itself(threads: Threads) -> None:
+def test_job_that_is_still_running_is_not_started_again(threads: Threads) -> None:
     ticked = threading.Semaphore(0)
     threads.schedule.add("other", interval_trigger(0.01), ticked.release)
     threads.start(0.01)
