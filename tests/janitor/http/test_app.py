@@ -54,7 +54,7 @@ def problem_of(answer: Answer) -> tuple[str, str]:
     return document["code"], document["detail"]
 
 
-def test_the_page_is_the_file_in_the_package_and_names_no_other_place(app: Direct) -> None:
+def test_page_is_the_packaged_file_and_loads_nothing_external(app: Direct) -> None:
     answer = app.ask("/")
     page = files("janitor.http").joinpath("page.html").read_bytes()
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -129,7 +129,9 @@ def test_metrics_keep_their_content_type(app: Direct) -> None:
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_status_is_drawn_once_for_many(app: Direct, views: StillViews, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_rendered_once_while_unchanged(
+    app: Direct, views: StillViews, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[Status] = []
     to_json = Status.to_json
 
@@ -145,7 +147,7 @@ def test_status_is_drawn_once_for_many(app: Direct, views: StillViews, monkeypat
     assert len(drawn) == 2
 
 
-def test_status_tells_that_the_loop_hangs(app: Direct, views: StillViews) -> None:
+def test_status_of_a_hung_loop_is_down(app: Direct, views: StillViews) -> None:
     assert status(app)["health"]["level"] == "well"
     views.not_alive = "the loop hangs"
     reason = {"text": "the loop hangs", "about": "", "condition": None}
@@ -162,7 +164,7 @@ def test_status_of_many_topics_is_compressed_on_request(app: Direct, views: Stil
     assert len(zipped.body) * 8 < len(plain.body)
 
 
-def test_runs_come_newest_first_a_hundred_unless_told_otherwise(app: Direct, views: StillViews) -> None:
+def test_runs_are_newest_first_and_limited_to_100_by_default(app: Direct, views: StillViews) -> None:
     runs = json.loads(app.ask("/api/runs").body)["runs"]
     assert [run["id"] for run in runs] == [run.id for run in views.runs[:100]]
     assert runs[0]["phase_seconds"] == dict(views.runs[0].phase_seconds)
@@ -171,7 +173,7 @@ def test_runs_come_newest_first_a_hundred_unless_told_otherwise(app: Direct, vie
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "+5", "1.5", "", "ten", "1_0", "%D9%A3", "99999999999999999999"])
-def test_runs_by_a_wrong_limit_are_refused(app: Direct, views: StillViews, limit: str) -> None:
+def test_runs_with_an_invalid_limit_are_rejected(app: Direct, views: StillViews, limit: str) -> None:
     answer = app.ask(f"/api/runs?limit={limit}")
     assert answer.status == 400
     code, detail = problem_of(answer)
@@ -187,7 +189,7 @@ def test_a_probe_is_answered_ok_or_with_the_reason(app: Direct, views: StillView
     assert app.ask(path)[::2] == (503, b"the loop showed no sign of life for 300 s")
 
 
-def test_given_visitors_that_hang_in_every_thread_then_probes_are_answered(serve: Serve) -> None:
+def test_probes_with_every_worker_thread_blocked_respond(serve: Serve) -> None:
     entered, release = threading.Semaphore(0), threading.Event()
 
     class Stuck(StillViews):
@@ -215,7 +217,7 @@ def test_given_visitors_that_hang_in_every_thread_then_probes_are_answered(serve
     ("method", "path"),
     [("metrics", "/metrics"), ("status", "/api/status"), ("past", "/api/runs"), ("alive", "/healthz")],
 )
-def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_why(
+def test_view_that_fails_responds_500_and_logs_the_error(
     views: StillViews, caplog: pytest.LogCaptureFixture, method: str, path: str
 ) -> None:
     setattr(views, method, raising(LookupError("a bug of ours")))
@@ -247,7 +249,7 @@ def test_other_paths_are_not_found(app: Direct, path: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost:9847", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:9847"])
-def test_given_a_loopback_address_when_asked_by_a_name_of_it_then_it_answers(app: Direct, host: str) -> None:
+def test_loopback_host_name_on_loopback_is_accepted(app: Direct, host: str) -> None:
     assert app.ask("/healthz", host=host).status == 200
 
 
@@ -264,7 +266,7 @@ def test_foreign_host_on_loopback_is_refused(app: Direct, views: StillViews, pat
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "janitor.example"])  # noqa: S104 nothing is bound
-def test_given_an_address_others_may_reach_when_asked_by_any_name_then_it_answers(views: StillViews, host: str) -> None:
+def test_any_host_name_on_a_public_address_is_accepted(views: StillViews, host: str) -> None:
     asked = Direct(views, host).ask("/api/status", host="janitor.example", origin="http://grafana.example")
     assert asked.status == 200
 

@@ -49,7 +49,7 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
         (replace(CALM, held=(held("protected"), held("paused"), held("quarantined"))), "No action is required."),
     ],
 )
-def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on(status: Status, sentence: str) -> None:
+def test_judge_without_problems_is_well_with_one_sentence(status: Status, sentence: str) -> None:
     assert judge(status) == Health("well", (HealthReason(sentence),))
 
 
@@ -101,11 +101,11 @@ def test_judge_before_adoption_says_that_alone() -> None:
     assert texts(judge(replace(CALM, guards=(guard,)))) == ["The adoption guard blocked the last run."]
 
 
-def test_given_a_loop_that_hangs_then_it_is_down_whatever_the_figures_say() -> None:
+def test_judge_of_a_hung_loop_is_down() -> None:
     assert judge(CALM, alive="the loop hangs") == Health("down", (HealthReason("the loop hangs"),))
 
 
-def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() -> None:
+def test_judge_without_a_running_janitor_is_down_before_other_reasons() -> None:
     health = judge(replace(CALM, process="down", paused=(Pause("*:*", 0),)))
     assert health.level == "down"
     assert texts(health) == ["No janitor is running. This is the last recorded state.", "Everything is paused."]
@@ -116,7 +116,7 @@ def test_judge_when_not_ready_says_so_unless_a_reason_is_better() -> None:
     assert texts(judge(replace(CALM, paused=(Pause("*:*", 0),)), ready="x")) == ["Everything is paused."]
 
 
-def test_given_everything_wrong_then_the_gravest_comes_first() -> None:
+def test_judge_of_many_problems_puts_the_most_severe_first() -> None:
     assert [reason.about for reason in judge(statuses.wrong(NOW_MS)).reasons] == [
         "",
         "guards",
@@ -129,7 +129,7 @@ def test_given_everything_wrong_then_the_gravest_comes_first() -> None:
     ]
 
 
-def test_given_a_daemon_in_which_no_run_ends_any_more_then_it_is_said() -> None:
+def test_judge_of_a_daemon_without_recent_run_says_so() -> None:
     hour_ms = 3_600_000
     last = replace(CALM.last_run, finished_ms=NOW_MS - 2 * hour_ms) if CALM.last_run else None
     silent = replace(CALM, every_seconds=60, last_run=last, started_ms=NOW_MS - 9 * hour_ms, now_ms=NOW_MS)

@@ -84,7 +84,7 @@ def look(browser: Browser, serve: Callable[..., HttpKit]) -> Iterator[Look]:
         page.close()
 
 
-def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look) -> None:
+def test_page_of_a_running_janitor_fills_every_part(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     assert page.text("h1") == "Healthy. A run is in progress."
     assert page.run("document.title") == "Healthy · janitor"
@@ -152,7 +152,7 @@ def test_page_before_adoption_shows_the_commands_and_no_blanks(look: Look) -> No
     assert page.console == []
 
 
-def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(look: Look) -> None:
+def test_page_with_every_problem_shows_states_and_commands(look: Look) -> None:
     page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:5])
     assert page.text("h1") == "Down. No janitor is running. This is the last recorded state."
     assert page.run("document.querySelector('#health').dataset.level") == "down"
@@ -188,7 +188,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(loo
     assert page.texts("#aside code")[0] == f"janitor resume {ARGUMENTS}"
 
 
-def test_page_without_work_says_that_all_is_done_and_how_old_it_is(look: Look) -> None:
+def test_page_without_work_says_so_and_shows_its_age(look: Look) -> None:
     now_ms = look.now_ms - 10 * MINUTE - SECOND
     counted = TopicFigures("a", "b", 1, 60, 0, 0, None, None, now_ms)
     calm = replace(statuses.full(now_ms), held=(), overdue=(), kept={}, guards=(), topics=(counted,))
@@ -394,7 +394,7 @@ def test_topic_page_leads_to_the_front_page_and_shows_open_claims(look: Look) ->
     assert page.run("document.querySelector('#headline a').getAttribute('href')") == "/#held"
 
 
-def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(look: Look) -> None:
+def test_page_of_many_topics_sorts_and_pages_them(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms))
     assert len(page.texts("#queues tbody tr")) == 50
     page.run("document.querySelector('[data-key=\"more topics\"]').click()")
@@ -406,7 +406,7 @@ def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(look: Lo
 
 
 @pytest.mark.parametrize("width", [420, 1280])
-def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(look: Look, width: int) -> None:
+def test_page_with_a_long_topic_name_fits_the_window(look: Look, width: int) -> None:
     long = "n" * 120
     full = statuses.full(look.now_ms)
     topics = (
@@ -425,7 +425,7 @@ def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(lo
     )
 
 
-def test_given_hostile_names_then_they_are_text_and_nothing_else(look: Look) -> None:
+def test_page_with_hostile_names_shows_them_as_text(look: Look) -> None:
     status = statuses.wrong(look.now_ms)
     assert status.last_run is not None
     hostile = replace(status, last_run=replace(status.last_run, error=HOSTILE), kept={HOSTILE: 2})
@@ -497,7 +497,7 @@ def test_every_text_stands_out_from_its_ground(look: Look, draw: Callable[[int],
     assert page.run(LOW_CONTRAST) == []
 
 
-def test_given_a_reader_who_wants_no_motion_then_nothing_moves(look: Look) -> None:
+def test_page_with_reduced_motion_does_not_animate(look: Look) -> None:
     kit = look.serve(StillViews(statuses.empty(look.now_ms)))
     moves = """[getComputedStyle(document.querySelector('#figures')).transitionDuration,
       getComputedStyle(document.documentElement).scrollBehavior]"""
@@ -505,7 +505,7 @@ def test_given_a_reader_who_wants_no_motion_then_nothing_moves(look: Look) -> No
     assert look(kit, prefers_reduced_motion="reduce").run(moves) == ["0s", "auto"]
 
 
-def test_the_page_can_be_heard_and_walked_through(look: Look) -> None:
+def test_page_is_accessible_by_screen_reader_and_keyboard(look: Look) -> None:
     page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms))
     assert page.run("document.querySelectorAll('h1').length") == 1
     unnamed = """[...document.querySelectorAll('section')].filter(part =>

@@ -66,7 +66,7 @@ def test_stop_does_not_hang_with_an_answer_that_hangs() -> None:
     assert [thread for thread in threading.enumerate() if thread.name == "http"] == []
 
 
-def test_given_a_port_in_use_then_the_error_names_the_setting_and_what_to_do() -> None:
+def test_start_on_a_port_in_use_raises_with_the_setting_and_a_hint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigurationError) as caught:
@@ -75,7 +75,7 @@ def test_given_a_port_in_use_then_the_error_names_the_setting_and_what_to_do() -
     assert "TMS_JANITOR__HTTP__PORT=PORT" in caught.value.hint
 
 
-def test_given_a_port_this_user_may_not_open_then_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_on_a_forbidden_port_raises_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_server", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(ConfigurationError, match=r"janitor\.http\.port is 80"):
         HttpServer(hello, "127.0.0.1", 80).start()

@@ -42,7 +42,7 @@ def nobody(rows: int) -> None:
     """A heartbeat that nobody listens to."""
 
 
-def test_given_messages_then_all_are_counted_by_kind_and_by_transaction(store: MemoryStore) -> None:
+def test_inspect_messages_counts_by_kind_and_transaction(store: MemoryStore) -> None:
     found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
     assert found.counts == {
         "plain": 2,
@@ -57,13 +57,13 @@ def test_given_messages_then_all_are_counted_by_kind_and_by_transaction(store: M
     assert found.min_transaction_ms == NOW_MS - 3 * HOUR
 
 
-def test_given_no_snapshot_then_positive_pointers_are_just_that(store: MemoryStore) -> None:
+def test_inspect_without_snapshot_counts_positive_pointers(store: MemoryStore) -> None:
     counts = inspect.messages(store, None, (), 0, nobody).counts
     assert (counts["positive"], counts["rolled_back"]) == (3, 1)
     assert inspect.payloads(store, None, (), 0, nobody).counts == {"positive": 3, "unrecognized": 1}
 
 
-def test_given_a_message_then_it_is_decoded(store: MemoryStore) -> None:
+def test_inspect_messages_decodes_a_message(store: MemoryStore) -> None:
     [reference] = [row for row in inspect.messages(store, SNAPSHOT, (), 100, nobody).rows if row["kind"] == "reference"]
     assert reference == {
         "key": MessageKey(TopicId("default", "orders"), 1, NOW_MS, 4).pack().hex(),
@@ -91,7 +91,7 @@ def test_row_with_numbers_cdap_never_writes_is_unrecognized() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"\x01short"])
-def test_given_a_value_that_cannot_be_read_then_it_is_counted(tmp_path: Path, value: bytes) -> None:
+def test_inspect_messages_counts_an_unreadable_value(tmp_path: Path, value: bytes) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
     with closing(plyvel.DB(str(tmp_path / FOLDERS["message"]))) as database:
@@ -101,7 +101,7 @@ def test_given_a_value_that_cannot_be_read_then_it_is_counted(tmp_path: Path, va
             assert inspect.messages(store, None, (), 100, nobody).counts == {"plain": 1, "unreadable": 1}
 
 
-def test_given_payloads_then_they_are_decoded_and_counted(store: MemoryStore) -> None:
+def test_inspect_payloads_decodes_and_counts(store: MemoryStore) -> None:
     found = inspect.payloads(store, SNAPSHOT, (), 100, nobody)
     assert found.counts == {"committed": 2, "undecided": 1, "unrecognized": 1}
     assert found.min_transaction_ms == NOW_MS - 2 * HOUR
@@ -112,13 +112,15 @@ def test_given_payloads_then_they_are_decoded_and_counted(store: MemoryStore) ->
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(0, 0), (2, 2), (100, 7)])
-def test_given_a_limit_then_so_many_are_decoded_and_all_are_counted(store: MemoryStore, limit: int, shown: int) -> None:
+def test_inspect_messages_with_a_limit_decodes_that_many_and_counts_all(
+    store: MemoryStore, limit: int, shown: int
+) -> None:
     found = inspect.messages(store, SNAPSHOT, (), limit, nobody)
     assert len(found.rows) == shown
     assert sum(found.counts[kind] for kind in ("plain", "transactional", "reference", "unrecognized")) == 7
 
 
-def test_given_patterns_then_only_rows_of_those_topics_are_read(store: MemoryStore) -> None:
+def test_inspect_with_patterns_reads_only_matching_topics(store: MemoryStore) -> None:
     topic(store, "default:orders2", ttl_seconds=60).plain(NOW_MS)
     found = inspect.messages(store, SNAPSHOT, ("default:orders",), 100, nobody)
     assert {row["topic"] for row in found.rows} == {"default:orders"}
@@ -133,7 +135,7 @@ def test_unrecognized_row_is_shown_by_its_key(store: MemoryStore) -> None:
         assert row["key"] == b"unrecognized".hex()
 
 
-def test_given_any_table_when_inspected_then_nothing_is_written_and_pages_are_told(store: MemoryStore) -> None:
+def test_inspect_of_any_table_writes_nothing_and_reports_each_page(store: MemoryStore) -> None:
     written: list[Call] = []
     watch(
         store, lambda call: written.append(call) if call.name.split(".")[1] not in ("keys", "cells", "rows") else None
@@ -147,7 +149,7 @@ def test_given_any_table_when_inspected_then_nothing_is_written_and_pages_are_to
     assert told == [7, 4, 4]
 
 
-def test_given_more_rows_than_a_page_then_all_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_of_several_pages_reads_every_row_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "PAGE_ROWS", 3)
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 11))
@@ -158,7 +160,7 @@ def test_given_more_rows_than_a_page_then_all_are_read_page_by_page(monkeypatch:
     assert sum(told) == 10
 
 
-def test_given_metadata_then_living_deleted_and_unreadable_topics_are_shown(store: MemoryStore) -> None:
+def test_inspect_metadata_shows_living_deleted_and_unreadable_topics(store: MemoryStore) -> None:
     store.metadata.compare_and_set(b"default:odd:", None, b"\xff{")
     store.metadata.compare_and_set(b"unrecognized", None, b"{}")
     found = inspect.metadata(store, ())
@@ -170,7 +172,7 @@ def test_given_metadata_then_living_deleted_and_unreadable_topics_are_shown(stor
     assert [row["topic"] for row in inspect.metadata(store, ("*:r*",)).rows] == ["default:retired"]
 
 
-def test_given_a_snapshot_then_ids_are_strings_and_lists_are_cut_to_the_limit() -> None:
+def test_snapshot_figures_have_ids_as_strings_and_limited_lists() -> None:
     state = visibility(NOW_MS, [INVALID, INVALID + 1, INVALID + 2], [OPEN])
     figures = inspect.snapshot_figures(state, "snapshot.1", 2)
     assert json.loads(json.dumps(figures)) == figures
@@ -209,7 +211,7 @@ def test_audit_counts_rows_of_any_key_and_names_the_first() -> None:
     st.lists(st.sampled_from([INVALID, OPEN, COMMITTED, -INVALID, -OPEN, 1, DAY]), max_size=30),
     st.sampled_from([None, 0, 1, INVALID - 1, INVALID, OPEN, COMMITTED]),
 )
-def test_given_any_cells_then_the_audit_counts_what_the_definition_says(pointers: list[int], bound: int | None) -> None:
+def test_audit_of_any_cells_counts_by_the_definition(pointers: list[int], bound: int | None) -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     for number, write_pointer in enumerate(pointers):

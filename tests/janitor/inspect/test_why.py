@@ -122,7 +122,7 @@ DUE_MS = PUBLISHED_MS + TTL_SECONDS * 1000 + 1
 
 
 @pytest.mark.parametrize(("off_ms", "action"), [(-1, "keep"), (0, "delete"), (1, "delete")])
-def test_why_of_a_message_names_the_millisecond_it_goes(orders: Topic, off_ms: int, action: str) -> None:
+def test_why_of_a_message_names_the_millisecond_of_its_deletion(orders: Topic, off_ms: int, action: str) -> None:
     orders.plain(PUBLISHED_MS)
     fate = only(ask(orders, PUBLISHED_MS, now_ms=DUE_MS + off_ms)).fate
     assert (fate.action, fate.rule, fate.due_ms, fate.hold) == (action, Rule.EXPIRED, DUE_MS, None)
@@ -130,7 +130,7 @@ def test_why_of_a_message_names_the_millisecond_it_goes(orders: Topic, off_ms: i
     assert fate.reason is (Reason.LIVE if action == "keep" else None)
 
 
-def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_answer(store: MemoryStore) -> None:
+def test_why_of_an_id_in_several_generations_has_a_fate_for_each_row(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
     for generation in (1, 3, 4):
         store.message.put([(MessageKey(orders.id, generation, NOW_MS, 7).pack(), MessageValue(None, b""))])
@@ -157,7 +157,7 @@ def test_why_without_readable_metadata_says_it_stays(store: MemoryStore) -> None
         assert answer.generation is None
 
 
-def test_given_a_key_that_is_none_of_ours_then_it_stays(orders: Topic) -> None:
+def test_why_of_an_unrecognized_key_is_keep(orders: Topic) -> None:
     orders.store.message.put([(MessageKey(orders.id, 1, -5, 0).pack(), MessageValue(None, b""))])
     orders.store.message.put([(MessageKey(orders.id, -1, 5, 0).pack(), MessageValue(None, b""))])
     for publish_ms in (-5, 5):
@@ -192,12 +192,12 @@ def test_why_of_a_topic_on_hold_names_no_time(orders: Topic, hold: Hold, given: 
     assert fate.reason is (Reason.HELD if due else Reason.LIVE)
 
 
-def test_given_a_paused_topic_then_the_patterns_that_pause_it_are_named(orders: Topic) -> None:
+def test_why_of_a_paused_topic_names_the_matching_patterns(orders: Topic) -> None:
     orders.plain(PUBLISHED_MS)
     assert ask(orders, PUBLISHED_MS, paused=("*:*", "other:*", "default:orders")).resume == ("*:*", "default:orders")
 
 
-def test_given_a_quarantined_topic_then_it_is_tried_again_when_it_is_probed(orders: Topic, state: SqliteState) -> None:
+def test_why_of_a_quarantined_topic_names_its_next_probe(orders: Topic, state: SqliteState) -> None:
     orders.plain(PUBLISHED_MS)
     state.save_strikes({orders.id: Strikes(3, NOW_MS, "broken", NOW_MS, NOW_MS + HOUR)})
     fate = only(ask(orders, PUBLISHED_MS, quarantined=(orders,), state=state)).fate
@@ -218,7 +218,7 @@ def goes_when_it_says(orders: Topic, publish_ms: int, record: FrontierRecord, no
     return goes_ms
 
 
-def test_given_a_ttl_that_was_shortened_then_a_row_goes_when_the_hold_ends(orders: Topic) -> None:
+def test_why_after_a_shorter_ttl_names_the_end_of_the_hold(orders: Topic) -> None:
     record = FrontierRecord(1, NOW_MS - DAY, at(NOW_MS), NOW_MS - DAY)
     orders.plain(PUBLISHED_MS)
     fate = only(ask(orders, PUBLISHED_MS, records={orders: record})).fate
@@ -242,14 +242,14 @@ def test_why_of_a_row_not_due_before_the_hold_ends_shows_no_hold(orders: Topic) 
     age_ms=st.integers(0, 3 * HOUR),
     generation=st.sampled_from([1, 2, -1]),
 )
-def test_why_names_the_moment_it_goes(ttl_seconds: int, cutoff_age_ms: int, age_ms: int, generation: int) -> None:
+def test_why_names_the_time_of_deletion(ttl_seconds: int, cutoff_age_ms: int, age_ms: int, generation: int) -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds, generation=generation).at(1).plain(NOW_MS - age_ms)
     record = FrontierRecord(1, NOW_MS - cutoff_age_ms, at(NOW_MS), NOW_MS - DAY)
     goes_when_it_says(orders, NOW_MS - age_ms, record, NOW_MS)
 
 
-def test_given_any_transaction_then_its_state_has_the_name_that_inspect_gives_it(orders: Topic) -> None:
+def test_why_names_transaction_states_as_inspect_does(orders: Topic) -> None:
     for number in (COMMITTED, OPEN, INVALID, -COMMITTED):
         orders.tx(number, NOW_MS)
     orders.plain(NOW_MS)
@@ -308,7 +308,7 @@ def stored(orders: Topic, write_pointer: int, publish_ms: int) -> tuple[int, int
     return publish_ms, 1, (STORED_MS, 0)
 
 
-def test_given_a_message_that_lives_then_its_payload_waits_for_it_however_old(orders: Topic) -> None:
+def test_why_of_an_old_payload_of_a_live_message_is_keep(orders: Topic) -> None:
     answer = ask(orders, *stored(orders, COMMITTED, NOW_MS))
     fate = payload_of(answer).fate
     assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.REFERENCED, Rule.EXPIRED)
@@ -318,7 +318,7 @@ def test_given_a_message_that_lives_then_its_payload_waits_for_it_however_old(or
     assert payload_of(answer).transaction == "committed"
 
 
-def test_given_a_message_that_goes_then_its_payload_goes_with_it(orders: Topic) -> None:
+def test_why_of_the_payload_of_an_expired_message_is_delete(orders: Topic) -> None:
     asked = stored(orders, COMMITTED, STORED_MS + 1)
     assert [row.fate.action for row in ask(orders, *asked).found] == ["delete", "delete"]
     unadopted = ask(orders, *asked, label=Hold.FIRST_CONTACT).found
@@ -331,7 +331,7 @@ def test_why_finds_the_payload_of_a_negated_reference_and_of_no_other_message(or
     assert not only(ask(orders, NOW_MS, 2, (STORED_MS, 0))).refers
 
 
-def test_given_another_message_that_refers_to_the_payload_then_the_payload_stays(orders: Topic) -> None:
+def test_why_of_a_payload_with_another_reference_is_keep(orders: Topic) -> None:
     asked = stored(orders, COMMITTED, STORED_MS + 1)
     orders.ref(COMMITTED, NOW_MS)
     message, payload = ask(orders, *asked).found
@@ -339,7 +339,7 @@ def test_given_another_message_that_refers_to_the_payload_then_the_payload_stays
     assert payload.fate.goes_ms is None
 
 
-def test_given_a_transaction_that_may_commit_then_the_payload_waits_for_that(orders: Topic) -> None:
+def test_why_of_a_payload_of_an_open_transaction_is_undecided(orders: Topic) -> None:
     asked = stored(orders, OPEN, STORED_MS + 1)
     fate = payload_of(ask(orders, *asked)).fate
     assert (fate.reason, fate.goes_ms) == (Reason.UNDECIDED, None)
@@ -425,7 +425,7 @@ def test_why_during_a_run_counts_what_it_announced(orders: Topic, state: SqliteS
     assert trace == Trace.of(announced, certain=False)
 
 
-def test_given_a_state_then_it_says_from_when_on_nothing_is_missing_in_it(orders: Topic, state: SqliteState) -> None:
+def test_why_names_the_time_since_when_the_ledger_is_complete(orders: Topic, state: SqliteState) -> None:
     assert ask(orders, 1, state=state).ledger_reach.complete_since_ms is None
     state.save_created_ms(NOW_MS - 40 * DAY)
     reach = ask(orders, 1, state=state).ledger_reach

@@ -188,7 +188,7 @@ def test_metrics_before_anything_are_zeros_without_unknowns() -> None:
     }
 
 
-def test_given_everything_then_every_figure_is_in_its_series() -> None:
+def test_metrics_of_a_full_status_have_every_series() -> None:
     assert without_prefix(seen(full())) == {
         **ZEROS,
         "build_info 1.2.3": 1,
@@ -251,12 +251,12 @@ def test_metrics_before_a_status_have_no_counter_that_would_seem_to_restart() ->
     assert series(parse_text(text(metrics()))) == {}
 
 
-def test_given_a_topic_is_held_in_both_tables_then_it_is_one_topic() -> None:
+def test_metrics_of_a_topic_held_in_both_tables_count_it_once() -> None:
     entry = HeldTopic("a:b", "frontier", 1, 1, 1, None, "")
     assert seen(empty(held=[entry, replace(entry, rows=2)]))["tms_janitor_held_topics frontier"] == 1
 
 
-def test_given_counters_of_a_newer_version_then_they_are_left_out() -> None:
+def test_metrics_with_counters_of_a_newer_version_omit_them() -> None:
     unknown = {
         **counter("rows_polished_total", 1),
         **counter("rows_deleted_total", 2, table="message"),
@@ -279,7 +279,7 @@ def test_metrics_of_labels_in_any_order_are_one_series() -> None:
     assert seen(empty(counters=counters))["tms_janitor_rows_deleted_total message expired"] == 5
 
 
-def test_given_a_run_then_what_it_counted_is_known_to_the_metrics() -> None:
+def test_metrics_after_a_run_declare_every_stored_counter() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     invalid = pointer(NOW_MS - 2 * MINUTE)
@@ -376,7 +376,7 @@ def sizes(found: FoundRow) -> FoundRow:
     return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_topic_bytes")}
 
 
-def test_given_top_then_the_largest_have_series_and_the_others_are_summed() -> None:
+def test_metrics_of_top_topics_sum_the_others() -> None:
     assert sizes(seen(empty(topics=SOME), "top", 2)) == {"a b": 300, "a c": 200, OTHER: 150}
 
 
@@ -403,12 +403,12 @@ def test_the_others_are_as_old_as_the_oldest_of_them_and_as_new_as_the_newest() 
 
 
 @pytest.mark.parametrize("per_topic", ["top", "none"])
-def test_given_a_topic_that_is_really_named_other_then_it_is_one_of_the_others(per_topic: PerTopic) -> None:
+def test_metrics_of_a_topic_named_other_count_it_with_the_others(per_topic: PerTopic) -> None:
     found = seen(empty(topics=[queue("_other:_other", 1000), queue("a:a", 1)]), per_topic, 1)
     assert sizes(found)[OTHER] == (1001 if per_topic == "none" else 1000)
 
 
-def test_given_sizes_that_change_then_a_topic_stays_until_it_is_a_fifth_smaller() -> None:
+def test_metrics_of_top_topics_replace_one_only_if_a_fifth_smaller() -> None:
     made = metrics(per_topic="top", top=1)
     shown = []
     for a, b in [(100, 90), (100, 110), (100, 125), (100, 126), (110, 126), (160, 128), (161, 128), (0, 0)]:
@@ -452,7 +452,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_given_a_hostile_topic_name_then_it_stays_a_name(name: str) -> None:
+def test_metrics_with_a_hostile_topic_name_escape_it(name: str) -> None:
     made = metrics(empty(topics=[TopicFigures(name, name, 1, 60, size_bytes=7, messages=1)]))
     plain = {name for name in seen(empty()) if not name.startswith("tms_topic")}
     for families in (parse_text(text(made)), parse_openmetrics(text(made, "application/openmetrics-text"))):
@@ -461,7 +461,7 @@ def test_given_a_hostile_topic_name_then_it_stays_a_name(name: str) -> None:
         assert found.keys() - plain == {f"tms_topic_bytes {name} {name}", f"tms_topic_messages {name} {name}"}
 
 
-def test_given_a_name_that_is_no_unicode_then_the_rest_is_written_all_the_same() -> None:
+def test_metrics_with_a_non_unicode_name_replace_its_bytes() -> None:
     found = seen(empty(topics=[TopicFigures("a", "b\ud800", 1, 60, size_bytes=7)], skew_seconds={"\udc80": 1.0}))
     assert found["tms_topic_bytes a b?"] == 7
     assert found["tms_janitor_clock_skew_seconds ?"] == 1
@@ -495,13 +495,13 @@ PROMETHEUS = (
         ("\x00\udc80", False),
     ],
 )
-def test_metrics_are_openmetrics_for_those_who_ask(accept: str | None, openmetrics: bool) -> None:
+def test_metrics_are_openmetrics_if_accepted(accept: str | None, openmetrics: bool) -> None:
     body, content_type = metrics(full()).render(accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain;")
     assert body.endswith(b"# EOF\n") is openmetrics
 
 
-def test_given_a_picture_then_nothing_of_it_is_read_when_metrics_are_written() -> None:
+def test_metrics_after_an_update_do_not_read_the_status_again() -> None:
     topics, counters = [queue("a:b", 1)], counter("rows_inverted_total", 1)
     made = metrics(empty(topics=topics, counters=counters))
     before = series(parse_text(text(made)))
@@ -510,7 +510,7 @@ def test_given_a_picture_then_nothing_of_it_is_read_when_metrics_are_written() -
     assert series(parse_text(text(made))) == before
 
 
-def test_given_a_picture_that_cannot_be_drawn_then_the_one_before_stays() -> None:
+def test_metrics_after_a_failed_update_stay_unchanged() -> None:
     made = metrics(full())
     with pytest.raises(ValueError, match="nonsense"):
         made.update(empty(boundary=BoundaryFigures("nonsense")))

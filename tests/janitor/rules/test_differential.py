@@ -422,7 +422,7 @@ def test_sweep_beside_consumers_is_as_the_rules_say(scene: Scene, batch_rows: in
         check(scene, store, batch_rows)
 
 
-def test_given_a_reference_under_a_key_too_long_when_swept_then_its_payload_stays() -> None:
+def test_sweep_keeps_the_payload_of_a_reference_with_a_too_long_key() -> None:
     topic, now_ms = NAMES[0], NOWS[4]
     scene, pointer = Scene(now_ms), (now_ms - 1000) * 10**6
     scene.metadata[topic.prefix] = encode_properties({"generation": "1", "ttl": "60"})
@@ -469,7 +469,7 @@ def test_sweep_by_threads_is_as_the_rules_say(scene: Scene, batch_rows: int, wor
 
 
 @given(scenes())
-def test_given_a_swept_store_when_swept_again_at_once_then_nothing_is_left_to_do(scene: Scene) -> None:
+def test_second_sweep_at_the_same_time_finds_nothing(scene: Scene) -> None:
     with memory_store() as store:
         sweep(scene, store, 5)
         state = SqliteState.in_memory()

@@ -102,7 +102,7 @@ def test_advance_ahead_of_time_by_more_than_allowed_is_held(ahead_ms: int, hold:
     assert (frontier.cutoff.ms, frontier.due.ms) == (record.cutoff_ms, due(now)) == (reached, due(now))
 
 
-def test_given_small_steps_ahead_when_each_is_within_the_allowance_then_none_is_held() -> None:
+def test_advance_by_clock_steps_within_the_allowance_is_not_held() -> None:
     record, now = settled(), START
     for _ in range(5):
         now = stepped(now, ALLOWANCE_MS)
@@ -137,7 +137,7 @@ def test_advance_to_a_shorter_ttl_is_held_while_time_goes_on() -> None:
     assert record.pending == PendingJump(1, 3600, later(START, 60_000))
 
 
-def test_given_a_ttl_that_was_lengthened_when_met_then_the_cutoff_goes_back_at_once() -> None:
+def test_advance_to_a_longer_ttl_moves_the_cutoff_back_at_once() -> None:
     longer = topic(ttl_seconds=2 * TTL_SECONDS)
     frontier, record = step(settled(), longer, START)
     assert frontier == Frontier.open(START_MS, longer)
@@ -151,7 +151,7 @@ def test_advance_to_a_longer_ttl_and_back_is_a_jump() -> None:
     assert frontier.cutoff.ms == due(START, 2 * TTL_SECONDS)
 
 
-def test_given_a_held_ttl_when_it_is_undone_then_nothing_waits_any_more() -> None:
+def test_advance_after_a_held_ttl_is_undone_has_no_hold() -> None:
     _, record = step(settled(), topic(ttl_seconds=3600), START)
     now = later(START, 60_000)
     frontier, record = step(record, topic(), now)
@@ -194,7 +194,7 @@ def test_advance_to_deletion_of_consumed_messages_is_held() -> None:
     assert (frontier.hold, record.consumed) == (None, True)
 
 
-def test_given_no_time_to_hold_when_a_jump_is_met_then_it_is_let_go() -> None:
+def test_advance_with_zero_hold_seconds_releases_a_jump_at_once() -> None:
     shorter = topic(2, 60)
     for record in (settled(), None):
         frontier, after = step(record, shorter, START, hold_seconds=0)
@@ -203,7 +203,7 @@ def test_given_no_time_to_hold_when_a_jump_is_met_then_it_is_let_go() -> None:
 
 
 @pytest.mark.parametrize(("held_ms", "hold"), [(HOUR_MS - 1, Hold.FRONTIER), (HOUR_MS, None), (HOUR_MS + 1, None)])
-def test_given_a_held_jump_when_its_time_has_passed_then_it_is_let_go(held_ms: int, hold: Hold | None) -> None:
+def test_advance_after_hold_seconds_releases_a_held_jump(held_ms: int, hold: Hold | None) -> None:
     shorter = topic(2, 3600)
     _, record = step(settled(), shorter, START)
     now = later(START, held_ms)
@@ -214,7 +214,7 @@ def test_given_a_held_jump_when_its_time_has_passed_then_it_is_let_go(held_ms: i
         assert record == FrontierRecord(2, due(now, 3600), now, START_MS)
 
 
-def test_given_a_held_jump_when_only_the_wall_clock_moved_then_it_is_still_held() -> None:
+def test_advance_after_a_wall_clock_step_keeps_a_held_jump() -> None:
     shorter = topic(ttl_seconds=3600)
     _, record = step(settled(), shorter, START)
     frontier, _ = step(record, shorter, stepped(later(START, 1000), 30 * DAY_MS))
@@ -222,7 +222,7 @@ def test_given_a_held_jump_when_only_the_wall_clock_moved_then_it_is_still_held(
     assert frontier.cutoff.ms == due(START) + 1000
 
 
-def test_given_a_held_jump_when_the_machine_was_off_meanwhile_then_that_time_counts() -> None:
+def test_advance_after_a_reboot_counts_the_downtime_of_a_held_jump() -> None:
     shorter = topic(ttl_seconds=3600)
     _, record = step(settled(), shorter, START)
     assert step(record, shorter, rebooted(START, HOUR_MS - 1))[0].hold is Hold.FRONTIER
@@ -230,7 +230,7 @@ def test_given_a_held_jump_when_the_machine_was_off_meanwhile_then_that_time_cou
 
 
 @pytest.mark.parametrize("changed", [topic(1, 1800), topic(2, 3600)])
-def test_given_a_held_jump_when_it_becomes_another_then_its_time_starts_anew(changed: TopicMetadata) -> None:
+def test_advance_with_a_changed_jump_restarts_its_hold(changed: TopicMetadata) -> None:
     _, record = step(settled(), topic(1, 3600), START)
     now = later(START, HOUR_MS)
     frontier, record = step(record, changed, now)
@@ -238,7 +238,7 @@ def test_given_a_held_jump_when_it_becomes_another_then_its_time_starts_anew(cha
     assert record.pending == PendingJump(changed.generation, changed.ttl_seconds, now)
 
 
-def test_given_an_approval_when_the_jump_is_the_one_approved_then_it_is_let_go_once() -> None:
+def test_advance_with_an_approved_jump_releases_it_once() -> None:
     shorter = topic(ttl_seconds=3600)
     _, record = step(settled(), shorter, START)
     now = later(START, 1000)
@@ -260,14 +260,14 @@ def test_approval_of_another_jump_is_gone_and_holds(other: TopicMetadata) -> Non
     assert step(record, shorter, START)[0].hold is Hold.FRONTIER
 
 
-def test_given_an_approval_when_the_jump_was_undone_first_then_the_approval_is_gone() -> None:
+def test_advance_after_an_undone_jump_forgets_its_approval() -> None:
     shorter = topic(1, 3600)
     _, record = step(settled(), shorter, START)
     _, record = step(approve(record, shorter), topic(), START)
     assert step(record, shorter, START)[0].hold is Hold.FRONTIER
 
 
-def test_given_a_reboot_when_the_clock_is_right_then_the_cutoff_follows_the_law() -> None:
+def test_advance_after_a_reboot_with_a_correct_clock_is_not_held() -> None:
     now = rebooted(START, 2 * DAY_MS)
     frontier, record = step(settled(), topic(), now)
     assert frontier == Frontier.open(now.wall_ms, topic())
@@ -303,14 +303,14 @@ def test_advance_of_a_new_topic_holds_until_its_time_has_passed(generation: int)
     assert record.first_seen_ms == START_MS
 
 
-def test_admit_of_a_new_topic_lets_what_is_due_go() -> None:
+def test_admit_of_a_new_topic_has_an_open_frontier() -> None:
     record = admit(topic(3), START)
     assert record == FrontierRecord(3, due(START), START, START_MS)
     assert step(record, topic(3), START)[0] == Frontier.open(START_MS, topic(3))
     assert step(record, topic(4), START)[0].hold is Hold.FRONTIER
 
 
-def test_given_a_ttl_longer_than_time_itself_when_admitted_then_the_cutoff_is_zero() -> None:
+def test_admit_with_a_ttl_longer_than_the_clock_has_cutoff_zero() -> None:
     assert admit(topic(), ClockAnchor(0, 0, "boot")).cutoff_ms == 0
 
 
@@ -335,7 +335,7 @@ def test_stand_still_for_days_starts_the_hold_again() -> None:
     assert record.pending == PendingJump(2, TTL_SECONDS, later(away, 1000))
 
 
-def test_advance_behind_the_clock_judges_by_the_given_time() -> None:
+def test_advance_at_an_earlier_time_judges_by_that_time() -> None:
     now = later(START, HOUR_MS)
     _, held = step(settled(), topic(2), START)
     terms = {"hold_seconds": HOLD_SECONDS, "allowance_ms": ALLOWANCE_MS}

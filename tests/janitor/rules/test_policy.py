@@ -89,7 +89,7 @@ def test_l0_bytes_that_are_no_key_are_not_inverted() -> None:
 
 
 @pytest.mark.parametrize("generation", [0, -1, INT_MIN])
-def test_l0_given_no_positive_generation_when_judged_then_the_row_is_unrecognized(generation: int) -> None:
+def test_l0_row_without_positive_generation_is_unrecognized(generation: int) -> None:
     for row in (message(0, generation), payload(0, generation)):
         assert judge(row) == judge(row, 5) == judge(row, -5) == judge_unknown(row) == UNRECOGNIZED
 
@@ -97,7 +97,7 @@ def test_l0_given_no_positive_generation_when_judged_then_the_row_is_unrecognize
 @pytest.mark.parametrize(
     ("time_ms", "verdict"), [(-(2**63), UNRECOGNIZED), (-1, UNRECOGNIZED), (0, EXPIRED), (1, EXPIRED)]
 )
-def test_l0_given_a_time_when_it_is_negative_then_the_row_is_unrecognized(time_ms: int, verdict: Verdict) -> None:
+def test_l0_row_is_unrecognized_only_with_a_negative_time(time_ms: int, verdict: Verdict) -> None:
     assert judge(message(time_ms)) == judge(payload(time_ms)) == verdict
 
 
@@ -112,15 +112,15 @@ def test_l0_unrecognized_numbers_with_an_invalid_pointer_are_inverted(row: Row) 
 
 
 @pytest.mark.parametrize("row", [message(0), message(0, INT_MAX), payload(0), payload(0, INT_MAX)])
-def test_l1_given_no_metadata_when_a_row_is_ever_so_old_then_it_stays(row: Row) -> None:
+def test_l1_row_of_any_age_without_metadata_is_kept(row: Row) -> None:
     assert judge_unknown(row) == UNKNOWN
 
 
-def test_l1_given_no_metadata_when_the_pointer_is_invalid_then_it_is_inverted() -> None:
+def test_l1_invalid_pointer_without_metadata_is_inverted() -> None:
     assert judge_unknown(message(0, 1, POINTER), INVALID) == Invert(Reason.UNKNOWN_TOPIC)
 
 
-def test_l1_given_a_deleted_topic_when_judged_then_it_is_known() -> None:
+def test_l1_row_of_a_deleted_topic_is_of_an_old_generation() -> None:
     assert judge(message(NOW_MS, 1), -1) == OLD
 
 
@@ -146,7 +146,7 @@ def test_l2_earlier_generations_alone_are_deleted(data: int, generation: int, ve
 
 
 @pytest.mark.parametrize("generation", [5, -5])
-def test_l2_given_a_newer_generation_when_it_is_ever_so_old_in_time_then_it_stays(generation: int) -> None:
+def test_l2_old_row_of_a_newer_generation_is_kept(generation: int) -> None:
     assert judge(message(0, 6), generation) == judge(payload(0, 6), generation) == NEWER
 
 
@@ -154,7 +154,7 @@ AROUND_DUE = [(DUE_MS - 1, EXPIRED), (DUE_MS, LIVE), (DUE_MS + 1, LIVE)]
 
 
 @pytest.mark.parametrize(("time_ms", "verdict"), AROUND_DUE)
-def test_l3_given_a_row_when_it_is_older_than_the_ttl_strictly_then_it_goes(time_ms: int, verdict: Verdict) -> None:
+def test_l3_row_expires_only_strictly_after_its_ttl(time_ms: int, verdict: Verdict) -> None:
     assert judge(message(time_ms)) == judge(payload(time_ms)) == verdict
 
 
@@ -164,7 +164,7 @@ def test_l3_payload_expires_by_its_own_time_not_its_transactions() -> None:
     assert (judge(begun_long_ago), judge(begun_later)) == (LIVE, EXPIRED)
 
 
-def test_l3_given_a_clock_in_1970_when_nothing_can_be_that_old_then_all_lives() -> None:
+def test_l3_row_with_a_clock_in_1970_is_live() -> None:
     topic = metadata()
     frontier = Frontier.open(TTL_SECONDS * 1000 - 1, topic)
     assert decide(message(0), topic, frontier, Known(), False, None) == LIVE
@@ -179,11 +179,11 @@ def test_l4_pointer_in_the_invalid_list_is_inverted_if_positive(pointer: int | N
 
 
 @pytest.mark.parametrize("pointer", [POINTER - 1, POINTER + 1])
-def test_l4_given_a_pointer_beside_an_invalid_one_when_judged_then_it_stays(pointer: int) -> None:
+def test_l4_pointer_next_to_an_invalid_pointer_is_kept(pointer: int) -> None:
     assert judge(message(pointer=pointer), transactions=INVALID) == LIVE
 
 
-def test_l4_given_an_invalid_pointer_when_the_row_goes_then_it_is_not_inverted_first() -> None:
+def test_l4_deleted_row_with_an_invalid_pointer_is_not_inverted() -> None:
     assert judge(message(DUE_MS - 1, 1, POINTER), transactions=INVALID) == EXPIRED
     assert judge(message(NOW_MS, 1, POINTER), 2, transactions=INVALID) == OLD
 
@@ -214,12 +214,12 @@ def test_l5_expired_payload_open_and_referenced_counts_as_undecided() -> None:
     assert judge(payload(DUE_MS - 1), transactions=OPEN, referenced=True) == UNDECIDED
 
 
-def test_l5_given_a_payload_that_lives_when_it_is_needed_then_it_just_lives() -> None:
+def test_l5_unexpired_payload_with_a_reference_is_live() -> None:
     assert judge(payload(DUE_MS), transactions=OPEN, referenced=True) == LIVE
 
 
 @pytest.mark.parametrize("generation", [2, -1])
-def test_l5_given_a_payload_of_an_old_generation_when_it_is_needed_then_it_goes(generation: int) -> None:
+def test_l5_referenced_payload_of_an_old_generation_is_deleted(generation: int) -> None:
     assert judge(payload(DUE_MS - 1), generation, transactions=OPEN, referenced=True) == OLD
     assert judge(payload(NOW_MS), generation, transactions=OPEN, referenced=True) == OLD
 
@@ -247,11 +247,11 @@ def test_l6_own_ttl_that_is_over_deletes_the_row(expires_ms: int, verdict: Verdi
     assert judge(payload(NOW_MS - 1), expires_ms=expires_ms) == verdict
 
 
-def test_l6_given_a_longer_ttl_of_its_own_when_the_topics_takes_the_row_then_it_goes() -> None:
+def test_l6_row_with_a_longer_message_ttl_expires_by_the_topic_ttl() -> None:
     assert judge(message(DUE_MS - 1), expires_ms=LONG_MAX) == EXPIRED
 
 
-def test_l6_given_a_ttl_of_its_own_when_the_topic_is_held_then_the_row_is_held() -> None:
+def test_l6_row_with_a_message_ttl_in_a_held_topic_is_held() -> None:
     topic = metadata()
     within = held(topic, cutoff_ms=DUE_MS - 10, generation=1)
     assert judge(message(NOW_MS), 1, within, expires_ms=NOW_MS) == HELD
@@ -265,13 +265,13 @@ def test_l6_topic_waiting_for_transactions_deletes_decided_rows() -> None:
     assert judge(message(NOW_MS - 11), 1, within, expires_ms=NOW_MS) == EXPIRED
 
 
-def test_l6_given_a_ttl_of_its_own_when_nothing_else_may_take_the_row_then_it_stays() -> None:
+def test_l6_row_kept_by_an_earlier_rule_ignores_its_message_ttl() -> None:
     assert judge(message(NOW_MS, 2), 1, expires_ms=0) == NEWER
     assert judge(message(-1), expires_ms=0) == UNRECOGNIZED
     assert decide(message(), None, None, Known(), False, 0) == UNKNOWN
 
 
-def test_l6_given_a_payload_with_a_ttl_of_its_own_when_it_is_needed_then_it_stays() -> None:
+def test_l6_needed_payload_with_a_message_ttl_is_kept() -> None:
     assert judge(payload(), transactions=OPEN, expires_ms=NOW_MS) == UNDECIDED
     assert judge(payload(), referenced=True, expires_ms=NOW_MS) == REFERENCED
 
@@ -309,18 +309,18 @@ def test_l7_payload_before_the_last_millisecond_is_deleted_if_free() -> None:
 
 
 @pytest.mark.parametrize("hold", list(Hold))
-def test_l7_given_any_hold_then_what_is_processed_is_held(hold: Hold) -> None:
+def test_l7_processed_row_with_any_hold_is_held(hold: Hold) -> None:
     assert judge(message(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
     assert judge(payload(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
     assert (done(metadata(), hold).processed_now, done(metadata()).processed_now) == (0, BEHIND_MS << 16 | 2)
 
 
-def test_l7_given_another_generation_then_it_says_nothing() -> None:
+def test_l7_row_of_another_generation_is_not_processed() -> None:
     assert judge(message(BEHIND_MS - 1, 3), 2, done(metadata(2))) == NEWER
     assert judge(message(BEHIND_MS - 1, 1), 2, done(metadata(2))) == OLD
 
 
-def test_given_an_open_frontier_when_made_then_it_goes_as_far_as_the_law() -> None:
+def test_open_frontier_has_the_cutoff_of_the_ttl() -> None:
     frontier = Frontier.open(NOW_MS, metadata(-3))
     assert frontier == Frontier(NOW_MS, Cutoff(DUE_MS), Cutoff(DUE_MS), -3, None)
     assert frontier.old_below == 4

@@ -168,7 +168,7 @@ STAYS = (Keep(Reason.LIVE), Keep(Reason.NEWER_GENERATION))
 
 
 @given(scenes(), st.sampled_from([0, 1, 65535]))
-def test_given_any_message_key_when_the_law_speaks_then_its_span_says_the_same(scene: Scene, sequence: int) -> None:
+def test_message_span_of_any_key_agrees_with_its_verdict(scene: Scene, sequence: int) -> None:
     key = MessageKey(TOPIC, scene.generation, scene.time_ms, sequence)
     span = find(message_spans(scene.topic, scene.frontier), key.pack())
     verdict = judge_row(Row("message", key), scene)
@@ -177,7 +177,7 @@ def test_given_any_message_key_when_the_law_speaks_then_its_span_says_the_same(s
 
 
 @given(scenes(), LONGS)
-def test_given_any_payload_key_when_the_law_speaks_then_its_span_says_the_same(scene: Scene, pointer: int) -> None:
+def test_payload_span_of_any_key_agrees_with_its_verdict(scene: Scene, pointer: int) -> None:
     key = PayloadKey(TOPIC, scene.generation, pointer, scene.time_ms, 0)
     span = find(payload_spans(scene.topic, scene.frontier, None), key.pack())
     verdict = judge_row(Row("payload", key), scene)
@@ -227,7 +227,7 @@ def test_topic_stop_of_something_without_an_end_is_refused() -> None:
         topic_stop(b"\xff")
 
 
-def test_given_a_span_when_only_parts_are_allowed_then_the_parts_keep_what_it_says() -> None:
+def test_intersect_of_a_span_keeps_its_verdict_in_each_part() -> None:
     span = Span(b"b", b"h", OLD, held=True, by_row=True)
     allowed = [KeyRange(b"a", b"c"), KeyRange(b"d", b"e"), KeyRange(b"g", b"z")]
     assert intersect([span], allowed) == [
@@ -280,7 +280,7 @@ intervals = st.builds(KeyRange, st.just(b"") | st.sampled_from(EDGES), st.none()
         ([(b"", b"c"), (b"a", b"b"), (b"b", b"d")], [(b"d", None)]),
     ],
 )
-def test_given_some_taken_from_everything_then_the_rest_is_left_in_order(
+def test_remainder_of_all_keys_is_the_rest_in_order(
     taken: list[tuple[bytes, bytes | None]], left: list[tuple[bytes, bytes | None]]
 ) -> None:
     assert remainder(ALL_KEYS, [KeyRange(*each) for each in taken]) == left

@@ -45,18 +45,18 @@ def test_window_of_a_payload_at_another_time_is_everything(write_ms: int) -> Non
 
 
 @pytest.mark.parametrize("pointer", [-(2**63), -1, 1, LONG_MAX])
-def test_given_a_pointer_a_client_chose_when_asked_then_messages_may_lie_anywhere(pointer: int) -> None:
+def test_window_of_a_pointer_chosen_by_a_client_is_the_whole_topic(pointer: int) -> None:
     assert window(stored(BEGUN_MS, pointer)) == WHOLE
 
 
-def test_given_several_payloads_when_asked_then_the_latest_end_counts() -> None:
+def test_window_of_several_payloads_has_the_latest_end() -> None:
     later = stored(BEGUN_MS + 5, POINTER + 5_000_000)
     assert window(stored(BEGUN_MS), later, stored(BEGUN_MS)).stop == time_prefix(TOPIC.prefix, 2, END_MS + 5)
     assert window(stored(BEGUN_MS), stored(0), stored(BEGUN_MS)) == WHOLE
 
 
 @pytest.mark.parametrize("since_ms", [END_MS, END_MS + 1])
-def test_given_a_cutoff_after_the_end_when_asked_then_there_is_nowhere_to_look(since_ms: int) -> None:
+def test_window_with_a_cutoff_after_its_end_is_empty(since_ms: int) -> None:
     found = window(stored(BEGUN_MS), since_ms=since_ms)
     assert found.start == found.stop == time_prefix(TOPIC.prefix, 2, since_ms)
 
@@ -66,7 +66,7 @@ def test_window_ends_by_grace_or_allowance(grace_ms: int, allowance_ms: int, lat
     assert Lifetime(90_000, grace_ms, allowance_ms).window_end_ms(POINTER) == BEGUN_MS + 90_000 + late_ms
 
 
-def test_given_no_payloads_when_asked_then_there_is_nowhere_to_look() -> None:
+def test_window_without_payloads_is_empty() -> None:
     found = window(since_ms=0)
     assert found.start == found.stop
 
@@ -92,7 +92,7 @@ def reference(pointer: int) -> MessageValue:
     return MessageValue(pointer, None)
 
 
-def test_given_references_when_looked_for_then_those_asked_for_are_found() -> None:
+def test_search_finds_the_requested_references() -> None:
     rows = {(2, SINCE_MS, 0): reference(5), (2, SINCE_MS, 1): reference(6), (2, SINCE_MS, 2): reference(7)}
     assert search(rows, {5, 7, 8})[0] == {5, 7}
 
@@ -114,7 +114,7 @@ def test_reference_by_the_lowest_pointer_is_found() -> None:
 
 
 @pytest.mark.parametrize("value", [MessageValue(5, b"x"), MessageValue(5, b""), MessageValue(None, b"x")])
-def test_given_a_message_with_its_own_payload_when_looked_for_then_it_refers_to_none(value: MessageValue) -> None:
+def test_search_ignores_messages_with_an_inline_payload(value: MessageValue) -> None:
     assert search({(2, SINCE_MS, 0): value}, {5})[0] == set()
 
 
@@ -160,11 +160,11 @@ def test_search_of_many_messages_yields_after_each_page() -> None:
     assert search(rows, {5}, page_rows=2) == (set(), 3, 3)
 
 
-def test_given_all_are_found_when_more_messages_follow_then_they_are_not_read() -> None:
+def test_search_after_the_last_match_reads_no_more_pages() -> None:
     rows = {(2, SINCE_MS, sequence): reference(5) for sequence in range(5)}
     assert search(rows, {5}, page_rows=2) == ({5}, 1, 1)
 
 
-def test_given_nothing_to_look_for_when_asked_then_nothing_is_read() -> None:
+def test_search_for_nothing_reads_nothing() -> None:
     assert search({(2, SINCE_MS, 0): reference(5)}, set()) == (set(), 0, 0)
     assert search({(2, SINCE_MS, 0): reference(5)}, {5}, KeyRange(WHOLE.start, WHOLE.start)) == (set(), 0, 0)

@@ -129,7 +129,7 @@ def test_run_after_an_empty_or_supposed_plan_is_not_full(store: MemoryStore) -> 
     assert not kit.engine.run_once().full
 
 
-def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everything(store: MemoryStore) -> None:
+def test_run_after_a_plan_made_during_a_run_is_full(store: MemoryStore) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1)
     kit = janitor(store)
 

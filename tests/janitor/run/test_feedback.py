@@ -232,7 +232,7 @@ def test_id_within_the_boundary_that_is_not_closed_stays_listed(ready: FeedbackK
     assert (ready.run().truncated, told.ids) == (2, [first, last])
 
 
-def test_given_a_closed_id_beyond_the_boundary_when_handed_over_then_it_stays() -> None:
+def test_proven_ids_exclude_closed_ids_above_the_boundary() -> None:
     listed, closed = array("q", [3, 5, 7, 9]), array("q", [1, 5, 7, 9])
     assert [list(proven_ids(listed, closed, bound)) for bound in (4, 5, 8, 9)] == [[], [5], [5, 7], [5, 7, 9]]
 
@@ -274,7 +274,7 @@ def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) 
     ("participants", "named"),
     [(("messaging",), ""), (("b", "messaging", "a"), "names a, b,"), (("messagin",), "names messagin,")],
 )
-def test_given_participants_then_any_but_messaging_is_a_reason(participants: tuple[str, ...], named: str) -> None:
+def test_withheld_names_any_participant_but_messaging(participants: tuple[str, ...], named: str) -> None:
     reason = withheld(participants)
     assert named in reason
     assert bool(reason) is bool(named)
@@ -318,7 +318,7 @@ def test_row_of_an_id_that_left_refutes_the_boundary_of_later_ones(ready: Feedba
     assert (report.truncated, len(report.errors), ready.invalid()) == (0, 1, ready.aborted[2:])
 
 
-def test_given_only_plans_then_nothing_leaves_the_list(ready: FeedbackKit, tmp_path: Path) -> None:
+def test_feedback_of_plans_and_applied_plans_truncates_nothing(ready: FeedbackKit, tmp_path: Path) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
     assert ready.janitor.engine.rehearse().truncated == 0
@@ -327,13 +327,13 @@ def test_given_only_plans_then_nothing_leaves_the_list(ready: FeedbackKit, tmp_p
     assert told.asked == 0
 
 
-def test_given_a_run_of_some_topics_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
+def test_feedback_after_a_run_of_some_topics_truncates_nothing(ready: FeedbackKit) -> None:
     ready.feed_back()
     assert ready.janitor.engine.run_once(patterns=("default:*",)).truncated == 0
     assert ready.invalid() == ready.aborted
 
 
-def test_given_no_boundary_when_ids_are_closed_then_they_stay(kit: FeedbackKit) -> None:
+def test_feedback_without_a_boundary_truncates_nothing(kit: FeedbackKit) -> None:
     kit.give_up()
     kit.clock.advance(DAY)
     kit.feed_back(lifetime_known=False)
@@ -351,7 +351,7 @@ def test_obstacle_after_the_boundary_keeps_list(ready: FeedbackKit, monkeypatch:
     assert (report.truncated, ready.invalid()) == (0, ready.aborted)
 
 
-def test_given_something_paused_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
+def test_feedback_with_a_pause_truncates_nothing(ready: FeedbackKit) -> None:
     ready.janitor.state.pause("default:nothing", ready.clock.now_ms())
     ready.feed_back()
     assert (ready.run().truncated, ready.invalid()) == (0, ready.aborted)
@@ -364,7 +364,7 @@ def test_clock_set_back_during_the_audit_keeps_the_list(ready: FeedbackKit) -> N
     assert (told.asked, told.ids, report.truncated, report.errors) == (1, [], 0, [])
 
 
-def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: FeedbackKit) -> None:
+def test_feedback_to_the_manager_of_another_system_sends_nothing(ready: FeedbackKit) -> None:
     other = VisibilityState(0, 0, ready.manager.visibility().write_pointer - 1, array("q", ready.aborted[:1]))
     told = Told(ready.manager, shown=other)
     ready.feed_back(told)
@@ -391,13 +391,13 @@ def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
     return observer
 
 
-def test_given_a_pause_while_it_audits_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
+def test_feedback_paused_during_its_audit_truncates_nothing(ready: FeedbackKit) -> None:
     ready.feed_back(observer=during_the_audit(lambda: ready.janitor.state.pause(EVERYTHING, ready.clock.now_ms())))
     report = ready.run()
     assert (report.truncated, report.errors, said(report), ready.invalid()) == (0, [], [], ready.aborted)
 
 
-def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
+def test_feedback_losing_the_lease_during_its_audit_truncates_nothing(ready: FeedbackKit) -> None:
     mine, other = (Lease(ready.janitor.state, holder, 60, ready.clock) for holder in ("this one", "another"))
     mine.acquire()
     ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
@@ -453,7 +453,9 @@ def test_stop_between_batches_keeps_rest(ready: FeedbackKit, monkeypatch: pytest
     ],
     ids=["no list", "no service", "no log"],
 )
-def test_manager_that_fails_is_asked_by_the_next_run(ready: FeedbackKit, failing: str, error: Exception) -> None:
+def test_feedback_after_a_manager_failure_is_retried_by_the_next_run(
+    ready: FeedbackKit, failing: str, error: Exception
+) -> None:
     told = Told(ready.manager)
     setattr(told, failing, error)
     ready.feed_back(told)

@@ -88,7 +88,7 @@ def test_trap_b_claim_that_cannot_be_freed_keeps_its_id(kit: ClaimKit, monkeypat
     assert (kit.invalid(), kit.claims()) == ([], [(0, 0)])
 
 
-def test_given_claims_that_are_open_or_done_when_swept_then_they_stay(kit: ClaimKit) -> None:
+def test_sweep_keeps_open_and_committed_claims(kit: ClaimKit) -> None:
     kit.service.publish(ORDERS, [b"a"])
     done, _ = kit.poll()
     kit.manager.commit(done)
@@ -102,7 +102,7 @@ def test_given_claims_that_are_open_or_done_when_swept_then_they_stay(kit: Claim
     assert kit.claims() == [(opened, 1)]
 
 
-def test_claims_of_a_topic_made_again_are_gone(kit: ClaimKit) -> None:
+def test_sweep_deletes_claims_of_a_topic_created_again(kit: ClaimKit) -> None:
     kit.service.publish(ORDERS, [b"a"])
     kit.poll()
     kit.service.delete_topic(ORDERS)

@@ -86,7 +86,7 @@ def test_measured_clock_in_the_past_compares_within_its_boot() -> None:
     assert ANCHOR.comparable(after(0, 0, "another"))
 
 
-def test_given_no_memory_when_remembered_then_it_is_this_moment() -> None:
+def test_next_anchor_without_a_saved_anchor_is_the_current() -> None:
     assert next_anchor(None, ANCHOR) == ANCHOR
 
 

@@ -90,7 +90,7 @@ def test_decided_by_an_older_snapshot_starts_again_without_loss() -> None:
     assert found == DecidedTransactions(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
 
 
-def test_given_a_frontier_when_lowered_then_only_to_where_transactions_have_ended() -> None:
+def test_limit_to_decided_lowers_only_a_later_cutoff() -> None:
     frontier = Frontier(NOW_MS, Cutoff(100), Cutoff(100), 1)
     assert limit_to_decided(frontier, 100).hold is None
     lowered = limit_to_decided(frontier, 99)

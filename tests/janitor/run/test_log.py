@@ -71,7 +71,7 @@ def test_log_of_a_guard_that_trips_after_a_warning_is_an_error(caplog: pytest.Lo
         ),
     ],
 )
-def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
+def test_log_of_a_run_describes_its_results(
     caplog: pytest.LogCaptureFixture, taken: dict[Rule, int], held: int, words: str
 ) -> None:
     topic = TopicId("default", "orders")
@@ -90,7 +90,7 @@ def test_log_of_a_blocked_run_says_that_nothing_was_done(caplog: pytest.LogCaptu
     assert ": nothing was done (" in said(caplog)[-2]
 
 
-def test_given_idle_runs_when_written_then_only_the_first_is_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_idle_runs_has_only_the_first(caplog: pytest.LogCaptureFixture) -> None:
     log, report = RunLog(), report_of()
     log.write(report)
     assert len(said(caplog)) == 1
@@ -120,7 +120,7 @@ def test_log_of_a_stopped_run_is_no_warning(caplog: pytest.LogCaptureFixture) ->
     assert said(caplog, logging.WARNING) == []
 
 
-def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_repeated_error_has_it_once(caplog: pytest.LogCaptureFixture) -> None:
     log = RunLog()
     failing = replace(report_of(), errors=["topic default:orders: it is broken"])
     log.write(failing)
@@ -152,7 +152,7 @@ def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureF
     assert len(named(caplog)) == 2
 
 
-def test_log_of_a_topic_made_meanwhile_does_not_name_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_topic_created_during_the_run_does_not_name_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     kit = left_alone(0)
 

@@ -34,7 +34,7 @@ def counted(kit: Kit, age_ms: int = 20 * SECOND) -> Kit:
     return kit
 
 
-def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_many(store: MemoryStore) -> None:
+def test_plan_and_run_with_counts_report_the_messages_left(store: MemoryStore) -> None:
     kit = counted(janitor(store))
     expected = MessagesLeft(6, 3, NOW_MS)
     assert kit.engine.plan().report.messages == expected
@@ -58,7 +58,7 @@ def test_messages_left_of_a_swept_topic_need_a_new_count(store: MemoryStore) -> 
     assert counted(kit).engine.plan().report.messages == MessagesLeft(3, 1, NOW_MS + 2 * HOUR + 20 * SECOND)
 
 
-def test_given_a_ledger_that_does_not_reach_back_to_the_count_then_nothing_is_told(store: MemoryStore) -> None:
+def test_plan_with_a_ledger_shorter_than_the_counts_reports_no_messages(store: MemoryStore) -> None:
     kit = counted(janitor(store))
     elsewhere = entry(topic=OTHER, at_ms=NOW_MS - MINUTE)
     kit.state.add_ledger([elsewhere] * LEDGER_ENTRIES)
@@ -84,7 +84,7 @@ def test_messages_left_with_old_generations_add_deleted_topics(store: MemoryStor
     assert kit.engine.plan().report.messages == NOT_COUNTED
 
 
-def test_run_does_not_count_rows_of_a_topic_created_meanwhile_as_unknown() -> None:
+def test_run_does_not_count_a_topic_created_during_it_as_unknown() -> None:
     store = MemoryStore()
     topic(store, "default:a", ttl_seconds=3600).plain(NOW_MS)
     unknown_topic(store, "default:z").plain(NOW_MS)

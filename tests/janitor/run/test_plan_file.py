@@ -133,7 +133,7 @@ def test_plan_file_is_the_report_and_what_it_rests_on(store: MemoryStore, tmp_pa
     assert item["pointers"] == []
 
 
-def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store: MemoryStore, tmp_path: Path) -> None:
+def test_plan_file_of_a_topic_without_metadata_has_null_metadata(store: MemoryStore, tmp_path: Path) -> None:
     key = about(LOST, 1, rule=Rule.INVALID_TRANSACTION)
     path = write(tmp_path / "plan", world_of(store), key, pointers=(9,))
     assert load(path)["topics"][0]["metadata"] is None
@@ -157,7 +157,7 @@ def applied(generation: int, cutoff_ms: int, hold: Hold | None = None) -> Fronti
     return Frontier(NOW_MS - 5, Cutoff(cutoff_ms), Cutoff(cutoff_ms), generation, hold)
 
 
-def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemoryStore, tmp_path: Path) -> None:
+def test_plan_file_reads_back_as_written(store: MemoryStore, tmp_path: Path) -> None:
     context = world_of(store)
     keys = (about(), about(RETURNS, 1), about(rule=Rule.INVALID_TRANSACTION))
     read_back = plan.read(write(tmp_path / "plan", context, *keys, pointers=(7, 5)))
@@ -200,7 +200,7 @@ def test_plan_file_has_the_pointers_of_each_topic(store: MemoryStore, tmp_path: 
         (about(LOST), []),
     ],
 )
-def test_given_an_entry_when_read_back_then_only_its_generation_and_rule_are_allowed(
+def test_plan_file_entry_allows_only_its_generation_and_rule(
     store: MemoryStore, tmp_path: Path, key: EntryKey, ranges: list[KeyRange]
 ) -> None:
     limits = read(tmp_path / "plan", world_of(store), key).limits
@@ -327,7 +327,7 @@ def test_plan_file_may_be_a_device(capfd: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capfd.readouterr().out) == {"a": 1}
 
 
-def test_given_a_what_if_plan_when_read_then_it_is_for_looking_only(store: MemoryStore, tmp_path: Path) -> None:
+def test_plan_file_of_another_time_is_rejected(store: MemoryStore, tmp_path: Path) -> None:
     path = write(tmp_path / "plan", world_of(store), about(), what_if=True)
     with pytest.raises(ConfigurationError, match="what-if") as refused:
         plan.read(path)
@@ -335,14 +335,14 @@ def test_given_a_what_if_plan_when_read_then_it_is_for_looking_only(store: Memor
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"7", b"{}", b"{", b"\xff\xfe\xfd", b'{"sha256":"x"}'])
-def test_given_some_other_file_when_read_then_it_is_no_plan(tmp_path: Path, content: bytes) -> None:
+def test_plan_file_with_other_or_changed_content_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "plan"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"is not a plan file|was changed"):
         plan.read(path)
 
 
-def test_given_no_file_when_read_then_the_reason_is_the_systems(tmp_path: Path) -> None:
+def test_plan_file_that_does_not_exist_is_rejected_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="/missing: No such file"):
         plan.read(tmp_path / "missing")
 
@@ -390,14 +390,14 @@ METADATA = TopicMetadata(TopicId("default", "orders"), 1, 60)
         ("", 60),
     ],
 )
-def test_given_a_policy_when_read_then_topics_it_names_have_its_ttl(text: str, ttl_seconds: int) -> None:
+def test_what_if_ttl_applies_to_the_topics_it_names(text: str, ttl_seconds: int) -> None:
     assert with_supposed_ttl(METADATA, WhatIf.parse(text)).ttl_seconds == ttl_seconds
 
 
 @pytest.mark.parametrize(
     "text", ["ttl=3", "ttl=d", "topic=default:*", "ttl=1d,ttl=2d", "ttl=1d,topics=a:b", "ttl=1d,topic=orders", "ttl=0s"]
 )
-def test_given_no_policy_when_read_then_it_says_how_one_is_written(text: str) -> None:
+def test_what_if_with_invalid_text_is_rejected(text: str) -> None:
     with pytest.raises(ConfigurationError):
         WhatIf.parse(text)
 

@@ -96,7 +96,7 @@ def test_processed_messages_of_an_idle_group_go_and_the_next_stays(kit: Processe
 
 
 @pytest.mark.parametrize("end", ["open", "invalid", "rolled back"])
-def test_given_a_claim_that_is_not_done_then_its_messages_stay(kit: ProcessedKit, end: str) -> None:
+def test_sweep_keeps_messages_of_an_uncommitted_claim(kit: ProcessedKit, end: str) -> None:
     kit.register()
     kit.publish(b"a")
     kit.clock.advance(2 * HOUR)
@@ -110,7 +110,7 @@ def test_given_a_claim_that_is_not_done_then_its_messages_stay(kit: ProcessedKit
     assert kit.left() == [b"a"]
 
 
-def test_given_claims_behind_a_gap_then_only_the_base_counts(kit: ProcessedKit) -> None:
+def test_sweep_keeps_messages_processed_after_a_gap(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a", b"b", b"c")
     first = kit.claim(limit=1)
@@ -134,7 +134,7 @@ def test_slowest_of_several_consumers_counts_until_it_is_forgotten(kit: Processe
     assert kit.left() == []
 
 
-def test_given_a_row_that_is_not_older_than_the_hold_then_it_stays(kit: ProcessedKit) -> None:
+def test_sweep_keeps_processed_rows_until_the_hold_has_passed(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
     kit.sweep(HOUR - 1)  # of which one millisecond has passed
     assert kit.left() == [b"a"]
@@ -142,7 +142,7 @@ def test_given_a_row_that_is_not_older_than_the_hold_then_it_stays(kit: Processe
     assert kit.left() == []
 
 
-def test_given_a_transaction_in_progress_then_rows_of_its_time_stay(kit: ProcessedKit) -> None:
+def test_sweep_keeps_processed_rows_since_an_open_transaction(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"before")
     tx = kit.manager.start_long("job")
@@ -155,7 +155,7 @@ def test_given_a_transaction_in_progress_then_rows_of_its_time_stay(kit: Process
     assert kit.left() == []
 
 
-def test_given_no_usable_snapshot_then_nothing_goes(kit: ProcessedKit) -> None:
+def test_sweep_without_a_usable_snapshot_keeps_processed_rows(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
     kit.clock.advance(2 * HOUR)
     unusable = Snapshots(kit.clock, error=OSError("none"))
@@ -163,7 +163,7 @@ def test_given_no_usable_snapshot_then_nothing_goes(kit: ProcessedKit) -> None:
     assert kit.left() == [b"a"]
 
 
-def test_given_stored_payloads_then_they_go_with_their_message(kit: ProcessedKit) -> None:
+def test_sweep_deletes_stored_payloads_with_their_processed_message(kit: ProcessedKit) -> None:
     kit.register()
     for _ in range(2):
         tx = kit.manager.start_short()
@@ -239,7 +239,7 @@ def test_announcement_of_a_topic_says_nothing_of_the_one_created_after_it(kit: P
     assert kit.service.consumers.get(ORDERS, GROUP).id == READ_NONE
 
 
-def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(kit: ProcessedKit) -> None:
+def test_sweep_with_unreadable_consumers_keeps_all_and_reports_it(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
     kit.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])
     report = kit.sweep()

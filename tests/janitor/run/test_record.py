@@ -77,7 +77,7 @@ def slow(kit: Kit, told: list[float], killed_at: int | None = None) -> None:
     watch(kit.store, before, after)
 
 
-def test_given_a_run_that_takes_long_when_it_deletes_then_counters_move_with_it(store: MemoryStore) -> None:
+def test_record_of_a_long_run_updates_counters_during_it(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
     told: list[float] = []
@@ -241,7 +241,7 @@ def sums(reports: list[Report]) -> dict[CounterKey, float]:
     return {key: float(amount) for key, amount in found.items() if amount}
 
 
-def test_given_a_topic_that_fails_when_run_then_it_is_counted_by_table_and_reason(store: MemoryStore) -> None:
+def test_record_counts_a_failed_topic_by_table_and_reason(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1)
     topic(store, "default:b", ttl_seconds=60).stored(pointer(1), 1)
     kit = janitor(store)
@@ -253,7 +253,7 @@ def test_given_a_topic_that_fails_when_run_then_it_is_counted_by_table_and_reaso
     assert kit.state.note("success_ms") is None
 
 
-def test_given_a_run_when_it_ends_then_phases_rows_read_and_calls_are_counted(store: MemoryStore) -> None:
+def test_record_of_a_run_counts_phases_rows_and_store_calls(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1, 2, NOW_MS).stored(pointer(1), 1)
     kit = janitor(store)
     for times in (1, 2):
@@ -277,7 +277,7 @@ def success_ms(kit: Kit) -> int | None:
     return note.get("message")
 
 
-def test_given_runs_that_do_not_end_well_when_they_end_then_the_last_success_stays(store: MemoryStore) -> None:
+def test_record_of_unsuccessful_runs_keeps_the_last_success(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
@@ -401,7 +401,7 @@ def test_paused_topic_is_counted_by_full_passes_and_remembered(store: MemoryStor
     assert overdue(kit) == {}
 
 
-def test_given_a_process_that_is_to_end_when_it_plans_then_it_says_so(store: MemoryStore) -> None:
+def test_plan_in_a_stopping_process_raises(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1)
     kit = janitor(store, is_stopping=lambda: True)
     with pytest.raises(StopRequested):

@@ -67,7 +67,7 @@ def test_known_ids_after_another_process_are_read_again(lasting: LastingMemories
         assert known(state) == both(closed=[5, 7, 9])
 
 
-def test_given_closed_ids_when_another_store_is_saved_then_none_is_known(state: State) -> None:
+def test_save_store_with_another_mark_forgets_closed_ids(state: State) -> None:
     state.save_open_ids([OTHER, OPEN, CLOSED])
     state.save_store(StoreRecord("mark", "leveldb:/data"))
     assert known(state) == both(OPEN, closed=[7, 9])

@@ -45,7 +45,7 @@ def times(found: list[LedgerEntry]) -> list[int]:
     return [item.at_ms for item in found]
 
 
-def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: State) -> None:
+def test_run_by_id_returns_that_run(state: State) -> None:
     state.begin_run(RunRecord("one", "apply", 1))
     state.begin_run(RunRecord("two", "apply", 2, heartbeat_ms=2))
     state.finish_run(RunRecord("one", "apply", 1, 3, "done"))
@@ -110,7 +110,7 @@ def test_retire_times_drops_what_lies_ahead_and_keeps_the_rest(state: State) -> 
     assert [run.id for run in state.runs(1)] == ["ahead"], "history keeps what it has"
 
 
-def test_given_a_heartbeat_then_only_a_run_that_goes_on_takes_it(state: State) -> None:
+def test_beat_changes_only_an_unfinished_run(state: State) -> None:
     state.begin_run(RunRecord("over", "apply", 1))
     state.beat("over", 2)
     state.finish_run(RunRecord("over", "apply", 1, 3, "done"))
@@ -212,7 +212,7 @@ def test_counters_show_the_last_booking_until_the_run_ends(state: State) -> None
     assert state.counters() == {ROWS: 6, BYTES: 10}
 
 
-def test_given_a_run_that_is_unknown_or_over_when_it_books_then_nothing_is_counted(state: State) -> None:
+def test_book_of_an_unknown_or_finished_run_counts_nothing(state: State) -> None:
     state.begin_run(RunRecord("over", "apply", 1))
     state.finish_run(RunRecord("over", "apply", 1, 2, "lost"))
     for run_id in ("over", "unknown"):
@@ -220,7 +220,7 @@ def test_given_a_run_that_is_unknown_or_over_when_it_books_then_nothing_is_count
         assert (state.running_counters(run_id), state.counters()) == ({}, {})
 
 
-def test_given_a_run_that_has_booked_when_its_end_is_undone_then_it_still_counts(state: State) -> None:
+def test_book_before_an_undone_finish_is_kept(state: State) -> None:
     state.begin_run(RunRecord("run", "apply", 1))
     state.book("run", {ROWS: 5})
 
@@ -234,7 +234,7 @@ def test_given_a_run_that_has_booked_when_its_end_is_undone_then_it_still_counts
 @given(
     known=st.dictionaries(topics, counts, max_size=3), changed=st.dictionaries(topics, st.none() | counts, max_size=3)
 )
-def test_given_any_counts_when_changed_and_forgotten_then_the_others_come_back(
+def test_save_counts_changes_and_deletes_only_the_given_topics(
     kind: Memories, known: dict[TopicId, TopicCount], changed: dict[TopicId, TopicCount | None]
 ) -> None:
     with kind.new() as state:
@@ -243,7 +243,7 @@ def test_given_any_counts_when_changed_and_forgotten_then_the_others_come_back(
         assert state.counts() == {topic: kept for topic, kept in {**known, **changed}.items() if kept is not None}
 
 
-def test_given_notes_then_each_name_keeps_its_last_value_until_it_is_none(state: State) -> None:
+def test_save_note_keeps_the_last_value_until_none(state: State) -> None:
     state.save_note("one", {"list": [1, "two", None]})
     state.save_note("two", 0)
     state.save_note("one", ["changed"])
@@ -262,7 +262,7 @@ def end_of_run(state: State) -> None:
         state.prune_ledger(0, 10)
 
 
-def test_given_the_end_of_a_run_when_its_last_part_fails_then_nothing_of_it_is_kept(state: State) -> None:
+def test_end_of_a_run_whose_last_step_fails_keeps_nothing(state: State) -> None:
     state.begin_run(RunRecord("run", "apply", 1))
 
     def failing() -> None:

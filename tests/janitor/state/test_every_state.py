@@ -62,7 +62,7 @@ evidence = st.builds(Evidence, st.binary(max_size=20), st.none() | st.binary(max
 FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 
 
-def test_given_a_new_state_when_asked_then_it_knows_nothing(state: State) -> None:
+def test_new_state_is_empty(state: State) -> None:
     assert (state.store(), state.anchor(), state.boundary(), state.last_full_pass_ms()) == (None, None, None, None)
     assert (state.frontiers(), state.open_ids(), state.runs(10), state.evidence()) == ({}, {}, [], [])
     assert (state.pauses(), state.strikes(), state.lease(), state.created_ms()) == ([], {}, None, None)
@@ -73,7 +73,7 @@ def test_given_a_new_state_when_asked_then_it_knows_nothing(state: State) -> Non
 
 @FEW
 @given(records=st.dictionaries(topics, frontiers, max_size=5), anchor=anchors, full_pass_ms=longs)
-def test_given_any_frontiers_when_saved_then_they_come_back(
+def test_save_frontiers_reads_back(
     kind: Memories, records: dict[TopicId, FrontierRecord], anchor: ClockAnchor, full_pass_ms: int
 ) -> None:
     with kind.new() as state:
@@ -102,7 +102,7 @@ def test_open_ids_forgotten_are_gone(kind: Memories, records: list[OpenIdRecord]
     second=st.lists(evidence, max_size=5, unique_by=lambda e: e.start),
     proven=st.none() | st.builds(ProvenBoundary, longs, longs, texts),
 )
-def test_given_any_evidence_when_replaced_then_only_the_last_comes_back_in_key_order(
+def test_replace_evidence_keeps_only_the_last_in_key_order(
     kind: Memories, first: list[Evidence], second: list[Evidence], proven: ProvenBoundary | None
 ) -> None:
     with kind.new() as state:
@@ -116,7 +116,7 @@ def test_given_any_evidence_when_replaced_then_only_the_last_comes_back_in_key_o
 
 @FEW
 @given(mark=texts, identity=texts, times=st.tuples(*[st.none() | longs] * 3))
-def test_given_any_store_when_saved_then_it_comes_back(
+def test_save_store_reads_back(
     kind: Memories, mark: str, identity: str, times: tuple[int | None, int | None, int | None]
 ) -> None:
     record = StoreRecord(mark, identity, *times)
@@ -166,7 +166,7 @@ def test_save_store_with_another_mark_keeps_what_was_done(state: State) -> None:
     assert (state.pauses(), state.lease(), state.created_ms()) == ([Pause("default:*", 1)], b"mine", 1)
 
 
-def test_pause_given_again_keeps_its_time_and_its_pattern(state: State) -> None:
+def test_pause_repeated_keeps_its_time_and_pattern(state: State) -> None:
     state.pause("default:*", 5)
     state.pause("default:*", 9)
     state.pause(EVERYTHING, 7)
@@ -182,7 +182,7 @@ def test_pause_given_again_keeps_its_time_and_its_pattern(state: State) -> None:
     records=st.dictionaries(topics, strikes, max_size=5),
     changed=st.dictionaries(topics, st.none() | strikes, max_size=3),
 )
-def test_given_any_strikes_when_changed_and_forgotten_then_the_others_come_back(
+def test_save_strikes_changes_and_deletes_only_the_given_topics(
     kind: Memories, records: dict[TopicId, Strikes], changed: dict[TopicId, Strikes | None]
 ) -> None:
     with kind.new() as state:
@@ -191,7 +191,7 @@ def test_given_any_strikes_when_changed_and_forgotten_then_the_others_come_back(
         assert state.strikes() == {topic: kept for topic, kept in {**records, **changed}.items() if kept is not None}
 
 
-def test_given_a_lease_when_swapped_then_only_who_knows_what_is_there_can_write_it(state: State) -> None:
+def test_swap_lease_writes_only_with_the_current_value(state: State) -> None:
     assert not state.swap_lease(b"guess", b"mine")
     assert state.swap_lease(None, b"mine")
     assert not state.swap_lease(None, b"theirs")
@@ -200,7 +200,7 @@ def test_given_a_lease_when_swapped_then_only_who_knows_what_is_there_can_write_
     assert state.lease() == b"theirs"
 
 
-def test_given_two_processes_that_race_for_the_lease_then_exactly_one_gets_each_turn(lasting: LastingMemories) -> None:
+def test_swap_lease_in_a_race_succeeds_for_one_of_two(lasting: LastingMemories) -> None:
     won: list[tuple[int, int]] = []
     lasting.new().close()
 
@@ -222,7 +222,7 @@ def test_given_two_processes_that_race_for_the_lease_then_exactly_one_gets_each_
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay(state: State, finished: bool) -> None:
+def test_prune_runs_keeps_runs_started_at_or_after_the_time(state: State, finished: bool) -> None:
     for started_ms in (99, 100, 101):
         state.begin_run(RunRecord(str(started_ms), "plan", started_ms))
         if finished:
@@ -241,7 +241,7 @@ def test_begin_run_twice_or_finish_of_another_is_refused(state: State) -> None:
         state.finish_run(RunRecord("two", "apply", 1, 3, "done"))
 
 
-def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: State) -> None:
+def test_transaction_that_raises_keeps_nothing(state: State) -> None:
     with undone(state):
         state.save_frontiers({TOPIC: FRONTIER})
         state.save_boundary(ProvenBoundary(1, 2, "r"))
@@ -270,7 +270,7 @@ def test_inner_transaction_that_raises_keeps_the_outer_changes(state: State) -> 
     )
 
 
-def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(state: State) -> None:
+def test_save_open_ids_with_a_number_above_64_bits_saves_none(state: State) -> None:
     with pytest.raises(OverflowError):
         state.save_open_ids([OpenIdRecord(1, 1), OpenIdRecord(2**63, 1)])
     assert state.open_ids() == {}
@@ -286,7 +286,7 @@ def test_transaction_undone_keeps_what_another_thread_saved(state: State) -> Non
     assert (state.boundary(), state.last_full_pass_ms()) == (None, 1)
 
 
-def test_given_a_closed_state_when_used_then_that_is_an_error_of_ours(kind: Memories) -> None:
+def test_closed_state_raises_a_state_error(kind: Memories) -> None:
     state = kind.new()
     state.close()
     state.close()

@@ -50,7 +50,7 @@ def test_announcement_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
 
 
-def test_given_a_process_that_was_killed_then_what_it_announced_is_there(tmp_path: Path) -> None:
+def test_announcements_of_a_killed_process_are_kept(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     child = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], cwd=root, check=False)
     assert child.returncode < 0
@@ -74,7 +74,7 @@ def test_line_cut_short_anywhere_is_left_out(tmp_path: Path) -> None:
             assert state.intents() == [*left, SECOND]
 
 
-def test_given_lines_of_another_version_and_no_lines_at_all_then_they_are_left_out(tmp_path: Path) -> None:
+def test_unrecognized_lines_are_skipped(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         (tmp_path / FILE_NAME).write_bytes(b'[]\n5\n{"a": 1}\n["run", 1]\n["6e", 1]\n\xff\xfe\n')
         state.intend(SECOND)
@@ -176,7 +176,7 @@ def test_file_of_a_long_run_stays_small_and_complete(tmp_path: Path, monkeypatch
         assert [run.heartbeat_ms for run in state.unfinished_runs()] == [499]
 
 
-def test_given_the_end_of_a_run_then_the_file_goes_with_the_last_announcement(tmp_path: Path) -> None:
+def test_clear_intents_after_a_run_deletes_the_file(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         state.begin_run(RunRecord("run", "apply", 1))
         state.beat("run", 2)

@@ -32,7 +32,7 @@ def change(folder: Path, statement: str) -> bytes:
     return file_of(folder).read_bytes()
 
 
-def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_path: Path) -> None:
+def test_save_open_ids_without_change_writes_nothing(tmp_path: Path) -> None:
     records = [OpenIdRecord(pointer, 1, None, pointer % 2 or None) for pointer in range(1, 1001)]
     with SqliteState(tmp_path) as state:
         state.save_open_ids(records)
@@ -137,7 +137,7 @@ def test_transaction_beside_another_is_busy_before_it_reads(tmp_path: Path) -> N
         assert not entered
 
 
-def test_given_no_folder_when_opened_then_folder_and_file_are_for_this_user_only(tmp_path: Path) -> None:
+def test_open_creates_folder_and_file_for_the_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "state"
     before = os.umask(0)
     try:
@@ -148,7 +148,7 @@ def test_given_no_folder_when_opened_then_folder_and_file_are_for_this_user_only
     assert stat.S_IMODE(file_of(folder).stat().st_mode) == 0o600
 
 
-def test_given_a_state_when_opened_then_commits_are_synced_with_their_folder(tmp_path: Path) -> None:
+def test_open_sets_synced_commits_with_a_rollback_journal(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         assert state.driver.connection.execute("PRAGMA synchronous").fetchone() == (3,)
         assert state.driver.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -170,7 +170,7 @@ def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path, con
     assert file_of(tmp_path).read_bytes() == content, "a corrupt file is left for a person to look at"
 
 
-def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_path: Path) -> None:
+def test_file_with_damaged_pages_is_corrupt(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         state.save_open_ids(OpenIdRecord(pointer, 1) for pointer in range(1, 100_001))
     data = bytearray(file_of(tmp_path).read_bytes())
@@ -213,20 +213,20 @@ def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layou
     assert file_of(tmp_path).read_bytes() == before
 
 
-def test_given_another_programs_database_when_opened_then_nothing_is_written_into_it(tmp_path: Path) -> None:
+def test_open_of_another_programs_database_raises_and_writes_nothing(tmp_path: Path) -> None:
     before = change(tmp_path, "CREATE TABLE theirs (a)")
     with pytest.raises(StateError, match="a database of another program"):
         SqliteState(tmp_path)
     assert file_of(tmp_path).read_bytes() == before
 
 
-def test_given_a_folder_that_cannot_be_made_when_opened_then_the_setting_is_named(tmp_path: Path) -> None:
+def test_open_in_an_impossible_folder_raises_with_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateError, match=r"janitor\.state"):
         SqliteState(tmp_path / "file" / "state")
 
 
-def test_given_the_end_of_a_run_then_all_of_it_is_one_commit() -> None:
+def test_end_of_a_run_is_one_commit() -> None:
     statements: list[str] = []
     with SqliteState.in_memory() as state:
         state.begin_run(RunRecord("run", "apply", 1))

@@ -41,7 +41,7 @@ def test_save_topics_with_another_ttl_keeps_the_change(state: State) -> None:
     assert CHANGES.read(state) == {"default:orders": [Change(3, 60, 30, 1, 1), Change(4, 30, 30, 1, -1)]}
 
 
-def test_given_many_changes_then_the_last_ones_stay(state: State) -> None:
+def test_save_topics_keeps_the_last_changes(state: State) -> None:
     for number in range(MAX_CHANGES + 5):
         save_topics(state, [metadata(number + 1)], number)
     found = CHANGES.read(state)["default:orders"]
@@ -49,7 +49,7 @@ def test_given_many_changes_then_the_last_ones_stay(state: State) -> None:
     assert found[-1] == Change(MAX_CHANGES + 4, MAX_CHANGES + 4, MAX_CHANGES + 5, 1, 1)
 
 
-def test_given_a_topic_that_is_gone_then_so_are_its_changes(state: State) -> None:
+def test_save_topics_without_a_topic_deletes_its_changes(state: State) -> None:
     save_topics(state, [metadata(60), metadata(9, name="other")], 1)
     save_topics(state, [metadata(30), metadata(9, name="other")], 2)
     save_topics(state, [metadata(9, name="other")], 3)
@@ -58,7 +58,7 @@ def test_given_a_topic_that_is_gone_then_so_are_its_changes(state: State) -> Non
 
 
 @given(st.lists(st.integers(1, 3 * HOUR), max_size=300))
-def test_given_any_counts_then_few_sizes_stay_in_order_with_the_newest(gaps: list[int]) -> None:
+def test_thin_out_keeps_few_sizes_in_order_with_the_newest(gaps: list[int]) -> None:
     found: list[Size] = []
     at_ms = NOW_MS
     for gap in gaps:
@@ -80,14 +80,14 @@ def test_thinned_of_equal_times_spans_all_without_large_gaps() -> None:
     assert widest <= 4 * 2000 * 60_000 / MAX_SIZES
 
 
-def test_given_a_clock_that_was_set_back_then_the_sizes_of_the_future_go() -> None:
+def test_thin_out_with_the_clock_set_back_drops_later_sizes() -> None:
     assert thin_out([Size(5 * DAY, 1, 1), Size(9 * DAY, 1, 1)], Size(6 * DAY, 2, 2)) == [
         Size(5 * DAY, 1, 1),
         Size(6 * DAY, 2, 2),
     ]
 
 
-def test_given_more_topics_than_are_drawn_then_the_largest_are_kept(state: State) -> None:
+def test_save_sizes_of_many_topics_keeps_the_largest(state: State) -> None:
     many = {TopicId("a", f"t{n}"): TopicCount(1, n, None, None, NOW_MS) for n in range(SIZED_TOPICS + 3)}
     save_sizes(state, many)
     assert "a:t2" not in SIZES.read(state)

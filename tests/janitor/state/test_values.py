@@ -66,7 +66,7 @@ def carried(kind: Any, value: Any) -> Any:
         ),
     ],
 )
-def test_given_a_value_then_it_comes_back_as_it_was(kind: Any, value: Any) -> None:
+def test_value_reads_back_with_its_type(kind: Any, value: Any) -> None:
     found = carried(kind, value)
     assert (found, type(found)) == (value, type(value))
 
@@ -115,12 +115,12 @@ def test_planned_and_applied_values_come_back_as_they_were() -> None:
         (object, 1),
     ],
 )
-def test_given_something_else_then_it_is_refused(kind: Any, value: Any) -> None:
+def test_unpack_of_an_unexpected_value_raises(kind: Any, value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         values.unpack(kind, value)
 
 
-def test_given_a_value_of_no_known_kind_then_it_is_not_sent() -> None:
+def test_pack_of_an_unknown_class_raises() -> None:
     with pytest.raises(TypeError, match=r"^object .*JSON"):
         values.pack([object()])
 

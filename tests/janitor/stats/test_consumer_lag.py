@@ -52,7 +52,7 @@ def found(place: Place) -> dict[str, int]:
     }
 
 
-def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_time(place: Place) -> None:
+def test_lag_of_consumers_is_saved_with_its_time(place: Place) -> None:
     orders = place.topic("orders", ttl_seconds=3600, generation=3)
     orders.plain(NOW_MS - 2 * HOUR, NOW_MS - 9, NOW_MS - 8, NOW_MS - 7)
     read(place, orders, MessageId(NOW_MS - 9, 1))
@@ -108,7 +108,7 @@ def claimed(place: Place) -> dict[str, tuple[int, int]]:
     ],
     ids=["open", "open again", "void", "void again", "processed", "behind the position"],
 )
-def test_given_claims_of_a_group_when_counted_then_open_and_redelivered_ones_are(
+def test_lag_of_a_group_counts_open_and_redelivered_claims(
     place: Place, claims: list[tuple[int, int, int]], expected: tuple[int, int]
 ) -> None:
     orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
@@ -147,7 +147,7 @@ def test_lag_after_committed_claims_counts_them_as_read(place: Place, holders: l
     assert found(place) == {"orders/billing": 3}
 
 
-def test_given_claims_when_counted_then_they_are_paid_for(place: Place) -> None:
+def test_lag_counts_claims_against_the_rate(place: Place) -> None:
     orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
     read(place, orders, READ_NONE)
     claim(place, orders, [(NOW_MS + at, IN_PROGRESS, 1) for at in range(4)])
@@ -166,7 +166,7 @@ def test_lag_with_a_damaged_claim_counts_the_others(place: Place, caplog: pytest
     assert "the lag of the consumers of default:a could not be counted: the claim" in caplog.messages[0]
 
 
-def test_given_the_floor_when_counted_then_what_is_held_counts(place: Place) -> None:
+def test_lag_with_a_consumer_hold_counts_held_messages(place: Place) -> None:
     orders = place.topic("orders", ttl_seconds=3600)
     orders.plain(NOW_MS - HOUR - 61 * SECOND, NOW_MS - HOUR - 1, NOW_MS)
     Positions(place.side).put(TopicMetadata(orders.id, 1, 3600), Position("billing", READ_NONE, NOW_MS, 0))
@@ -224,7 +224,7 @@ def test_lag_by_positions_that_cannot_be_read_is_an_error(place: Place, monkeypa
         count.step()
 
 
-def test_lag_of_a_far_consumer_lets_others_go_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_of_a_far_consumer_does_not_delay_other_consumers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag, "TURN_ROWS", PAGE_ROWS)
     far = place.topic("a-far", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 3 * PAGE_ROWS + 1))
     near = place.topic("near", ttl_seconds=86400).plain(NOW_MS)

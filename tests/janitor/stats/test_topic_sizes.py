@@ -46,7 +46,7 @@ def pages(place: Place) -> list[str]:
     return read
 
 
-def test_given_messages_of_all_kinds_when_counted_then_figures_are_exact(place: Place) -> None:
+def test_size_of_rows_of_every_kind_is_exact(place: Place) -> None:
     a = place.topic("a")
     a.plain(NOW_MS - DAY, NOW_MS, body=b"12345")
     a.tx(7, NOW_MS + 1, body=b"123")
@@ -75,7 +75,7 @@ def test_size_leaves_out_other_generations_and_topics(place: Place, generation: 
     assert (found.messages, found.size_bytes) == (1, MESSAGE_KEY + 4 + PAYLOAD_KEY)
 
 
-def test_given_unrecognized_rows_when_counted_then_they_are_left_out(place: Place) -> None:
+def test_size_excludes_unrecognized_rows(place: Place) -> None:
     a = place.topic("a").plain(NOW_MS, body=b"").stored(1, NOW_MS, body=b"")
     before = generation_prefix(a.id.prefix, 1)
     for tail in (b"", b"\x00", b"\x00" * 9, b"\x00" * 11, b"\x7f" * 12, b"\xff" * 10):
@@ -95,7 +95,7 @@ def test_size_of_several_pages_counts_each_row_once(place: Place, rows: int) -> 
     assert place.state.counts()[a.id] == TopicCount(rows, size, NOW_MS, NOW_MS + rows - 1, place.clock.now_ms())
 
 
-def test_given_large_payloads_when_counted_then_a_page_holds_few(place: Place) -> None:
+def test_size_of_large_payloads_uses_small_pages(place: Place) -> None:
     body = b"x" * (PAGE_BYTES // 10)
     place.topic("a").plain(*range(NOW_MS, NOW_MS + 130), body=body)
     limits: list[int] = []
@@ -163,7 +163,7 @@ def test_size_counts_new_topics_first_and_then_the_oldest(place: Place) -> None:
     assert read == ["c", "b", "d", "a"]
 
 
-def test_given_a_count_that_is_fresh_when_asked_again_then_nothing_is_read(place: Place) -> None:
+def test_size_with_a_fresh_count_reads_nothing(place: Place) -> None:
     place.topic("a")
     count = census(place, refresh_seconds=60)
     count.step()
@@ -213,7 +213,7 @@ def test_size_of_a_swept_topic_is_counted_first(place: Place) -> None:
     assert read == ["b", "c", "a", "b"]
 
 
-def test_given_a_budget_when_counted_then_it_is_kept(place: Place) -> None:
+def test_size_counting_keeps_its_rate(place: Place) -> None:
     place.topic("a").plain(*range(NOW_MS, NOW_MS + 1099))
     place.topic("b")
     census(place, rate=100).step()
@@ -222,7 +222,7 @@ def test_given_a_budget_when_counted_then_it_is_kept(place: Place) -> None:
     assert counted(place) == {"a": 1099, "b": 0}
 
 
-def test_given_a_budget_when_it_is_waited_for_then_nothing_is_open(place: Place) -> None:
+def test_size_counting_has_no_open_call_while_it_waits(place: Place) -> None:
     """Rule S11."""
     calls_open: list[str] = []
     waits: list[list[str]] = []
@@ -247,7 +247,7 @@ def test_given_a_budget_when_it_is_waited_for_then_nothing_is_open(place: Place)
     assert not any(waits)
 
 
-def test_given_a_huge_topic_when_counted_then_turns_alternate_with_what_is_due(place: Place) -> None:
+def test_size_of_a_huge_topic_alternates_with_other_due_topics(place: Place) -> None:
     """At 1000 rows a second a turn has 2000: two full pages, or two topics of a thousand, of which each takes two."""
     place.topic("huge").plain(*range(NOW_MS, NOW_MS + 12_000))
     for number in range(8):

@@ -30,7 +30,7 @@ def seen(kit: Kit, **options: Any) -> Status:
     return collect(kit.state, deployment, kit.clock, **options)
 
 
-def test_collect_from_an_empty_state_claims_nothing() -> None:
+def test_collect_from_an_empty_state_is_down_and_empty() -> None:
     status = seen(janitor(MemoryStore()))
     assert (status.process, status.adopted_ms, status.last_run, status.heartbeat_ms) == ("down", None, None, None)
     assert (status.held, status.topics, status.counters, status.boundary.bound) == ([], [], {}, None)
@@ -70,7 +70,7 @@ def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
     assert (seen(kit).held, seen(kit).overdue) == ([], [])
 
 
-def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -> None:
+def test_collect_with_a_pause_shows_the_resume_command_of_a_held_topic() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR)
@@ -84,7 +84,7 @@ def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -
     assert [(held.reason, held.command) for held in status.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
 
 
-def test_given_open_transactions_when_looked_at_then_the_oldest_are_named() -> None:
+def test_collect_with_open_transactions_names_the_oldest() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60)
     kit = janitor(store)
@@ -106,7 +106,7 @@ def test_collect_with_a_clock_before_the_claim_has_no_boundary() -> None:
     assert (seen(kit).boundary.bound, seen(kit).boundary.last) == (None, bound)
 
 
-def test_given_a_run_under_way_when_looked_at_then_the_last_one_is_the_one_before() -> None:
+def test_collect_during_a_run_shows_the_previous_run_as_last() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     done = seen(kit).last_run
@@ -115,7 +115,7 @@ def test_given_a_run_under_way_when_looked_at_then_the_last_one_is_the_one_befor
     assert seen(kit).heartbeat_ms == NOW_MS + MINUTE
 
 
-def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> None:
+def test_collect_in_a_daemon_shows_its_start_and_next_run() -> None:
     status = seen(janitor(MemoryStore()), live=Live(NOW_MS - HOUR, NOW_MS, NOW_MS + MINUTE))
     assert (status.process, status.started_ms, status.next_run_ms) == ("running", NOW_MS - HOUR, NOW_MS + MINUTE)
     assert status.leader
@@ -139,7 +139,7 @@ def test_collect_between_runs_hours_apart_goes_by_their_usual_gap() -> None:
     assert seen(kit).process == "down"
 
 
-def test_collect_between_runs_misses_nobody_until_they_stay_away() -> None:
+def test_collect_between_runs_is_down_only_after_a_long_silence() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     kit.clock.advance(SILENT_MS)
@@ -148,7 +148,7 @@ def test_collect_between_runs_misses_nobody_until_they_stay_away() -> None:
     assert seen(kit).process == "down"
 
 
-def test_given_a_daemon_that_is_gone_when_looked_at_then_it_is_missed_at_once() -> None:
+def test_collect_after_a_daemon_is_down_at_once() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     kit.state.save_note(DAEMON_NOTE, {"started_ms": NOW_MS})
@@ -234,7 +234,7 @@ def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Kit:
 
 
 @pytest.mark.parametrize("approved", [False, True])
-def test_collect_after_a_run_of_a_clock_ahead_claims_no_life_and_no_success(approved: bool) -> None:
+def test_collect_after_a_run_of_a_clock_ahead_is_down_without_success(approved: bool) -> None:
     kit = after_a_clock_ahead(approved=approved)
     status = seen(kit)
     assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
@@ -259,7 +259,7 @@ def test_collect_after_a_clock_ahead_takes_the_run_recorded_last_for_the_last() 
 
 
 @pytest.mark.parametrize("later_ms", [DAY, 11 * DAY])
-def test_collect_after_a_clock_ahead_takes_no_gap_that_it_made_for_usual(later_ms: int) -> None:
+def test_collect_after_a_clock_ahead_ignores_the_gap_it_caused(later_ms: int) -> None:
     kit = after_a_clock_ahead(approved=True, ahead_ms=10 * DAY)
     kit.engine.run_once()
     kit.clock.advance(later_ms)

@@ -40,7 +40,7 @@ def test_topic_detail_with_an_older_status_has_the_newest_count() -> None:
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_given_runs_in_and_before_a_range_then_its_steps_hold_those_within_each_once(name: str) -> None:
+def test_range_counts_each_run_within_it_once(name: str) -> None:
     length_ms, step_ms = RANGES[name]
     with SqliteState.in_memory() as state:
         ran(state, NOW_MS - length_ms - step_ms, 1000)
@@ -54,7 +54,7 @@ def test_given_runs_in_and_before_a_range_then_its_steps_hold_those_within_each_
     assert NOW_MS - step_ms < times[-1] <= NOW_MS
 
 
-def test_given_more_runs_later_then_only_their_page_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_with_new_runs_reads_only_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past, "PAGE_RUNS", 2)
     history, calls = RunHistory(), Counter[str]()
     with SqliteState.in_memory() as state:
@@ -80,7 +80,7 @@ def test_range_after_the_last_counted_run_was_pruned_counts_the_others_once() ->
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 1
 
 
-def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
+def test_range_counts_a_run_after_its_end() -> None:
     history = RunHistory()
     with SqliteState.in_memory() as state:
         state.begin_run(RunRecord("one", "apply", NOW_MS))
@@ -114,7 +114,7 @@ def test_range_shows_plans_only_where_there_is_no_run() -> None:
     assert sum(step["expired"] for step in found["steps"]) == 7
 
 
-def test_given_time_goes_on_then_what_is_older_than_every_range_is_forgotten() -> None:
+def test_range_forgets_runs_older_than_every_range() -> None:
     history = RunHistory()
     with SqliteState.in_memory() as state:
         ran(state, NOW_MS)
@@ -124,7 +124,7 @@ def test_given_time_goes_on_then_what_is_older_than_every_range_is_forgotten() -
     assert not any(history._steps.values())
 
 
-def test_given_a_stretch_of_time_then_its_runs_come_newest_first() -> None:
+def test_runs_between_two_times_are_newest_first() -> None:
     with SqliteState.in_memory() as state:
         ids = [ran(state, NOW_MS + number) for number in range(4)]
         assert [run.id for run in runs_between(state, 10, NOW_MS + 1, NOW_MS + 3)] == [ids[2], ids[1]]

@@ -76,7 +76,7 @@ def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     assert (len(events.times()), len(orders.times())) == (1, 1)
 
 
-def test_given_a_row_the_archive_could_not_keep_when_swept_then_it_stays() -> None:
+def test_sweep_keeps_a_row_that_the_archive_could_not_save() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR, NOW_MS - HOUR + 1)

@@ -106,7 +106,7 @@ def test_longest_hold_that_is_over_deletes_unread_rows(shop: Shop, wait_ms: int,
     assert len(shop.orders.times()) == left
 
 
-def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(shop: Shop) -> None:
+def test_sweep_without_consumers_of_the_topic_holds_nothing(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - 1)
     read(shop, READ_NONE, generation=2)
     read(shop, READ_NONE, topic=topic(shop.store, "default:other", ttl_seconds=60))
@@ -125,7 +125,7 @@ def test_consumer_furthest_behind_is_named(shop: Shop) -> None:
     assert "messages that consumer b has not read" in note
 
 
-def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: Shop) -> None:
+def test_sweep_holds_the_payloads_of_held_messages(shop: Shop) -> None:
     begin_ms = DUE_MS - 30 * MINUTE
     used, free = pointer(begin_ms), pointer(begin_ms, 1)
     shop.orders.stored(used, begin_ms, begin_ms + 1).stored(free, begin_ms)
@@ -158,7 +158,7 @@ def test_unread_invalid_rows_are_inverted_and_claimed(shop: Shop) -> None:
     assert report.boundary >= invalid
 
 
-def test_given_a_frontier_that_is_held_too_when_swept_then_the_lower_one_counts(shop: Shop) -> None:
+def test_sweep_with_frontier_and_consumer_holds_uses_the_lower_cutoff(shop: Shop) -> None:
     shop.orders.plain(*(NOW_MS - back * MINUTE for back in (59, 40, 20)))
     read(shop, MessageId(NOW_MS - 59 * MINUTE, 0))
     kit = kit_of(shop)
@@ -175,7 +175,7 @@ def test_given_a_frontier_that_is_held_too_when_swept_then_the_lower_one_counts(
 
 
 @pytest.mark.parametrize("hold", [Hold.PAUSED, Hold.PROTECTED, Hold.QUARANTINED])
-def test_given_a_frontier_that_is_closed_when_lowered_then_it_stays_as_it_is(shop: Shop, hold: Hold) -> None:
+def test_lower_of_a_closed_frontier_returns_it_unchanged(shop: Shop, hold: Hold) -> None:
     shop.orders.plain(DUE_MS - 1)
     read(shop, READ_NONE)
     holds = ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS))
@@ -206,7 +206,7 @@ def test_unread_messages_with_their_own_ttl_wait_hidden(shop: Shop) -> None:
     assert shop.orders.times() == [NOW_MS - 2]
 
 
-def test_server_and_janitor_agree_on_what_is_there(store: Store) -> None:
+def test_server_and_janitor_agree_on_existing_messages(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     shop = Shop(store, side)
     orders = shop.orders
@@ -230,7 +230,7 @@ def test_server_and_janitor_agree_on_what_is_there(store: Store) -> None:
         assert left == [5] * 12 + [4, 3, 2, 1, 0, 0, 0, 0]
 
 
-def test_topic_that_cannot_be_looked_at_is_held(shop: Shop) -> None:
+def test_topic_whose_unread_messages_cannot_be_found_is_held(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 1, DUE_MS - 2, DUE_MS - 1)
     other = topic(shop.store, "default:other", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
     read(shop, READ_NONE)
@@ -281,7 +281,7 @@ def test_rows_held_for_long_are_counted_now_and_then(shop: Shop) -> None:
     assert kit.state.note("overdue") == []
 
 
-def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(shop: Shop) -> None:
+def test_hold_that_starts_between_two_counts_is_shown_at_once(shop: Shop) -> None:
     kit = kit_of(shop)
     step_ms = HOLD_SECONDS * SECOND // 100
     kit.clock.advance(step_ms - DUE_MS % step_ms)
@@ -304,7 +304,7 @@ def test_held_payloads_stay_noted_by_a_run_that_does_not_count_them(shop: Shop) 
     assert kit.state.note("overdue") == overdue
 
 
-def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named() -> None:
+def test_report_of_many_waiting_topics_names_only_the_first() -> None:
     shop = Shop(MemoryStore())
     for number in range(25):
         made = topic(shop.store, f"default:t{number:02}", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
@@ -315,7 +315,7 @@ def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named()
     assert notes[20] == "5 more topics keep unread messages"
 
 
-def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(shop: Shop, tmp_path: Path) -> None:
+def test_apply_of_a_plan_keeps_unread_messages(shop: Shop, tmp_path: Path) -> None:
     shop.orders.plain(DUE_MS - 3, DUE_MS - 2, DUE_MS - 1)
     read(shop, MessageId(DUE_MS - 3, 0))
     kit = kit_of(shop)

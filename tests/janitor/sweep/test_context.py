@@ -96,7 +96,7 @@ def test_scope_of_patterns_has_only_topics_that_fit(store: MemoryStore) -> None:
     assert all(make(store).in_scope(prefix) for prefix in prefixes)
 
 
-def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknown(store: MemoryStore) -> None:
+def test_s2_missing_metadata_read_again_makes_the_topic_unknown(store: MemoryStore) -> None:
     run = make(store)
     run.load_topics()
     run = replace(run, store=MemoryStore())
@@ -117,7 +117,7 @@ def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknow
         ("default:[a-n]*", False),
     ],
 )
-def test_given_a_shell_pattern_when_it_fits_the_whole_name_then_the_topic_matches(pattern: str, fits: bool) -> None:
+def test_topic_matches_a_pattern_of_its_whole_name(pattern: str, fits: bool) -> None:
     assert ORDERS.matches((pattern,)) is fits
     assert ORDERS.matches(("x:y", pattern)) is fits
     assert replace(TERMS, protect=(pattern,)).protects(ORDERS) is fits

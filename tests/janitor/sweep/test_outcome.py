@@ -39,7 +39,7 @@ def about(held: Hold | None = None) -> EntryKey:
     return EntryKey(ORDERS.topic, 3, "message", Rule.EXPIRED, held)
 
 
-def test_given_some_rows_of_a_batch_that_went_when_counted_then_only_these_are() -> None:
+def test_outcome_counts_only_deleted_rows_of_a_batch() -> None:
     outcome = Outcome()
     outcome.add(due(KEYS), Done(KEYS[:1], entry=ENTRY))
     assert (outcome.entries[about()].rows, outcome.entries[about()].bytes) == (1, 100)
@@ -55,7 +55,7 @@ def test_taking_leaves_out_held_rows_and_rows_that_stay() -> None:
     assert (outcome.deletions, outcome.without_kept_rows().entries, outcome.without_kept_rows().kept) == ({}, {}, {})
 
 
-def test_given_unrecognized_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
+def test_outcome_counts_all_unrecognized_keys_and_names_the_first() -> None:
     outcome = Outcome()
     outcome.add(unrecognized("message", [b"\x00\xff"]))
     outcome.add(unrecognized("payload", [bytes([number]) for number in range(30)]))
@@ -64,7 +64,7 @@ def test_given_unrecognized_keys_when_counted_then_all_are_and_the_first_are_nam
     assert outcome.unrecognized[:2] == [UnrecognizedKey("message", "00ff"), UnrecognizedKey("payload", "00")]
 
 
-def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twice() -> None:
+def test_merge_of_outcomes_of_parts_counts_everything_once() -> None:
     one, other = Outcome(), Outcome()
     one.add(due(KEYS[3:]), Done(KEYS[3:], entry=replace(ENTRY, at_ms=9)))
     other.add(due(KEYS[:3]), Done(KEYS[:3], entry=replace(ENTRY, at_ms=7)))
@@ -115,7 +115,7 @@ def test_merge_into_an_empty_outcome_keeps_each_field() -> None:
     assert [name for name in sorted(names) if getattr(merged, name) != getattr(full, name)] == []
 
 
-def test_given_an_outcome_when_it_travels_as_json_then_it_arrives_as_it_was() -> None:
+def test_outcome_reads_back_from_json() -> None:
     outcome = Outcome(scanned=Counter(message=3), withheld={b"x:y:"}, pointers={ORDERS.topic: {1, 2}})
     outcome.add(unrecognized("payload", [b"\xff"]))
     outcome.add(FailedTopic(b"a:b:", "payload", "store", "broken"))

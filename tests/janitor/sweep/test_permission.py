@@ -47,7 +47,7 @@ def case() -> Case:
 
 
 @pytest.mark.parametrize("paused", [EVERYTHING, "default:*", "default:orders", "*:orders", "default:order?"])
-def test_pause_that_fits_denies_the_topic_and_lets_the_run_live(case: Case, paused: str) -> None:
+def test_matching_pause_denies_the_topic_but_not_the_run(case: Case, paused: str) -> None:
     case.state.pause(paused, NOW_MS)
     assert not case.permission.allows(ORDERS)
     case.permission.alive()
@@ -58,7 +58,7 @@ def test_pause_that_fits_denies_the_topic_and_lets_the_run_live(case: Case, paus
 
 
 @pytest.mark.parametrize("paused", ["default:order", "other:*", "default:Orders", "", "orders"])
-def test_given_a_pause_of_others_when_asked_then_it_may_go_on(case: Case, paused: str) -> None:
+def test_pause_of_other_topics_allows_the_topic(case: Case, paused: str) -> None:
     case.state.pause(paused, NOW_MS)
     assert case.permission.allows(ORDERS)
 
@@ -80,7 +80,7 @@ def test_lost_lease_of_a_reader_is_noticed_with_its_heartbeat(case: Case) -> Non
         case.permission.alive()
 
 
-def test_given_a_lost_lease_when_the_run_begins_then_it_is_over(case: Case) -> None:
+def test_lost_lease_at_the_start_ends_the_run(case: Case) -> None:
     case.take_over()
     with pytest.raises(LeaseLost):
         case.permission.alive()
@@ -117,7 +117,7 @@ class Sleepy(ManualClock):
 @pytest.mark.parametrize(
     ("rows", "sleeps"), [(500, [0.5]), (1000, [1.0]), (1001, [1.0, 0.001]), (3500, [1.0, 1.0, 1.0, 0.5])]
 )
-def test_given_a_long_wait_when_paid_then_it_is_slept_in_pieces(rows: int, sleeps: list[float]) -> None:
+def test_pace_sleeps_a_long_wait_in_pieces(rows: int, sleeps: list[float]) -> None:
     clock = Sleepy()
     Pacer(1000, clock).pay(rows)
     assert clock.sleeps == pytest.approx(sleeps)
@@ -132,7 +132,9 @@ def test_given_a_long_wait_when_paid_then_it_is_slept_in_pieces(rows: int, sleep
         pytest.param(500, lambda clock: clock.step(-86_400_000), id="the wall clock is set"),
     ],
 )
-def test_pace_does_not_count_what_happened_meanwhile(rows: int, happens: Callable[[ManualClock], None]) -> None:
+def test_pace_ignores_elapsed_time_and_clock_steps_between_payments(
+    rows: int, happens: Callable[[ManualClock], None]
+) -> None:
     clock = ManualClock(0)
     pacer = Pacer(1000, clock)
     pacer.pay(rows)

@@ -77,7 +77,7 @@ def test_s14_snapshot_of_another_time_is_named_with_its_age(age_ms: int, figure:
     assert f"snapshot.1 is {figure}" in state.message
 
 
-def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> None:
+def test_read_of_a_source_raises_unexpected_errors() -> None:
     with pytest.raises(ZeroDivisionError):
         read(Source(error=ZeroDivisionError()))
 
@@ -120,7 +120,7 @@ def compared(ids: KnownIds, *listed: int) -> tuple[list[OpenIdRecord], list[int]
     return observed.still, list(observed.new), observed.unlisted_open, list(observed.unlisted_closed)
 
 
-def test_given_all_kinds_when_compared_then_each_comes_in_order() -> None:
+def test_compared_ids_of_every_kind_are_in_order() -> None:
     ids = known(OPEN, OpenIdRecord(15, 5), OpenIdRecord(16, 5), closed=[20, 21, 40])
     assert compared(ids, 1, 10, 16, 20, 30) == ([OPEN, OpenIdRecord(16, 5)], [1, 30], [15], [21, 40])
 
@@ -169,7 +169,7 @@ times_ms = soon_ms | month_later_ms | st.none()
     now_ms=soon_ms | month_later_ms,
     lifetime=st.builds(Lifetime, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
 )
-def test_observe_is_as_if_all_were_looked_at(
+def test_observe_equals_a_comparison_of_all_ids(
     records: list[OpenIdRecord], invalid: list[int], now_ms: int, lifetime: Lifetime
 ) -> None:
     expected, not_remembered = by_sets({record.pointer: record for record in records}, invalid, now_ms, lifetime)
@@ -185,7 +185,7 @@ def test_observe_is_as_if_all_were_looked_at(
     assert {record.pointer for record in records} - remembered.keys() == not_remembered
 
 
-def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
+def test_search_since_of_several_pointers_is_the_earliest() -> None:
     searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
     never = OpenIdRecord(pointer(BEGUN_MS + 40_000), NOW_MS)
     assert search_since_ms([searched, never, searched], TERM) == BEGUN_MS + 39_700
