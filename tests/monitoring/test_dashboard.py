@@ -34,7 +34,7 @@ def panels(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in document["panels"] if panel["type"] != "row"] + inside
 
 
-def test_every_field_is_one_of_grafanas(document: dict[str, Any]) -> None:
+def test_every_field_is_known_to_grafana(document: dict[str, Any]) -> None:
     for row in rows(document):
         assert set(row) == FIELDS["row"]
     for panel in panels(document):
@@ -43,7 +43,7 @@ def test_every_field_is_one_of_grafanas(document: dict[str, Any]) -> None:
         assert all(set(target) <= FIELDS["target"] for target in panel["targets"])
 
 
-def test_every_panel_has_a_number_of_its_own_a_question_and_an_explanation(document: dict[str, Any]) -> None:
+def test_every_panel_has_a_unique_id_a_question_and_an_explanation(document: dict[str, Any]) -> None:
     everything = panels(document) + rows(document)
     assert len({panel["id"] for panel in everything}) == len(everything)
     for panel in panels(document):
@@ -52,7 +52,7 @@ def test_every_panel_has_a_number_of_its_own_a_question_and_an_explanation(docum
         assert panel["targets"]
 
 
-def test_panels_lie_on_the_grid_and_not_on_each_other(document: dict[str, Any]) -> None:
+def test_panels_are_on_the_grid_and_do_not_overlap(document: dict[str, Any]) -> None:
     places = [panel["gridPos"] for panel in panels(document) + rows(document)]
     assert all(place["x"] >= 0 and place["x"] + place["w"] <= COLUMNS for place in places)
     for one, other in combinations(places, 2):
@@ -67,7 +67,7 @@ def test_folded_rows_hold_their_panels_and_open_ones_are_followed_by_them(docume
     assert all(bool(row["panels"]) == row["collapsed"] for row in rows(document))
 
 
-def test_every_panel_is_about_the_janitors_that_are_chosen_at_its_top(document: dict[str, Any]) -> None:
+def test_every_panel_filters_by_the_selected_janitors(document: dict[str, Any]) -> None:
     assert [variable["name"] for variable in document["templating"]["list"]] == ["datasource", "namespace", "job"]
     assert all("$namespace" in scope and "$job" in scope for scope in (SCOPE, SERVERS))
     for title, expression in expressions(document):
@@ -76,6 +76,6 @@ def test_every_panel_is_about_the_janitors_that_are_chosen_at_its_top(document: 
         assert all(SCOPE in selector or SERVERS in selector for selector in selectors), title
 
 
-def test_no_metric_of_the_janitors_is_forgotten(document: dict[str, Any]) -> None:
+def test_dashboard_uses_every_metric_of_the_janitor(document: dict[str, Any]) -> None:
     shown = " ".join(expression for _, expression in expressions(document))
     assert [definition.name for definition in CATALOGUE if definition.name not in shown] == []

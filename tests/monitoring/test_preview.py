@@ -36,7 +36,7 @@ def drawn(html: str, title: str) -> str:
     return str(found)
 
 
-def test_page_asks_no_panel_with_a_variable_left() -> None:
+def test_page_replaces_every_variable_in_its_queries() -> None:
     asked: list[str] = []
 
     def ask(expression: str) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def test_page_without_answers_shows_every_panel_with_no_data() -> None:
     assert re.findall("<h2[^>]*>([^<]*)<", html) == ["Health", "Topics and consumers"]
 
 
-def test_given_rows_that_are_left_out_when_drawn_then_they_leave_no_hole() -> None:
+def test_page_with_omitted_rows_has_no_gap() -> None:
     alone = page(dashboard(), source(lambda _: []), ["Topics and consumers"])
     first = page(dashboard(), source(lambda _: []), ["Health"])
     assert re.findall(r"<h2 style=\"top:(\d+)px", alone) == re.findall(r"<h2 style=\"top:(\d+)px", first)
@@ -69,12 +69,12 @@ def test_page_colors_a_number_by_its_threshold(waiting: str, colour: str) -> Non
     assert ("<p>3.02 K</p>" in panel) == (waiting == "3022")
 
 
-def test_given_a_panel_with_words_for_its_numbers_when_drawn_then_it_shows_the_word() -> None:
+def test_page_shows_the_mapped_text_of_a_value() -> None:
     html = page(dashboard(), source(lambda _: [series(0, 1)]), ["Health"])
     assert "<p>yes</p>" in drawn(html, "Paused")
 
 
-def test_given_two_lines_when_drawn_then_each_has_its_name_its_colour_and_its_unit() -> None:
+def test_page_draws_each_series_with_name_color_and_unit() -> None:
     lines = [series(1, 1500, table="message", rule="<expired>"), series(0, "NaN", 0, table="payload", rule="expired")]
     panel = drawn(page(dashboard(), source(lambda _: lines), ["Runs"]), "Rows deleted")
     for name, colour in zip(("message &lt;expired&gt;", "payload expired"), COLOURS, strict=False):
@@ -84,7 +84,7 @@ def test_given_two_lines_when_drawn_then_each_has_its_name_its_colour_and_its_un
     assert "nan" not in panel.lower()
 
 
-def test_given_a_line_with_a_hole_when_drawn_then_nothing_is_drawn_across_it() -> None:
+def test_chart_of_a_series_with_a_gap_breaks_the_line() -> None:
     points = [(BEGIN + at, 5.0) for at in (0, 1, 2, 30, 31)]
     chart = Chart.around([points], (BEGIN, BEGIN + 60), "s", (400, 200), low=0)
     assert chart.svg([points]).count("<polyline") == 2
@@ -93,7 +93,7 @@ def test_given_a_line_with_a_hole_when_drawn_then_nothing_is_drawn_across_it() -
     assert ">22:13:30<" in chart.svg([points])
 
 
-def test_given_a_kind_of_panel_that_is_not_drawn_when_it_has_data_then_it_is_refused() -> None:
+def test_page_with_data_for_an_unsupported_panel_type_raises() -> None:
     with pytest.raises(ValueError, match=r"table .*Versions"):
         page(dashboard(), source(lambda _: [series(1)]), ["Process"])
 

@@ -107,7 +107,7 @@ def kit(tmp_path: Path) -> Iterator[MonitoringKit]:
 
 
 @pytest.mark.timeout(900)
-def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(kit: MonitoringKit) -> None:
+def test_alerts_fire_and_resolve_and_every_panel_has_data(kit: MonitoringKit) -> None:
     prometheus = kit.prometheus
     assert lint(kit.server.port) == (0, "")
     janitor(f"pause default:paused --config {kit.config}")

@@ -64,7 +64,7 @@ def try_cases(folder: Path, document: dict[str, Any], cases: Sequence[Path] = CA
     return tried.returncode, tried.stdout + tried.stderr
 
 
-def test_there_are_the_alerts_that_people_route_by_each_with_its_severity() -> None:
+def test_alerts_have_stable_names_and_severities() -> None:
     assert {alert.name for alert in ALERTS} == NAMES
     severities = {rule["alert"]: rule["labels"]["severity"] for rule in of(rules())}
     assert {name for name, severity in severities.items() if severity == "critical"} == {
@@ -83,16 +83,16 @@ def test_promtool_finds_nothing_wrong_with_the_rules(mode: Any, tmp_path: Path) 
     assert f"{len(ALERTS)} rules found" in checked.stdout
 
 
-def test_each_alert_fires_and_keeps_quiet_as_its_cases_say(tmp_path: Path) -> None:
+def test_alerts_fire_as_their_cases_expect(tmp_path: Path) -> None:
     assert try_cases(tmp_path, rules(scope='job="j"', servers='job="j"')) == (0, ANY)
 
 
-def test_with_the_figures_of_cronjobs_alerts_do_as_their_cases_say(tmp_path: Path) -> None:
+def test_alerts_of_cronjobs_fire_as_their_cases_expect(tmp_path: Path) -> None:
     document = rules(thresholds("cronjob"), scope='job="j"', servers='job="j"')
     assert try_cases(tmp_path, document, CRONJOB_CASES) == (0, ANY)
 
 
-def test_each_alert_has_a_case_that_fires_it_and_one_that_keeps_it_quiet() -> None:
+def test_each_alert_has_a_firing_and_a_silent_case() -> None:
     tests = [test for path in CASES for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
     asked = [case for test in tests for case in test["alert_rule_test"]]
     assert {case["alertname"] for case in asked if case.get("exp_alerts")} == NAMES
@@ -100,7 +100,7 @@ def test_each_alert_has_a_case_that_fires_it_and_one_that_keeps_it_quiet() -> No
 
 
 @pytest.mark.parametrize("wrong", ["vector(1)", "vector(1) < 0"])
-def test_given_alerts_that_always_fire_or_never_do_then_cases_object_to_each(tmp_path: Path, wrong: str) -> None:
+def test_cases_reject_alerts_that_always_or_never_fire(tmp_path: Path, wrong: str) -> None:
     document = rules()
     for rule in of(document):
         rule["expr"] = wrong
@@ -109,7 +109,7 @@ def test_given_alerts_that_always_fire_or_never_do_then_cases_object_to_each(tmp
     assert set(re.findall(r"alertname: (\w+),", said)) == NAMES
 
 
-def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> None:
+def test_rules_use_only_existing_metrics_and_label_values() -> None:
     known = {definition.name: label_values(definition) for definition in CATALOGUE}
     known |= {UNDECIDED: {}, "tms_requests_total": {"code": frozenset({"401"})}}
     for rule in of(rules()):
@@ -120,7 +120,7 @@ def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> Non
 
 
 @pytest.mark.parametrize("page", ["explanation/scale.md", "operate/alerts.md", "reference/metrics.md"])
-def test_every_expression_of_a_page_is_one_that_prometheus_reads(page: str, tmp_path: Path) -> None:
+def test_expressions_of_a_page_are_valid_promql(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\|", "|")
     shown = re.findall(r"`([^`]*\btms_(?!namespace)[^`]*)`", text)
     asked = [each for each in shown if re.search(r" [-<>=]+ |\(", each)]
@@ -144,7 +144,7 @@ def test_a_scope_is_in_every_selector() -> None:
         assert rule["expr"].count('job="j"') == len(named), rule["alert"]
 
 
-def test_every_alert_leads_to_its_section_of_the_page_of_alerts() -> None:
+def test_every_alert_links_to_its_section_of_the_page() -> None:
     guide = (ROOT / "docs/operate/alerts.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^## (\w+)$", guide, flags=re.MULTILINE))
     for rule in of(rules(runbook="https://wiki/alerts.md")):
@@ -154,6 +154,6 @@ def test_every_alert_leads_to_its_section_of_the_page_of_alerts() -> None:
         assert anchor == rule["alert"].lower()
 
 
-def test_where_no_page_of_alerts_is_known_there_is_no_link_that_leads_nowhere() -> None:
+def test_rules_without_a_page_of_alerts_have_no_links() -> None:
     assert all("runbook_url" not in rule["annotations"] for rule in of(rules()))
     assert "example" not in (ROOT / "conf/prometheus/rules.yaml").read_text(encoding="utf-8")
