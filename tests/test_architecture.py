@@ -68,7 +68,7 @@ def test_largest_and_repeated_classes_are_named(tree: Path) -> None:
     assert overriding(modules, "janitor.spark") == ["janitor.spark.task.Task"]
 
 
-def test_given_docstrings_comments_and_code_when_counted_then_only_code_is_code(tree: Path) -> None:
+def test_code_lines_exclude_docstrings_and_comments(tree: Path) -> None:
     (scan,) = (module for module in read(tree, ["janitor"]) if module.name == "janitor.sweep.scan")
     assert (scan.lines, scan.code_lines()) == (12, 6)
 

@@ -18,7 +18,7 @@ def test_clock_cuts_nanoseconds_to_milliseconds(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("suspended", "monotonic_ms"), [(True, 7_000_000), (False, 2_000_000)])
-def test_clock_prefers_one_that_counts_sleep(
+def test_clock_prefers_a_source_that_counts_suspended_time(
     suspended: bool, monotonic_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = {1001: 7_000_000_999_999, time.CLOCK_MONOTONIC: 2_000_000_999_999}
@@ -32,7 +32,7 @@ def test_clock_prefers_one_that_counts_sleep(
     assert answer == monotonic_ms
 
 
-def test_given_the_real_clock_when_read_twice_then_monotonic_time_does_not_go_back() -> None:
+def test_system_clock_read_twice_does_not_go_back() -> None:
     clock = SystemClock()
     assert 0 < clock.monotonic_ms() <= clock.monotonic_ms()
 
@@ -44,7 +44,7 @@ def test_boot_id_is_the_bare_name_of_the_boot_or_empty(tmp_path: Path, monkeypat
     assert SystemClock().boot_id() == "c0ffee"
 
 
-def test_given_the_real_clock_when_told_to_sleep_then_the_system_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_clock_sleeps_by_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     with monkeypatch.context() as patch:
         patch.setattr("tms_core.clock.time.sleep", slept.append)
@@ -56,7 +56,7 @@ def readings(clock: Clock) -> tuple[int, int, str]:
     return clock.now_ms(), clock.monotonic_ms(), clock.boot_id()
 
 
-def test_manual_clock_moves_only_as_told() -> None:
+def test_manual_clock_moves_only_by_its_methods() -> None:
     clock = ManualClock(1000, monotonic_ms=50)
     assert readings(clock) == readings(clock) == (1000, 50, "manual")
     clock.advance(5)

@@ -47,7 +47,7 @@ def test_the_unit_starts_the_daemon_by_a_command_line_that_parses() -> None:
     resolve(shlex.join(words))
 
 
-def test_the_unit_reloads_by_the_signal_that_sweeps_and_stops_by_the_one_that_ends() -> None:
+def test_unit_reloads_by_sighup_and_stops_by_sigterm() -> None:
     found = entries()
     assert found["Service.ExecReload"] == ["/bin/kill -HUP $MAINPID"]
     assert found["Service.KillSignal"] == ["SIGTERM"]
@@ -55,7 +55,7 @@ def test_the_unit_reloads_by_the_signal_that_sweeps_and_stops_by_the_one_that_en
     assert int(found["Service.TimeoutStopSec"][0]) >= 3 * STOP_SECONDS
 
 
-def test_the_unit_does_not_start_anew_what_would_end_the_same_way() -> None:
+def test_unit_does_not_restart_after_permanent_failures() -> None:
     found = entries()
     assert found["Service.Restart"] == ["on-failure"]
     assert set(found["Service.RestartPreventExitStatus"][0].split()) == {str(USAGE), str(REFUSED), str(BUSY)}
@@ -81,7 +81,7 @@ def verified(unit: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("shipped", [UNIT, SERVE_UNIT, ONCE_UNIT, TIMER], ids=lambda unit: unit.name)
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, shipped: Path) -> None:
+def test_unit_passes_the_check_of_systemd(tmp_path: Path, shipped: Path) -> None:
     for unit in {shipped, ONCE_UNIT}:  # which the timer starts
         text = unit.read_text(encoding="utf-8")
         (tmp_path / unit.name).write_text(re.sub(r"/opt/tms-janitor/bin/\w+", sys.executable, text))

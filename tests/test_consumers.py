@@ -48,7 +48,7 @@ def orders(store: Store) -> Topic:
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
-def test_given_positions_when_written_again_or_forgotten_then_the_last_word_counts(side: SideTable) -> None:
+def test_position_written_again_or_deleted_has_the_last_value(side: SideTable) -> None:
     positions = Positions(side)
     first, later = at(READ_NONE), Position("billing", MessageId(NOW_MS, 65_535, 5, 6), NOW_MS + 1, NOW_MS - 1)
     for position in (first, later, first):
@@ -86,7 +86,7 @@ def test_positions_and_expiries_in_one_table_stay_apart(side: SideTable) -> None
     assert expiries.between(b"", None, 10).items == [(key, NOW_MS + 1)]
 
 
-def test_given_a_row_that_is_no_position_when_read_then_that_is_said() -> None:
+def test_position_of_an_invalid_row_raises() -> None:
     table = MemorySide()
     Positions(table).put(ORDERS, at(READ_NONE))
     [(key, value)] = table.rows(b"", None, 1).items
@@ -131,7 +131,7 @@ def test_cutoff_is_at_the_oldest_unread(
 
 
 @pytest.mark.parametrize(("max_hold_seconds", "expected_ms"), [(9, -9_000), (10, -10_000), (11, -10_000)])
-def test_given_the_longest_hold_then_nothing_is_held_past_it(
+def test_cutoff_with_a_longest_hold_holds_nothing_beyond_it(
     store: Store, orders: Topic, max_hold_seconds: int, expected_ms: int
 ) -> None:
     orders.plain(*(DUE.ms - back for back in (12_000, 10_000, 9_000, 1_000)))
@@ -192,7 +192,7 @@ def short(lags: list[Lag]) -> dict[str, tuple[int, int | None]]:
     return {found.position.name: (found.messages, found.oldest_ms) for found in lags}
 
 
-def test_given_consumers_when_counted_then_each_has_what_lies_behind_its_position(store: Store, orders: Topic) -> None:
+def test_lag_of_several_consumers_counts_from_each_position(store: Store, orders: Topic) -> None:
     times = [NOW_MS + number for number in range(10)]
     orders.plain(*times)
     orders.at(2).plain(*times)
@@ -271,7 +271,7 @@ def test_lag_of_a_topic_counts_payloads_of_its_generation(
 
 
 @pytest.mark.parametrize("rows", [PAGE_ROWS - 1, PAGE_ROWS, PAGE_ROWS + 1, 2 * PAGE_ROWS + 1])
-def test_given_some_pages_when_counted_then_no_row_is_missed_or_counted_twice(rows: int) -> None:
+def test_lag_over_several_pages_counts_each_row_once(rows: int) -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + rows))
     steps = lag.count(
@@ -321,7 +321,7 @@ def test_unread_from_says_what_may_have_gone_unread(store: Store, orders: Topic)
         assert [one.expired for one in found] == [expired, False]
 
 
-def test_given_a_position_then_what_is_behind_it_begins_with_the_next_key(store: Store) -> None:
+def test_unread_from_a_position_starts_at_the_next_key(store: Store) -> None:
     key = MessageKey(ORDERS.topic, 1, NOW_MS, 3).pack()
     assert unread_from(store, ORDERS, at(MessageId(NOW_MS, 3)), Cutoff(0)) == key + b"\0"
     late = time_prefix(ORDERS.topic.prefix, 1, NOW_MS + SECOND)

@@ -38,7 +38,7 @@ def figures(store: Path) -> str:
     return f"{messages:,} messages, {hidden} of them hidden from transactions; {payloads:,} payloads;"
 
 
-def test_given_a_checkout_when_demonstrated_then_plan_sweep_and_figures_agree(
+def test_demo_of_a_checkout_shows_matching_plan_sweep_and_figures(
     folder: Path, clock: ManualClock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert demo.main(folder, clock) == 0
@@ -54,9 +54,7 @@ def test_given_a_checkout_when_demonstrated_then_plan_sweep_and_figures_agree(
     assert f"snapshot.{NOW_MS}, 0 s old" in shown
 
 
-def test_given_a_demonstration_when_it_ends_then_what_it_tells_to_try_can_be_typed(
-    folder: Path, clock: ManualClock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_suggests_commands_that_run(folder: Path, clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
     demo.main(folder, clock)
     lines = re.findall(r"^  \.venv/bin/janitor (.*)$", capsys.readouterr().out, flags=re.MULTILINE)
     assert len(lines) > 3
@@ -64,9 +62,7 @@ def test_given_a_demonstration_when_it_ends_then_what_it_tells_to_try_can_be_typ
     assert not any(line.startswith("/") for line in " ".join(lines).split()), "paths as one types them here"
 
 
-def test_given_a_demonstration_when_it_is_given_again_then_it_shows_the_same(
-    folder: Path, clock: ManualClock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_repeated_shows_the_same(folder: Path, clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for _ in range(2):
         assert demo.main(folder, clock) == 0

@@ -423,7 +423,7 @@ def test_every_command_of_a_page_parses(page: Path) -> None:
             continue  # the sentence speaks of the command as such, or of a group
 
 
-def test_given_a_page_with_a_command_that_is_none_then_that_is_found() -> None:
+def test_check_of_commands_finds_an_invalid_command() -> None:
     text = "As `janitor sweep` says.\n\n    janitor plan --al\n"
     assert list(typed(text)) == ["sweep", "plan --al"]
     for line in typed(text):
@@ -460,7 +460,7 @@ def first_line_not_shown(shown: list[str], printed: str) -> str | None:
     return next((line for line in shown if not any(re.fullmatch(pattern(line), real) for real in lines)), None)
 
 
-def test_given_lines_in_another_order_when_compared_then_that_is_found() -> None:
+def test_check_of_output_finds_lines_in_another_order() -> None:
     assert first_line_not_shown(["a …", "b"], "a 1\nx\nb\n") is None
     assert first_line_not_shown(["b", "a …"], "a 1\nb\n") == "a …"
     assert first_line_not_shown(["a b"], "a  b c") == "a b"

@@ -52,7 +52,7 @@ def test_every_failure_and_obstacle_of_hbase_is_on_its_page() -> None:
     assert [sentence for sentence in sentences if not in_page(sentence, page)] == []
 
 
-def test_every_message_that_the_page_quotes_is_said() -> None:
+def test_every_message_that_the_page_quotes_exists_in_the_code() -> None:
     texts = said(sources())
     quoted = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
     assert len(quoted) > 25

@@ -36,16 +36,16 @@ def test_error_of_another_process_arrives_with_its_hint() -> None:
 
 
 @pytest.mark.parametrize("family", [SnapshotError, FormatError, TmsError])
-def test_given_an_error_when_raised_then_each_family_above_it_catches_it(family: type[TmsError]) -> None:
+def test_error_is_caught_by_each_of_its_base_classes(family: type[TmsError]) -> None:
     with pytest.raises(family, match="version 9"):
         raise UnsupportedSnapshotVersion("version 9")
 
 
-def test_given_a_refusal_when_a_store_fails_then_it_is_not_mistaken_for_one() -> None:
+def test_snapshot_error_is_not_a_refusal() -> None:
     assert not issubclass(SnapshotError, Refused)
 
 
-def test_given_any_error_when_it_was_pickled_then_it_is_as_it_was() -> None:
+def test_error_of_any_class_survives_pickling() -> None:
     kinds: list[type[TmsError]] = [TmsError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -58,7 +58,7 @@ def test_given_any_error_when_it_was_pickled_then_it_is_as_it_was() -> None:
             assert (type(found), found.args, vars(found)) == (kind, ("It failed.",), vars(error))
 
 
-def test_given_a_conflict_when_it_was_pickled_then_it_says_who_and_what() -> None:
+def test_conflict_survives_pickling_with_its_fields() -> None:
     found = pickle.loads(pickle.dumps(Conflict("It conflicts.", 7, "key", "me")))  # noqa: S301
     assert (str(found), found.transaction_id, found.key, found.client) == ("It conflicts.", 7, "key", "me")
 

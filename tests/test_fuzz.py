@@ -48,7 +48,7 @@ def test_seeds_without_settings_are_the_same_in_every_run(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("fuzz", "same"), [({}, True), ({"TMS_TEST_FUZZ": "1"}, False)])
-def test_hypothesis_searches_anew_only_when_fuzzing(fuzz: dict[str, str], same: bool, tmp_path: Path) -> None:
+def test_hypothesis_examples_change_only_when_fuzzing(fuzz: dict[str, str], same: bool, tmp_path: Path) -> None:
     program = tmp_path / "test_random.py"
     program.write_text(RANDOM, encoding="utf-8")
     without = {name: value for name, value in os.environ.items() if name not in {"CI", "TMS_TEST_FUZZ"}}

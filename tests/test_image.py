@@ -182,7 +182,7 @@ def test_it_says_which_of_debians_packages_it_has_something_of(tree: Tree) -> No
     assert (tree.root / "usr/share/doc/libc6/copyright").exists()
 
 
-def test_given_links_on_the_way_to_a_file_then_they_lead_there_too(tmp_path: Path) -> None:
+def test_copy_path_keeps_the_links_on_the_path(tmp_path: Path) -> None:
     system, root = tmp_path / "system", tmp_path / "root"
     (system / "usr/lib").mkdir(parents=True)
     (system / "usr/lib/libx.so.1.0").write_text("x")
@@ -195,7 +195,7 @@ def test_given_links_on_the_way_to_a_file_then_they_lead_there_too(tmp_path: Pat
     assert (there / "usr/bin").readlink() == system / "usr/../lib"
 
 
-def test_given_a_library_that_is_missing_then_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_with_a_missing_library_exits_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     told = "/a/b.so:\n\tlibx.so.1 => not found\n\tliby.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n"
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, told))
     with pytest.raises(SystemExit, match=r"\blibx\.so\.1;"):
@@ -245,7 +245,7 @@ def test_entrypoint_of_spark_is_an_executor(started: list[list[str]], monkeypatc
     assert words[words.index("--hostname") + 1] == "10.0.0.2"
 
 
-def test_executor_has_options_in_order_and_classes_behind_them() -> None:
+def test_executor_has_options_in_order_before_the_classes() -> None:
     options = {f"{spark_start.OPTION}{number}": f"-Da={number}" for number in range(11)}
     words = spark_start.executor({**TOLD, **options, "HADOOP_CONF_DIR": "/hadoop"}, Path("/spark"))
     assert words[1:12] == [f"-Da={number}" for number in range(11)]

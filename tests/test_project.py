@@ -73,7 +73,7 @@ def test_gitignore_names_every_kind_of_file_that_tools_write() -> None:
     assert set(WRITTEN) - set(ignored) == set()
 
 
-def test_no_tracked_file_names_a_folder_of_somebodys_machine() -> None:
+def test_no_tracked_file_contains_a_machine_path() -> None:
     assert [path for path in tracked() if path != Path(__file__) and MACHINE_PATH.search(path.read_bytes())] == []
 
 
@@ -102,7 +102,7 @@ def test_every_skip_of_a_test_goes_through_the_helper_that_fails_in_ci() -> None
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_given_a_missing_tool_when_a_test_needs_it_then_ci_fails_and_a_desk_skips(
+def test_require_tool_of_a_missing_tool_fails_in_ci_and_skips_elsewhere(
     ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", ci)

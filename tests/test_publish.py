@@ -104,7 +104,7 @@ def test_each_architectures_image_has_its_own_contents_and_its_provenance(tmp_pa
         assert base == {"uri": "pkg:docker/python:3", "digest": {"sha256": "abc"}}
 
 
-def test_with_a_key_nothing_outside_is_asked_or_told(tmp_path: Path) -> None:
+def test_publish_with_a_key_uses_no_signing_service_or_log(tmp_path: Path) -> None:
     for told in published(tmp_path, "--key", "k").all("cosign"):
         assert told[2:6] == ["--yes", "--key", "k", "--use-signing-config=false"]
         assert "--tlog-upload=false" in told

@@ -105,7 +105,7 @@ def test_parse_of_any_bytes_is_unrecognized_or_packs_the_same(data: bytes) -> No
         b"default:t1:\n",
     ],
 )
-def test_given_another_prefix_when_parsed_then_the_key_is_unrecognized(prefix: bytes) -> None:
+def test_parse_of_another_prefix_is_none(prefix: bytes) -> None:
     assert MessageKey.parse(prefix + bytes(14)) is None
     assert PayloadKey.parse(prefix + bytes(22)) is None
 
@@ -165,7 +165,7 @@ def test_key_after_its_generation_has_a_fixed_length() -> None:
         (pointer_prefix(TOPIC.prefix, 1, -POINTER), PREFIX + "00000001" + "eb2eedf284e9fff9"),
     ],
 )
-def test_given_the_parts_when_a_prefix_is_made_then_keys_start_with_it(prefix: bytes, text: str) -> None:
+def test_prefix_has_the_documented_bytes(prefix: bytes, text: str) -> None:
     assert prefix.hex() == text
 
 
@@ -228,7 +228,7 @@ def test_stop_of_any_prefix_separates_its_keys_from_those_after(prefix: bytes, o
         (MessageId(PUBLISH_MS, 65535, 1, 32768), "0000015d3ef79800" + "ffff" + "0000000000000001" + "8000"),
     ],
 )
-def test_given_a_message_id_when_packed_or_parsed_then_the_bytes_are_cdaps(message_id: MessageId, text: str) -> None:
+def test_message_id_is_packed_and_parsed_as_by_cdap(message_id: MessageId, text: str) -> None:
     assert message_id.pack() == bytes.fromhex(text)
     assert MessageId.parse(bytes.fromhex(text)) == message_id
     assert str(message_id) == text
@@ -247,7 +247,7 @@ def test_message_id_of_another_length_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0" * 38, "0" * 39, "0" * 42, "g" * 40, "00 " * 19 + "00", "00" * 20 + "\n"])
-def test_given_other_text_when_parsed_as_a_message_id_then_it_is_refused(text: str) -> None:
+def test_message_id_from_invalid_text_is_rejected(text: str) -> None:
     with pytest.raises(KeyFormatError, match="40 "):
         MessageId.from_hex(text)
 
@@ -271,7 +271,7 @@ def test_later_cutoff_is_greater() -> None:
 
 
 @pytest.mark.parametrize("cutoff_ms", [-1, 2**63])
-def test_given_a_moment_no_key_can_hold_when_a_cutoff_is_made_then_it_is_refused(cutoff_ms: int) -> None:
+def test_cutoff_outside_the_range_of_keys_is_rejected(cutoff_ms: int) -> None:
     with pytest.raises(ValueError, match="between 0 and 2"):
         Cutoff(cutoff_ms)
 
@@ -283,7 +283,7 @@ def test_given_a_moment_no_key_can_hold_when_a_cutoff_is_made_then_it_is_refused
     ("pointer", "absolute"),
     [(0, 0), (5, 5), (-5, 5), (LONG_MAX, LONG_MAX), (LONG_MIN + 1, LONG_MAX), (LONG_MIN, LONG_MIN)],
 )
-def test_given_a_pointer_when_its_absolute_value_is_taken_then_it_is_javas(pointer: int, absolute: int) -> None:
+def test_java_abs_of_a_pointer_is_that_of_java(pointer: int, absolute: int) -> None:
     assert java_abs(pointer) == absolute
 
 
@@ -310,5 +310,5 @@ def test_salt_of_the_lowest_hash_is_javas_byte(buckets: int, bucket: str) -> Non
 
 
 @given(st.binary(max_size=40), st.sampled_from([1, 2, 16, 128]))
-def test_given_a_power_of_two_when_any_key_is_salted_then_the_byte_is_a_bucket(key: bytes, buckets: int) -> None:
+def test_salt_of_any_key_is_below_the_number_of_buckets(key: bytes, buckets: int) -> None:
     assert salt(key, buckets)[0] < buckets

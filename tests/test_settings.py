@@ -59,7 +59,7 @@ def test_load_of_several_layers_names_the_upper_one(
     assert (found.settings.server.port, found.origin("server.port")) == next(e for e in expected if e[0] is not None)
 
 
-def test_given_flags_when_loaded_then_they_win_over_everything(tmp_path: Path) -> None:
+def test_load_of_flags_overrides_file_and_environment(tmp_path: Path) -> None:
     yaml = "storage: {kind: memory, hbase: {thrift: ['file:1']}}\ntransactions: {source: none}"
     environ = {"TMS_STORAGE__KIND": "leveldb", "TMS_TRANSACTIONS__DIRECTORY": "/elsewhere"}
     found = loaded(tmp_path, yaml, environ, hbase="a:1, b:2", snapshots="webhdfs://namenode:9870/tx", leveldb=None)
@@ -115,23 +115,23 @@ def test_system_topics_are_expanded_as_cdap_does(tmp_path: Path, entry: str, top
     assert [str(topic) for topic in expand_topics(found)] == topics
 
 
-def test_given_a_file_of_empty_sections_when_loaded_then_they_have_their_defaults(tmp_path: Path) -> None:
+def test_load_of_empty_sections_has_defaults(tmp_path: Path) -> None:
     assert loaded(tmp_path, "storage:\nserver:\n  tls:\n").settings.server.tls is None
     assert loaded(tmp_path, "# nothing").origins == {}
 
 
-def test_given_the_janitors_section_when_the_core_loads_then_it_is_left_alone(tmp_path: Path) -> None:
+def test_load_by_the_core_ignores_the_section_of_the_janitor(tmp_path: Path) -> None:
     environ = {"TMS_JANITOR__WORKERS": "x", "TMS_JANITOR_PORT": "tcp://10.0.0.1:9847"}
     assert loaded(tmp_path, "janitor: {anything: [1]}", environ).origins == {}
 
 
-def test_given_settings_when_shown_then_each_of_them_is_there_once(tmp_path: Path) -> None:
+def test_entries_list_each_setting_once(tmp_path: Path) -> None:
     shown = [entry.path for entry in loaded(tmp_path).entries()]
     expected = {re.sub(r"\.(tls|kerberos)\..*", r".\1", path) for path, _ in fields(Settings)}
     assert sorted(shown) == sorted(expected)
 
 
-def test_given_settings_when_changed_then_that_is_refused(tmp_path: Path) -> None:
+def test_settings_reject_changes(tmp_path: Path) -> None:
     settings = loaded(tmp_path).settings
     with pytest.raises(ValidationError, match="frozen"):
         settings.storage.kind = "memory"
@@ -159,7 +159,7 @@ def test_environment_is_text_as_it_is_and_the_rest_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["TMS_PORT", "TMS_SERVICE_HOST", "TMS_STORAGES__KIND", "XTMS_SERVER_PORT", "TMS_"])
-def test_given_a_name_without_a_section_when_loaded_then_it_is_not_ours(tmp_path: Path, name: str) -> None:
+def test_environment_name_without_a_section_is_ignored(tmp_path: Path, name: str) -> None:
     assert loaded(tmp_path, "", {name: "tcp://10.0.0.1:11015"}).origins == {}
 
 
@@ -171,7 +171,7 @@ def test_environment_of_an_unknown_name_explains_injected_ones(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", ["TMS_SERVER_PORT", "TMS_SERVER__PRT"])
-def test_given_a_mistyped_name_when_loaded_then_the_right_one_is_suggested(tmp_path: Path, name: str) -> None:
+def test_environment_of_a_mistyped_name_is_rejected_with_a_suggestion(tmp_path: Path, name: str) -> None:
     assert "Did you mean TMS_SERVER__PORT?" in refused(tmp_path, "", {name: "1"})
 
 
@@ -219,13 +219,13 @@ def test_file_that_is_not_right_names_the_line(tmp_path: Path, yaml: str, proble
     assert re.search(problem, message)
 
 
-def test_given_a_merged_mapping_when_a_key_is_overridden_then_that_is_not_twice(tmp_path: Path) -> None:
+def test_load_of_an_overridden_merge_key_is_not_a_duplicate(tmp_path: Path) -> None:
     yaml = "janitor: {common: &common {port: 1, cache_mb: 2}}\nserver:\n  <<: *common\n  port: 3\n"
     server = loaded(tmp_path, yaml).settings.server
     assert (server.port, server.cache_mb) == (3, 2)
 
 
-def test_given_a_tag_that_would_run_code_when_loaded_then_it_is_refused(tmp_path: Path) -> None:
+def test_load_of_a_yaml_tag_that_runs_code_is_rejected(tmp_path: Path) -> None:
     assert "YAML" in refused(tmp_path, "server: {host: !!python/object/apply:os.getcwd []}")
 
 
@@ -308,11 +308,11 @@ def test_impossible_value_in_the_environment_names_its_variable(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_given_a_loopback_address_when_loaded_then_no_authentication_is_needed(tmp_path: Path, host: str) -> None:
+def test_load_of_a_loopback_address_needs_no_authentication(tmp_path: Path, host: str) -> None:
     assert loaded(tmp_path, f"server: {{host: '{host}'}}").settings.server.host == host
 
 
-def test_given_authentication_when_loaded_then_any_address_may_be_listened_at(tmp_path: Path) -> None:
+def test_load_with_authentication_allows_any_address(tmp_path: Path) -> None:
     yaml = (
         "server: {host: 0.0.0.0, auth: {kind: tokens, tokens_file: t,"
         " rules: [{principal: a, topics: ['default:*'], can: [publish]}]}}"
@@ -331,7 +331,7 @@ def test_snapshots_of_the_manager_inside_the_store_are_refused(tmp_path: Path, p
         assert found.transactions.directory == str(tmp_path / place)
 
 
-def test_given_a_source_when_outside_the_server_then_only_a_directory_is_read(tmp_path: Path) -> None:
+def test_snapshot_directory_by_source_is_an_available_directory_or_none(tmp_path: Path) -> None:
     there, absent = str(tmp_path), str(tmp_path / "absent")
     assert TransactionSettings(source="directory", directory=absent).snapshot_directory() == absent
     assert TransactionSettings(source="directory", directory="webhdfs://n:1/tx").snapshot_directory() is not None
@@ -341,6 +341,6 @@ def test_given_a_source_when_outside_the_server_then_only_a_directory_is_read(tm
     assert TransactionSettings(source="none", directory=there).snapshot_directory() is None
 
 
-def test_given_models_when_made_by_hand_then_unknown_names_are_refused_there_too() -> None:
+def test_settings_model_with_an_unknown_name_is_rejected() -> None:
     with pytest.raises(ValidationError, match="extra"):
         StorageSettings.model_validate({"kin": "memory"})

@@ -46,7 +46,7 @@ def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SideTable]:
         yield made
 
 
-def test_given_rows_when_written_then_they_are_read_in_order_and_in_pages(side: SideTable) -> None:
+def test_rows_are_read_in_order_and_in_pages(side: SideTable) -> None:
     side.put([(b"k%d" % number, b"%d" % number) for number in (3, 1, 2, 0)])
     side.put([(b"k1", b"one"), (b"other", b"value")])
     assert side.get(b"k1") == b"one"
@@ -70,7 +70,7 @@ def test_exchange_changes_rows_only_if_the_value_is_expected(side: SideTable) ->
     assert side.rows(b"", None, 5).items == [(b"base", b"2"), (b"more", b"y"), (b"other", b"x")]
 
 
-def test_given_rows_that_were_read_when_changed_then_they_are_read_as_they_are(side: SideTable) -> None:
+def test_get_after_each_kind_of_change_returns_the_new_row(side: SideTable) -> None:
     assert [side.get(key) for key in (b"a", b"b", b"c")] == [None] * 3
     side.put([(b"a", b"1"), (b"b", b"1"), (b"c", b"1")])
     side.delete([b"b"])
@@ -117,7 +117,7 @@ def test_read_after_a_failed_write_asks_the_table(tmp_path: Path, monkeypatch: p
         assert side.get(b"k") == b"old"
 
 
-def test_given_a_side_table_in_leveldb_when_opened_again_then_its_rows_are_there(tmp_path: Path) -> None:
+def test_leveldb_side_opened_again_has_its_rows(tmp_path: Path) -> None:
     with LevelDBSide(tmp_path) as side:
         side.put([(b"k", b"v")])
         with pytest.raises(StoreBusy):
@@ -126,13 +126,13 @@ def test_given_a_side_table_in_leveldb_when_opened_again_then_its_rows_are_there
         assert side.get(b"k") == b"v"
 
 
-def test_given_a_folder_that_cannot_be_when_opened_then_that_is_said(tmp_path: Path) -> None:
+def test_leveldb_side_in_an_impossible_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError):
         LevelDBSide(tmp_path / "file")
 
 
-def test_given_a_side_table_in_hbase_when_opened_again_then_its_rows_are_there(hbase_tables: Tables) -> None:
+def test_hbase_side_opened_again_has_its_rows(hbase_tables: Tables) -> None:
     namespace = hbase_tables.make()
     for number in range(2):
         pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
@@ -154,7 +154,7 @@ def test_missing_side_table_in_hbase_is_not_made_by_a_read(hbase_tables: Tables)
         assert looking.get(b"k") == b"v"
 
 
-def test_given_no_namespace_in_hbase_when_opened_then_it_says_how_to_make_the_table(hbase_tables: Tables) -> None:
+def test_hbase_side_without_namespace_raises_with_the_create_command(hbase_tables: Tables) -> None:
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
     with pytest.raises(StoreError, match=r"create 'nowhere:tms\.side'"):
         HBaseSide(pool, "nowhere")
@@ -167,7 +167,7 @@ def message(sequence: int, generation: int = 1, publish_ms: int = NOW_MS) -> Mes
     return MessageKey(TOPIC, generation, publish_ms, sequence)
 
 
-def test_given_expiries_when_asked_then_what_is_due_comes_in_order_of_its_moment(side: SideTable) -> None:
+def test_due_expiries_are_in_order_of_time(side: SideTable) -> None:
     expiries = Expiries(side)
     expiries.put([(message(1).pack(), NOW_MS + 20), (message(2).pack(), NOW_MS + 10)])
     expiries.put([(message(3, generation=2).pack(), NOW_MS + 30)])

@@ -113,7 +113,7 @@ def commands(command: click.Command, name: str, above: click.Context | None = No
         yield from commands(below, word, context)
 
 
-def test_every_command_is_typed_here() -> None:
+def test_every_command_has_a_case() -> None:
     found = {*commands(janitor.cli, "janitor"), *commands(tms.cli, "tms")}
     assert found == {*(f"janitor {name}" for name in JANITOR), *(f"tms {name}" for name in TMS), *NOT_TYPED}
 

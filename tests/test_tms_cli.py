@@ -42,7 +42,9 @@ def test_release_after_a_crash_renames_tables_for_cdap(folder: Path, capsys: pyt
         assert len(store.message.read(KEYS, b"", None, 10).items) == 1
 
 
-def test_release_of_a_missing_store_is_1_and_makes_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_of_a_missing_store_exits_1_and_creates_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert execute(["admin", "release", str(tmp_path / "nowhere")]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -61,7 +63,7 @@ def damage(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("harm", "code", "said"), [(make_layout_of_cdap_6, 2, "CDAP 6"), (damage, 1, "[TMS-STORE]")])
-def test_release_of_another_or_a_damaged_store_is_refused(
+def test_release_of_another_or_a_damaged_store_is_rejected(
     folder: Path, capsys: pytest.CaptureFixture[str], harm: Callable[[Path], None], code: int, said: str
 ) -> None:
     harm(folder)
@@ -69,7 +71,7 @@ def test_release_of_another_or_a_damaged_store_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_release_of_an_open_store_is_4_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_of_an_open_store_exits_4_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with LevelDBStore(folder):
         before = sorted(path.name for path in (folder / MESSAGES).iterdir())
         assert execute(["admin", "release", str(folder)]) == 4
@@ -78,7 +80,7 @@ def test_release_of_an_open_store_is_4_and_changes_nothing(folder: Path, capsys:
 
 
 @pytest.mark.parametrize("arguments", [["admin"], ["release"], ["admin", "release"], ["admin", "release", "--force"]])
-def test_wrong_usage_is_2_without_output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_2_without_output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -98,7 +100,7 @@ def test_help_of_release_shows_an_example(capsys: pytest.CaptureFixture[str]) ->
     assert "tms admin release data/messaging" in capsys.readouterr().out
 
 
-def test_given_ctrl_c_when_releasing_then_130_and_no_traceback(
+def test_release_interrupted_by_ctrl_c_exits_130(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tms_core.tables.leveldb.store.release", raising(KeyboardInterrupt))

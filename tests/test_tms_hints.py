@@ -36,7 +36,7 @@ def test_missing_producer_hints_at_the_list(typed: Type, topic: str) -> None:
     assert typed(*words)[0] == 0
 
 
-def test_given_a_topic_that_is_not_there_then_what_makes_it_is_what_is_typed_next(typed: Type) -> None:
+def test_publish_to_a_missing_topic_hints_at_topic_create(typed: Type) -> None:
     code, _, err = typed("publish", "default:missing", "-m", "one")
     assert code != 0
     [words] = hints(err)
@@ -61,7 +61,7 @@ def test_consumer_with_claims_hints_at_the_release(
     assert typed("consumer", "set", topic, "billing", "--since", "now")[0] == 0
 
 
-def test_given_a_server_that_was_named_then_what_is_typed_next_names_it_too(
+def test_hint_of_a_command_with_server_repeats_the_server(
     typed: Type, topic: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TMS_URL")
@@ -118,7 +118,7 @@ def resolved(words: list[str]) -> click.Command:
     return found
 
 
-def test_every_command_that_a_text_names_is_one() -> None:
+def test_every_command_named_in_a_text_exists() -> None:
     named = (text for package in (tms_core, janitor) for folder in package.__path__ for text in texts(Path(folder)))
     found = [words for text in named for words in hints(text)]
     assert len(found) > 5
@@ -127,6 +127,6 @@ def test_every_command_that_a_text_names_is_one() -> None:
 
 
 @pytest.mark.parametrize("line", ["topics list", "topic list --shelf", "producer fnce X X"])
-def test_given_a_command_that_is_none_then_that_is_found(line: str) -> None:
+def test_check_of_commands_rejects_an_unknown_command(line: str) -> None:
     with pytest.raises(KeyError):
         resolved(line.split())

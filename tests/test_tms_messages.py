@@ -136,7 +136,7 @@ def test_publish_with_a_key_uses_one_partition(typed: Type) -> None:
     assert typed.client.topics("keyed") == []
 
 
-def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays(typed: Type) -> None:
+def test_topic_delete_answered_no_keeps_the_topic(typed: Type) -> None:
     code, _, err = typed("topic", "delete", typed.topic, given=b"n\n")
     assert code != 0
     assert "all its messages" in err
@@ -188,14 +188,14 @@ def test_invalid_url_of_a_server_is_named_with_its_source(typed: Type, monkeypat
 # --- publish ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_lines_when_published_then_each_is_a_message_whatever_its_bytes(typed: Type, tmp_path: Path) -> None:
+def test_publish_of_lines_sends_a_message_per_line_of_any_bytes(typed: Type, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\n\n\xff\x00three\r\nlast")
     assert typed("publish", typed.topic, file)[:2] == (0, f"4 published to {typed.topic}\n")
     assert payloads(typed.client, typed.topic) == [b"one", b"", b"\xff\x00three\r", b"last"]
 
 
-def test_given_a_large_file_when_published_then_every_line_arrives_once_in_order(typed: Type, tmp_path: Path) -> None:
+def test_publish_of_a_large_file_sends_every_line_once_in_order(typed: Type, tmp_path: Path) -> None:
     lines = [f"{number} {'x' * (number % 700)}".encode() for number in range(9_000)]
     file = tmp_path / "lines"
     file.write_bytes(b"\n".join(lines) + b"\n")
@@ -225,7 +225,7 @@ def test_publish_from_an_open_pipe_does_not_wait(topic: str, client: Client, mon
     assert seen == [[], [b"first"], [b"first", b"half"]]
 
 
-def test_given_binary_input_when_published_then_it_is_one_message(typed: Type) -> None:
+def test_publish_of_binary_input_sends_one_message(typed: Type) -> None:
     assert typed("publish", typed.topic, "--binary", given=b"\x00\n\xff\n")[0] == 0
     assert payloads(typed.client, typed.topic) == [b"\x00\n\xff\n"]
 
@@ -250,7 +250,7 @@ def test_publish_that_fails_half_way_in_a_transaction_shows_nothing(typed: Type,
 
 
 @pytest.mark.parametrize("words", [(), ("--transaction",)], ids=["plain", "transaction"])
-def test_given_a_ttl_when_published_then_it_is_that_of_these_messages(
+def test_publish_with_a_ttl_applies_it_only_to_its_messages(
     typed: Type, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     clock = ManualClock(NOW_MS)
@@ -313,7 +313,7 @@ def test_topic_update_with_a_shorter_ttl_says_what_it_hides(
         assert f"{keep} --server {url}" in err.splitlines()[-2 if hold_seconds != 0 else -1]
 
 
-def test_publish_of_a_file_that_fails_says_how_many_went(typed: Type) -> None:
+def test_publish_of_a_file_that_fails_shows_how_many_were_published(typed: Type) -> None:
     code, _, err = typed("publish", typed.topic, given=(b"x" * 99 + b"\n") * 20_000 + b"x" * (9 << 20))
     assert code == 2
     assert "line 20001" in err
@@ -323,14 +323,14 @@ def test_publish_of_a_file_that_fails_says_how_many_went(typed: Type) -> None:
 # --- poll ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_when_polled_then_each_is_a_line_with_its_time_and_id(typed: Type) -> None:
+def test_poll_prints_a_line_per_message_with_time_and_id(typed: Type) -> None:
     typed("publish", typed.topic, given="one\nzwölf\n".encode())
     code, out, _ = typed("poll", typed.topic)
     assert code == 0
     assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  [0-9a-f]{40}  (one|zwölf)\n){2}", out)
 
 
-def test_given_bytes_that_a_terminal_obeys_when_polled_then_they_are_shown_not_sent(typed: Type) -> None:
+def test_poll_escapes_terminal_commands_unless_raw(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"\x1b[2Jgone\n\xff"])
     assert typed("poll", typed.topic)[1].endswith("  \\x1b[2Jgone\\n\\xff\n")
     assert typed("poll", typed.topic, "--raw")[1] == "\x1b[2Jgone\n\udcff\n"
@@ -347,7 +347,7 @@ def test_poll_as_json_prints_objects_and_base64(typed: Type) -> None:
     ]
 
 
-def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type) -> None:
+def test_poll_from_a_position_or_time_starts_there(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"one", b"two", b"three"])
     ids = [str(message.id) for message in typed.client.poll(typed.topic)]
 
@@ -367,7 +367,7 @@ def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type) ->
 
 
 @pytest.mark.parametrize("words", [(), ("-f", "-n", "1")], ids=["once", "follow"])
-def test_poll_behind_a_time_leaves_its_millisecond_out(
+def test_poll_after_a_time_excludes_its_millisecond(
     typed: Type, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     clock = ManualClock(NOW_MS)
@@ -379,7 +379,7 @@ def test_poll_behind_a_time_leaves_its_millisecond_out(
         assert typed("poll", "default:orders", "--raw", "--after", NOW_MS, *words)[1] == "two\n"
 
 
-def test_poll_with_commit_goes_on_behind_what_was_printed(typed: Type) -> None:
+def test_poll_with_commit_continues_after_the_printed_messages(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"a", b"b", b"c"])
     typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
     assert typed("poll", typed.topic, "--consumer", "billing", "--commit", "-n", "2", "--raw") == (0, "a\nb\n", "")
@@ -404,7 +404,7 @@ def test_topic_show_names_messages_dated_ahead_and_the_way_out(
     assert shown.get("ahead_ms") == (first if named else None)
 
 
-def test_given_messages_when_topics_are_counted_then_each_says_how_many(typed: Type) -> None:
+def test_topic_commands_with_count_show_the_number_of_messages(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"a", b"b", b"c"])
     assert typed("topic", "show", typed.topic, "--count")[1].endswith("  3 messages\n")
     assert {"topic": typed.topic, "messages": 3} in json.loads(typed("topic", "list", "--count", "--format", "json")[1])
@@ -412,7 +412,7 @@ def test_given_messages_when_topics_are_counted_then_each_says_how_many(typed: T
 
 
 @pytest.mark.usefixtures("here")
-def test_given_a_reader_that_has_gone_when_polled_then_it_ends_quietly(topic: str, client: Client) -> None:
+def test_poll_with_a_closed_output_pipe_exits_1_without_error(topic: str, client: Client) -> None:
     client.publish(topic, [b"x" * 1000] * 500)
     program = [sys.executable, "-c", "from tms_core.cli.main import main; main()", "poll", topic]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -701,7 +701,7 @@ def test_shell_completes_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == {"poll", "producer", "publish"}
 
 
-def test_given_settings_that_the_environment_names_then_their_server_is_asked(
+def test_settings_file_of_the_environment_names_the_server(
     typed: Type, server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "tms.yaml"
@@ -725,7 +725,7 @@ def test_completion_of_a_topic_asks_the_server(
     assert completed("http://127.0.0.1:9") == set()
 
 
-def test_given_bash_then_its_script_keeps_a_topic_in_one_word(typed: Type) -> None:
+def test_completion_script_of_bash_keeps_a_topic_in_one_word(typed: Type) -> None:
     assert "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}" in typed("completion", "bash")[1]
     assert "COMP_WORDBREAKS" not in typed("completion", "zsh")[1]
 

@@ -99,7 +99,7 @@ def test_list_in_json_has_ids_as_text(typed: Type, manager: TransactionManager, 
     }
 
 
-def test_given_nothing_when_listed_then_there_is_one_line(typed: Type) -> None:
+def test_list_without_transactions_prints_one_line(typed: Type) -> None:
     assert typed("list")[:2] == (0, f"0 in progress, 0 invalid; read pointer {BASE}\n")
 
 
@@ -111,7 +111,7 @@ def test_list_shows_invalid_ids_with_their_start(typed: Type, manager: Transacti
     assert (shown[0], shown[2].split()) == ("1 invalid", [str(one), "2026-11-18", "11:06:40", "UTC"])
 
 
-def test_given_ids_when_shown_then_each_says_what_became_of_it(typed: Type, manager: TransactionManager) -> None:
+def test_show_of_an_id_prints_its_state(typed: Type, manager: TransactionManager) -> None:
     done, bad, held = (manager.start_short().transaction_id for _ in range(3))
     manager.commit(done)
     manager.invalidate(bad)
@@ -123,7 +123,7 @@ def test_given_ids_when_shown_then_each_says_what_became_of_it(typed: Type, mana
     assert (code, out) == (0, f"{bad}: invalid\n  began 2026-11-18 11:06:40 UTC\n")
 
 
-def test_given_a_checkpoint_when_shown_then_its_transaction_is(typed: Type, manager: TransactionManager) -> None:
+def test_show_of_a_checkpoint_prints_its_transaction(typed: Type, manager: TransactionManager) -> None:
     one = manager.checkpoint(manager.start_short(client="me"))
     code, out, _ = typed("show", one.write_pointer)
     assert code == 0
@@ -153,13 +153,13 @@ def test_abort_ends_with_checkpoints(typed: Type, manager: TransactionManager, *
     assert (seen.in_progress, len(seen.invalid)) == ((), 2 if long else 0)
 
 
-def test_abort_of_what_was_not_rolled_back_says_that_it_is_invalid(typed: Type, manager: TransactionManager) -> None:
+def test_abort_of_a_transaction_not_rolled_back_makes_it_invalid(typed: Type, manager: TransactionManager) -> None:
     one = manager.start_short().transaction_id
     manager.note_written(one, "default:orders")
     assert typed("abort", one, "--yes")[:2] == (0, f"{one}: invalid now\n")
 
 
-def test_given_nobody_who_says_yes_when_aborted_or_truncated_then_nothing_is_done(
+def test_abort_and_truncate_without_confirmation_change_nothing(
     typed: Type, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, bad = manager.start_short().transaction_id, manager.start_short().transaction_id
@@ -171,14 +171,14 @@ def test_given_nobody_who_says_yes_when_aborted_or_truncated_then_nothing_is_don
     assert (len(manager.visibility().in_progress), manager.invalid_size()) == (1, 1)
 
 
-def test_given_one_that_has_ended_when_aborted_then_that_is_said(typed: Type, manager: TransactionManager) -> None:
+def test_abort_of_an_ended_transaction_exits_1(typed: Type, manager: TransactionManager) -> None:
     done = manager.start_short().transaction_id
     manager.commit(done)
     code, _, err = typed("abort", done, "--yes")
     assert (code, f"Transaction {done} is not in progress." in err) == (1, True)
 
 
-def test_given_invalid_ids_when_truncated_then_they_are_off_the_list(typed: Type, manager: TransactionManager) -> None:
+def test_truncate_removes_the_given_ids(typed: Type, manager: TransactionManager) -> None:
     ids = [manager.start_short().transaction_id for _ in range(3)]
     for pointer in ids:
         manager.invalidate(pointer)
@@ -195,7 +195,7 @@ def test_truncate_of_an_id_that_is_not_invalid_fails_after_the_others(typed: Typ
 
 
 @pytest.mark.parametrize("before", [NOW_MS + 1_000, "2026-11-18T11:06:41Z", "2026-11-18T11:06:41"])
-def test_given_a_time_when_truncated_then_what_began_before_it_is_off_the_list(
+def test_truncate_before_a_time_removes_ids_started_earlier(
     typed: Type, manager: TransactionManager, clock: ManualClock, before: object
 ) -> None:
     manager.invalidate(manager.start_short().transaction_id)
@@ -219,13 +219,13 @@ def test_given_a_time_when_truncated_then_what_began_before_it_is_off_the_list(
         ["show"],
     ],
 )
-def test_given_wrong_usage_then_2(typed: Type, words: list[object]) -> None:
+def test_command_with_wrong_usage_exits_2(typed: Type, words: list[object]) -> None:
     code, out, err = typed(*words, "--yes") if words[0] == "truncate" else typed(*words)
     assert (code, out) == (2, "")
     assert "tms tx" in err
 
 
-def test_given_no_service_then_1_with_the_next_step(
+def test_command_without_a_service_exits_1_with_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "tms.yaml"

@@ -55,13 +55,13 @@ def test_name_is_parsed_and_written_as_in_cdap(text: str) -> None:
         "default:t\udc80",
     ],
 )
-def test_given_what_cdap_would_not_accept_when_parsed_as_a_name_then_it_is_refused(text: str) -> None:
+def test_parse_of_a_name_invalid_in_cdap_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="namespace:topic"):
         TopicId.parse(text)
 
 
 @pytest.mark.parametrize("prefix", [b"", b"default:t1", b"default:t1:x", b"default:t1::", b"a:b:c:", b"a-b:t:", b"::"])
-def test_given_bytes_that_are_no_prefix_when_read_then_there_is_no_topic(prefix: bytes) -> None:
+def test_topic_from_an_invalid_prefix_is_none(prefix: bytes) -> None:
     assert TopicId.from_prefix(prefix) is None
 
 
@@ -89,7 +89,7 @@ def test_names_that_start_alike_sort_otherwise_as_rows() -> None:
         ("0" * 5000 + "1", 1),
     ],
 )
-def test_given_what_java_reads_as_an_int_when_parsed_then_it_is_that_number(text: str, value: int) -> None:
+def test_parse_java_int_of_valid_text_returns_the_number(text: str, value: int) -> None:
     assert parse_java_int(text) == value
 
 
@@ -121,19 +121,19 @@ def test_given_what_java_reads_as_an_int_when_parsed_then_it_is_that_number(text
         "𝟏",
     ],
 )
-def test_given_what_java_does_not_read_as_an_int_when_parsed_then_there_is_none(text: str) -> None:
+def test_parse_java_int_of_invalid_text_returns_none(text: str) -> None:
     assert parse_java_int(text) is None
 
 
 @given(st.integers(2 * INT_MIN, 2 * INT_MAX))
-def test_given_any_number_when_parsed_then_32_bits_decide(value: int) -> None:
+def test_parse_java_int_accepts_only_32_bits(value: int) -> None:
     assert parse_java_int(str(value)) == (value if INT_MIN <= value <= INT_MAX else None)
 
 
 # --- stored properties -----------------------------------------------------------------------------------------------
 
 
-def test_given_the_bytes_cdap_writes_when_parsed_then_generation_and_ttl_are_read() -> None:
+def test_metadata_written_by_cdap_is_parsed_and_encoded_alike() -> None:
     value = bytes.fromhex("7b2267656e65726174696f6e223a2231222c2274746c223a22363034383030227d")
     properties = {"generation": "1", "ttl": "604800"}
     topic = TopicMetadata.parse(KEY, value)
@@ -143,7 +143,7 @@ def test_given_the_bytes_cdap_writes_when_parsed_then_generation_and_ttl_are_rea
     assert encode_properties(properties) == value
 
 
-def test_given_properties_of_others_when_parsed_then_they_are_kept() -> None:
+def test_metadata_with_other_properties_keeps_them() -> None:
     value = b'{"generation":"-3","owner":"me","ttl":"+1"}'
     topic = TopicMetadata.parse(KEY, value)
     assert (topic.generation, topic.ttl_seconds, topic.deleted) == (-3, 1, True)
@@ -186,13 +186,13 @@ def test_impossible_generation_or_ttl_names_topic_and_value(name: str, value: st
         (b'{"generation":"1"}', "ttl None"),
     ],
 )
-def test_given_other_bytes_when_parsed_then_the_topic_and_the_reason_are_named(value: bytes, why: str) -> None:
+def test_metadata_of_invalid_bytes_raises_with_topic_and_reason(value: bytes, why: str) -> None:
     with pytest.raises(MetadataError, match=f"topic default:t1: .*{why}"):
         TopicMetadata.parse(KEY, value)
 
 
 @pytest.mark.parametrize("key", [b"", b"default:t1", b"default:t1:x", b"a.b:t:"])
-def test_given_a_key_that_is_no_topics_when_parsed_then_it_is_refused(key: bytes) -> None:
+def test_metadata_of_an_invalid_key_raises(key: bytes) -> None:
     with pytest.raises(MetadataError, match="namespace:topic"):
         TopicMetadata.parse(key, stored("1", "1"))
 
@@ -208,12 +208,12 @@ def test_given_a_key_that_is_no_topics_when_parsed_then_it_is_refused(key: bytes
         ({"a": "ä€𝄞"}, '{"a":"ä€𝄞"}'.encode()),
     ],
 )
-def test_given_properties_when_encoded_then_the_bytes_are_gsons(properties: dict[str, str], value: bytes) -> None:
+def test_properties_are_encoded_as_by_gson(properties: dict[str, str], value: bytes) -> None:
     assert encode_properties(properties) == value
 
 
 @given(st.dictionaries(st.text(), st.text(), max_size=4))
-def test_given_any_properties_when_encoded_then_they_read_back_and_no_html_is_left(properties: dict[str, str]) -> None:
+def test_properties_of_any_text_read_back_without_html_characters(properties: dict[str, str]) -> None:
     value = encode_properties(properties)
     assert json.loads(value) == properties
     assert not set(value) & set(b"<>&='")

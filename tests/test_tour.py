@@ -195,7 +195,7 @@ def test_run_prints_the_guide_and_leaves_a_store_for_cdap(start: Start) -> None:
     assert {path.name for path in (running.folder / "janitor").iterdir()} - {"running.jsonl"} == {"state.sqlite3"}
 
 
-def test_given_what_is_held_when_approved_from_another_terminal_then_it_goes(start: Start) -> None:
+def test_tour_deletes_held_rows_approved_from_another_terminal(start: Start) -> None:
     running = start()
     held = running.hear(r"held: ([\d,]+) rows of demo:orders; release them with: (janitor approve demo:orders .*)$")
     assert held[2].endswith("tms.yaml")
@@ -254,7 +254,7 @@ def status(run: str = "", *, expired: int = 0, held: int = 0) -> Status:
         ),
     ],
 )
-def test_statuses_tell_each_thing_once(statuses: list[Status], told: list[str]) -> None:
+def test_narrator_prints_each_fact_once(statuses: list[Status], told: list[str]) -> None:
     said: list[str] = []
     narrator = tour.Narrator(said.append)
     for seen in statuses:

@@ -20,5 +20,5 @@ def modules() -> list[Module]:
     return read(ROOT, PACKAGES)
 
 
-def test_given_all_classes_when_two_have_one_name_then_there_is_a_reason(modules: list[Module]) -> None:
+def test_classes_with_the_same_name_have_a_recorded_reason(modules: list[Module]) -> None:
     assert {name: where for name, where in repeated_names(modules).items() if name not in SHARED_NAMES} == {}

@@ -31,7 +31,7 @@ def steps(workflow: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
-def test_every_target_that_is_made_is_one(workflow: dict[str, Any]) -> None:
+def test_every_make_target_of_the_workflows_exists(workflow: dict[str, Any]) -> None:
     lines = [line for step in steps(workflow) for line in step.get("run", "").splitlines()]
     made = [match[1] for line in lines if (match := re.match(r" *(?:sudo )?make (.+)", line))]
     named = {word for words in made for word in words.split() if "=" not in word}
@@ -46,7 +46,7 @@ def test_every_action_is_pinned_by_its_commit(workflow: dict[str, Any]) -> None:
     assert [name for name in used if not pinned.fullmatch(name)] == []
 
 
-def test_nothing_may_be_written_but_by_the_release(workflow: dict[str, Any]) -> None:
+def test_only_the_release_has_write_permission(workflow: dict[str, Any]) -> None:
     assert workflow["permissions"] == {"contents": "read"}
     granted = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
     image, release = {"contents": "read", "packages": "write"}, {"contents": "write", "packages": "write"}
@@ -55,7 +55,7 @@ def test_nothing_may_be_written_but_by_the_release(workflow: dict[str, Any]) -> 
     assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
 
 
-def test_what_is_published_for_each_architecture_was_made_on_a_machine_of_it() -> None:
+def test_published_files_are_built_on_their_architecture() -> None:
     [release] = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS if path.stem == "release"]
     machines = release["jobs"]["image"]["strategy"]["matrix"]["include"]
     assert {each["arch"]: each["machine"].endswith("-arm") for each in machines} == {"amd64": False, "arm64": True}
