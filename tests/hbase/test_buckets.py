@@ -52,7 +52,9 @@ def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
             batch.put(salt(key, buckets) + key, {P: b"x"})
 
 
-def test_buckets_of_the_table_refuse_others(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
+def test_bucket_count_differing_from_table_attribute_is_rejected(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
     with opened(hbase, namespace, 8, asks=True) as store:
         with pytest.raises(StoreError, match=rf"{namespace}:tms\.message .*16.* 8") as caught:
             store.check_buckets()
@@ -67,7 +69,7 @@ def test_buckets_of_the_table_refuse_others(hbase: HBaseServer, namespace: str, 
 
 
 @pytest.mark.parametrize("wrong", [1, 8, 10, 32, 48, 256])
-def test_buckets_of_the_rows_are_named(
+def test_bucket_count_differing_from_rows_is_rejected_with_the_count(
     hbase: HBaseServer, namespace: str, message: happybase.Table, wrong: int
 ) -> None:
     fill(message)
@@ -79,7 +81,7 @@ def test_buckets_of_the_rows_are_named(
         store.check_buckets()
 
 
-def test_buckets_that_rows_leave_open_name_the_attribute(
+def test_bucket_count_undecided_by_rows_hints_at_the_attribute(
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
     message.put(salt(b"k0001", BUCKETS) + b"k0001", {P: b"x"})
@@ -90,7 +92,7 @@ def test_buckets_that_rows_leave_open_name_the_attribute(
         assert ATTRIBUTE in caught.value.hint
 
 
-def test_buckets_fit_despite_a_few_stray_rows(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
+def test_bucket_check_tolerates_few_stray_rows(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
     fill(message)
     for number in range(10):
         message.put(b"\xff" + b"stray%d" % number, {P: b"x"})
@@ -98,7 +100,9 @@ def test_buckets_fit_despite_a_few_stray_rows(hbase: HBaseServer, namespace: str
         store.check_buckets()
 
 
-def test_buckets_of_rows_that_differ_are_found(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
+def test_bucket_check_detects_rows_of_another_bucket_count(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
     fill(message, 8)
     with opened(hbase, namespace, BUCKETS, asks=True) as store:
         with pytest.raises(StoreError, match="salt") as caught:
@@ -106,7 +110,7 @@ def test_buckets_of_rows_that_differ_are_found(hbase: HBaseServer, namespace: st
         assert "storage.hbase.buckets to 8" in caught.value.hint
 
 
-def test_buckets_of_empty_tables_are_assumed_once(
+def test_bucket_count_of_empty_tables_is_logged_once(
     hbase: HBaseServer, namespace: str, message: happybase.Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tms_core.tables.hbase.salts")
@@ -119,7 +123,9 @@ def test_buckets_of_empty_tables_are_assumed_once(
     assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
 
 
-def test_buckets_of_a_silent_table_are_its_rows(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
+def test_bucket_check_with_one_attribute_missing_uses_the_other_table(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
     fill(message)
     hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE)
     try:
@@ -132,7 +138,9 @@ def test_buckets_of_a_silent_table_are_its_rows(hbase: HBaseServer, namespace: s
         hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE, "16")
 
 
-def test_buckets_do_not_matter_to_cleaning(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
+def test_wrong_bucket_count_does_not_affect_deletes(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
     fill(message)
     with HBasePlace(hbase.settings(namespace, buckets=10), SystemClock()).writable() as store:
         parts = store.parts()
@@ -143,7 +151,7 @@ def test_buckets_do_not_matter_to_cleaning(hbase: HBaseServer, namespace: str, m
             store.message.put([(b"k", ROW)])
 
 
-def test_buckets_that_are_wrong_refuse_a_restore(
+def test_restore_with_wrong_bucket_count_is_rejected(
     hbase: HBaseServer,
     hbase_tables: Tables,
     tmp_path: Path,
@@ -178,7 +186,7 @@ def test_buckets_that_are_wrong_refuse_a_restore(
         assert store.wrong_salts == 0
 
 
-def test_given_a_wrong_number_when_a_server_starts_then_it_is_refused_at_once(
+def test_server_start_with_wrong_bucket_count_fails(
     hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sections = {"transactions": {"source": "none", "max_lifetime_seconds": 3600}, "server": {"port": 0}}

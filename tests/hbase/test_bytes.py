@@ -46,7 +46,7 @@ def store(hbase: HBaseServer, namespace: str) -> Iterator[HBaseStore]:
 
 
 @pytest.mark.parametrize(("sequence", "salt", "key"), STORED)
-def test_given_a_message_when_put_then_salt_and_key_are_the_worked_example(
+def test_message_row_matches_worked_example(
     store: HBaseStore, witness: happybase.Connection, namespace: str, sequence: int, salt: str, key: str
 ) -> None:
     packed = MessageKey(TOPIC, 1, PUBLISH_MS, sequence).pack()
@@ -69,7 +69,7 @@ def test_given_a_message_when_put_then_salt_and_key_are_the_worked_example(
         (MessageValue(-POINTER, b"hi"), {P: b"hi", T: bytes.fromhex(MINUS)}),
     ],
 )
-def test_cells_of_each_kind_of_message_are_cdaps(
+def test_message_cells_match_cdap_for_each_kind(
     store: HBaseStore,
     witness: happybase.Connection,
     namespace: str,
@@ -86,7 +86,9 @@ def test_cells_of_each_kind_of_message_are_cdaps(
     assert store.message.read(KEYS, key, key + b"\x00", 9).items == [key]
 
 
-def test_inversion_negates_eight_bytes_alone(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
+def test_inversion_changes_only_the_pointer_bytes(
+    store: HBaseStore, witness: happybase.Connection, namespace: str
+) -> None:
     key = MessageKey(TOPIC, 2, PUBLISH_MS, 7).pack()
     store.message.put([(key, MessageValue(POINTER, b"hi"))])
     [cell] = store.message.read(CELLS, key, key + b"\x00", 9).items
@@ -95,7 +97,9 @@ def test_inversion_negates_eight_bytes_alone(store: HBaseStore, witness: happyba
     assert [cells for row, cells in rows.items() if row[1:] == key] == [{P: b"hi", T: bytes.fromhex(MINUS)}]
 
 
-def test_inversion_of_long_cells_is_cdaps(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
+def test_inversion_of_cells_of_unusual_length_matches_cdap(
+    store: HBaseStore, witness: happybase.Connection, namespace: str
+) -> None:
     keys = [MessageKey(TOPIC, 3, PUBLISH_MS, sequence).pack() for sequence in range(3)]
     store.message.put([(key, MessageValue(POINTER, None)) for key in keys])
     message = witness.table(f"{namespace}:tms.message".encode())
@@ -110,7 +114,7 @@ def test_inversion_of_long_cells_is_cdaps(store: HBaseStore, witness: happybase.
     assert pointers == [bytes.fromhex(MINUS) + b"more", bytes.fromhex(PLUS)[:7], bytes.fromhex(MINUS)]
 
 
-def test_payload_row_is_the_worked_example(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
+def test_payload_row_matches_worked_example(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
     key = PayloadKey(TOPIC, 1, POINTER, PUBLISH_MS, 2).pack()
     store.payload.put([(key, b"body")])
     row = bytes.fromhex("0d" + PREFIX + PLUS + TIME + "0002")
@@ -125,7 +129,7 @@ def test_metadata_row_has_no_salt(store: HBaseStore, witness: happybase.Connecti
     assert rows == {bytes.fromhex("64656661756c743a74313a"): {M: json}}
 
 
-def test_given_rows_of_another_client_when_read_then_they_are_what_it_wrote(
+def test_rows_written_by_another_client_are_read_unchanged(
     hbase: HBaseServer, hbase_tables: Tables, witness: happybase.Connection
 ) -> None:
     namespace = hbase_tables.shared(buckets=16)

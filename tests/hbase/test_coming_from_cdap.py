@@ -85,11 +85,11 @@ def pruning(witness: happybase.Connection, pool: HBasePool, namespace: str) -> P
     return Pruning(witness.table(name), HBaseRows(pool, name, SystemClock()))
 
 
-def test_given_no_state_table_then_nothing_was_pruned(pool: HBasePool, namespace: str) -> None:
+def test_last_pruned_without_state_table_is_none(pool: HBasePool, namespace: str) -> None:
     assert last_pruned_ms(HBaseRows(pool, f"{namespace}:tephra.state".encode(), SystemClock()), 0) is None
 
 
-def test_given_rows_of_each_kind_then_fresh_ones_tell_and_old_ones_do_not(pruning: Pruning) -> None:
+def test_last_pruned_counts_only_fresh_rows_of_each_kind(pruning: Pruning) -> None:
     assert pruning.last_ms() is None
     for kind in rows_at(STALE_MS):
         for ms in (STALE_MS - DAY, STALE_MS):
@@ -102,7 +102,7 @@ def test_given_rows_of_each_kind_then_fresh_ones_tell_and_old_ones_do_not(prunin
         assert pruning.last_ms() is None
 
 
-def test_given_a_row_exactly_as_old_as_counts_then_it_counts_and_one_before_does_not(pruning: Pruning) -> None:
+def test_last_pruned_counts_rows_up_to_the_exact_age_limit(pruning: Pruning) -> None:
     pruning.write("inactive bound of a run", NOW_MS - PRUNING_QUIET_MS - 1)
     assert pruning.last_ms() is None
     pruning.write("inactive bound of a run", NOW_MS - PRUNING_QUIET_MS)
@@ -110,7 +110,7 @@ def test_given_a_row_exactly_as_old_as_counts_then_it_counts_and_one_before_does
 
 
 @pytest.mark.parametrize("kind", ["bound of a region", "empty region"])
-def test_fresh_row_behind_many_old_ones_is_seen(pruning: Pruning, kind: str) -> None:
+def test_last_pruned_finds_fresh_row_after_many_old_rows(pruning: Pruning, kind: str) -> None:
     with pruning.table.batch(timestamp=STALE_MS) as batch:
         for number in range(2100):
             row, column, value = rows_at(STALE_MS - number)[kind]
@@ -119,7 +119,7 @@ def test_fresh_row_behind_many_old_ones_is_seen(pruning: Pruning, kind: str) -> 
     assert pruning.last_ms() == FRESH_MS
 
 
-def test_observer_and_pruning_are_named_and_believed_for_an_hour(
+def test_cdap_obstacles_are_reported_and_cached(
     hbase: HBaseServer, pool: HBasePool, admin: HBasePool, pruning: Pruning, namespace: str
 ) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
@@ -142,14 +142,14 @@ def test_observer_and_pruning_are_named_and_believed_for_an_hour(
     assert watch.obstacles() == ()
 
 
-def test_row_of_an_impossible_time_is_told_as_it_is(pool: HBasePool, pruning: Pruning, namespace: str) -> None:
+def test_pruning_row_with_impossible_time_is_reported_in_ms(pool: HBasePool, pruning: Pruning, namespace: str) -> None:
     row, column, value = rows_at(FRESH_MS)["inactive bound of a run"]
     pruning.table.put(row, {column: value}, timestamp=2**62)
     [said] = CdapWatch(pool, None, namespace, ManualClock(NOW_MS)).obstacles()
     assert f"tephra.state at {2**62} ms" in said
 
 
-def test_pruning_is_seen_without_thrift_2(
+def test_pruning_is_detected_without_thrift_2(
     hbase: HBaseServer, pool: HBasePool, pruning: Pruning, namespace: str
 ) -> None:
     hbase.command("set", f"{namespace}:tms.payload", "coprocessor$1", f"|{OBSERVER}|1073741823|")
@@ -160,7 +160,7 @@ def test_pruning_is_seen_without_thrift_2(
     assert "pruning" in said
 
 
-def test_thrift_2_that_is_silent_is_an_obstacle(pool: HBasePool, admin: HBasePool, namespace: str) -> None:
+def test_unreachable_thrift_2_is_an_obstacle(pool: HBasePool, admin: HBasePool, namespace: str) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     nobody = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
     watch = CdapWatch(pool, nobody, namespace, clock)
@@ -172,7 +172,7 @@ def test_thrift_2_that_is_silent_is_an_obstacle(pool: HBasePool, admin: HBasePoo
     nobody.close()
 
 
-def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, namespace: str) -> None:
+def test_sweep_with_observer_deletes_but_proves_no_boundary(hbase: HBaseServer, namespace: str) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
     wanted = hbase.settings(namespace, admin=True, buckets=2)
     with HBaseStore(wanted) as store:
@@ -197,7 +197,7 @@ def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, name
 
 
 @pytest.mark.parametrize("has_thrift2", [True, False], ids=["with Thrift 2", "with Thrift 1 alone"])
-def test_doctor_and_boundary_name_the_observer(
+def test_doctor_and_boundary_report_the_observer(
     hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_thrift2: bool
 ) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")

@@ -43,7 +43,7 @@ def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.Captu
     return asked
 
 
-def test_commands_on_a_cluster_do_what_they_do_elsewhere(hbase: HBaseServer, namespace: str, run: Run) -> None:
+def test_commands_work_on_hbase(hbase: HBaseServer, namespace: str, run: Run) -> None:
     with HBaseStore(hbase.settings(namespace, buckets=4)) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40))
@@ -76,7 +76,7 @@ def test_commands_on_a_cluster_do_what_they_do_elsewhere(hbase: HBaseServer, nam
         assert (code, sum(found["counts"].values())) == (0, 10)
 
 
-def test_doctor_of_a_clock_days_ahead_says_it_is_broken(
+def test_doctor_with_clock_days_ahead_fails(
     hbase: HBaseServer, namespace: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, findings = run("doctor")
@@ -90,7 +90,7 @@ def test_doctor_of_a_clock_days_ahead_says_it_is_broken(
     assert "ahead of that of HBase's servers; correct the wrong clock" in said
 
 
-def test_status_of_a_janitor_elsewhere_goes_by_its_lease(
+def test_status_of_remote_janitor_uses_its_lease(
     hbase: HBaseServer, namespace: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
@@ -112,7 +112,7 @@ def test_status_of_a_janitor_elsewhere_goes_by_its_lease(
         assert "no daemon; shown from the saved state" in said
 
 
-def test_given_nobody_who_answers_when_asked_then_the_server_is_named(tmp_path: Path) -> None:
+def test_plan_with_unreachable_hbase_fails(tmp_path: Path) -> None:
     config = tmp_path / "janitor.yaml"
     config.write_text("storage: {kind: hbase, hbase: {thrift: ['127.0.0.1:1'], timeout_seconds: 2}}\n")
     assert execute(["plan", "--config", str(config)], ManualClock(NOW_MS)) == 1

@@ -87,7 +87,7 @@ def compact(store: HBaseStore) -> int:
     return store.pool.calls["majorCompact"] - before
 
 
-def test_compaction_of_deleted_regions_is_once_and_paced(store: HBaseStore, clock: Later, regions: int) -> None:
+def test_compaction_of_emptied_regions_runs_once_with_pauses(store: HBaseStore, clock: Later, regions: int) -> None:
     keys = filled(store, BUCKETS * 3 * ENOUGH_ROWS)
     live = keys[::3]
     store.message.delete(sorted(set(keys) - set(live)))
@@ -100,7 +100,7 @@ def test_compaction_of_deleted_regions_is_once_and_paced(store: HBaseStore, cloc
     assert store.message.read(KEYS, b"", None, len(keys)).items == live
 
 
-def test_compaction_counts_mostly_full_regions_rarely(store: HBaseStore, clock: Later, regions: int) -> None:
+def test_compaction_rarely_counts_rows_of_mostly_full_regions(store: HBaseStore, clock: Later, regions: int) -> None:
     keys = filled(store, BUCKETS * 20 * ENOUGH_ROWS)
     counts: list[bytes] = []
 
@@ -117,7 +117,7 @@ def test_compaction_counts_mostly_full_regions_rarely(store: HBaseStore, clock: 
         assert bool(counts) == counted
 
 
-def test_compaction_that_is_over_leaves_no_markers(
+def test_completed_compaction_removes_delete_markers(
     hbase: HBaseServer, store: HBaseStore, clock: Later, namespace: str, witness: happybase.Connection
 ) -> None:
     keys = filled(store, BUCKETS * 2 * ENOUGH_ROWS)
@@ -145,7 +145,7 @@ def test_compaction_that_is_over_leaves_no_markers(
         time.sleep(0.1)
 
 
-def test_compaction_is_asked_for_after_small_sweeps(store: HBaseStore, clock: Later, regions: int) -> None:
+def test_compaction_is_requested_after_several_small_sweeps(store: HBaseStore, clock: Later, regions: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     kit = janitor(store, batch_rows=50, workers=2)
     kit.engine.adopt()

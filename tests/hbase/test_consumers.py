@@ -20,7 +20,7 @@ from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBaseStore
 
 
-def test_consumer_is_held_for_by_a_janitor_elsewhere(
+def test_remote_janitor_holds_rows_for_a_consumer(
     hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = hbase_tables.make()

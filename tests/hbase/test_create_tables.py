@@ -44,7 +44,7 @@ def admin(thrift2: str) -> Iterator[HBasePool]:
         yield pool
 
 
-def test_tables_have_cdaps_attributes(
+def test_created_tables_have_cdap_attributes(
     hbase: HBaseServer, thrift2: str, admin: HBasePool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = ["admin", "create-tables", "--thrift2", thrift2, "--namespace", "made_system", "--compression", "none"]
@@ -84,13 +84,13 @@ def test_tables_have_cdaps_attributes(
         hbase.command("drop", name)
 
 
-def test_given_some_tables_when_the_rest_is_made_then_only_that_is(hbase_tables: Tables, admin: HBasePool) -> None:
+def test_create_tables_creates_only_missing_tables(hbase_tables: Tables, admin: HBasePool) -> None:
     namespace = hbase_tables.make(buckets=2)
     hbase_tables.server.command("drop", f"{namespace}:tms.payload")
     assert create_tables(admin, table_specs(namespace, 2, "NONE")) == [f"{namespace}:tms.payload"]
 
 
-def test_buckets_of_a_silent_table_are_told_from_no_table(hbase_tables: Tables, admin: HBasePool) -> None:
+def test_buckets_of_distinguishes_missing_attribute_from_missing_table(hbase_tables: Tables, admin: HBasePool) -> None:
     namespace = hbase_tables.shared()
     assert buckets_of(admin, namespace, "payload") == 4
     assert buckets_of(admin, namespace, "metadata") is None
@@ -102,12 +102,12 @@ def test_buckets_of_a_silent_table_are_told_from_no_table(hbase_tables: Tables, 
     hbase_tables.server.command("set", f"{namespace}:tms.payload", "cdap.messaging.key.distributor.buckets", "4")
 
 
-def test_given_no_thrift_2_when_tables_are_wanted_then_2_with_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+def test_create_tables_without_thrift_2_names_both_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "create-tables"]) == 2
     assert re.search("--thrift2 HOST:PORT.*--script", capsys.readouterr().err)
 
 
-def test_script_of_the_tables_says_the_same_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_create_tables_script_contains_the_same_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
     script = capsys.readouterr().out
     # It is to be repeated, and without a person at hand the shell ends at the first thing that is there already.
@@ -133,7 +133,7 @@ def test_script_of_the_tables_says_the_same_to_the_shell(capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("thrift2")
 @pytest.mark.parametrize("by", ["Thrift 1", "Thrift 2"])
-def test_state_table_is_made_the_same_by_all(hbase: HBaseServer, hbase_tables: Tables, by: str) -> None:
+def test_state_table_has_same_attributes_by_any_creator(hbase: HBaseServer, hbase_tables: Tables, by: str) -> None:
     namespace = hbase_tables.make(buckets=1)
     with HBaseState(hbase.settings(namespace, admin=by == "Thrift 2")) as state:
         state.pause("default:*", 7)
@@ -144,7 +144,7 @@ def test_state_table_is_made_the_same_by_all(hbase: HBaseServer, hbase_tables: T
         assert state.pauses() == [Pause("default:*", 7)]
 
 
-def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
+def test_state_table_created_concurrently_is_usable(
     hbase: HBaseServer, hbase_tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     namespace = hbase_tables.make(buckets=1)
@@ -160,7 +160,7 @@ def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
         assert state.pauses() == []
 
 
-def test_tables_made_by_two_at_once_are_there(admin: HBasePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_tables_tolerates_concurrent_creation(admin: HBasePool, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = table_specs("twice_system", buckets=2, compression="NONE")
     create_tables(admin, specs)
     call, looked = admin.call, set()
@@ -178,6 +178,6 @@ def test_tables_made_by_two_at_once_are_there(admin: HBasePool, monkeypatch: pyt
     assert {name for name, *_ in looked} == LOOKS
 
 
-def test_given_a_namespace_that_cannot_be_made_then_the_error_is_hbases(admin: HBasePool) -> None:
+def test_create_tables_with_invalid_namespace_reports_hbase_error(admin: HBasePool) -> None:
     with pytest.raises(StoreError, match="createNamespace"):
         create_tables(admin, table_specs("no such/name", buckets=2, compression="NONE"))

@@ -31,7 +31,7 @@ def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
 
 
 @pytest.mark.parametrize("moment", ["scannerGetList", "checkAndPut"])
-def test_thrift_killed_beside_another_loses_nothing(
+def test_sweep_with_one_of_two_thrift_servers_killed_completes(
     hbase: HBaseServer, thrift: ThriftProcess, scene: Scene, namespace: str, moment: str
 ) -> None:
     with PatientStore([thrift.address, hbase.thrift], namespace=namespace, clock=Hurried()) as store:
@@ -44,7 +44,9 @@ def test_thrift_killed_beside_another_loses_nothing(
     thrift.start()
 
 
-def test_thrift_killed_alone_is_done_by_one_more_run(thrift: ThriftProcess, scene: Scene, namespace: str) -> None:
+def test_next_run_completes_sweep_after_only_thrift_server_is_killed(
+    thrift: ThriftProcess, scene: Scene, namespace: str
+) -> None:
     with PatientStore([thrift.address], namespace=namespace, clock=Hurried()) as store:
         moments, kit = Moments(store.pool), scene.kit(store)
         moments.at("mutateRowsTs", 5, thrift.kill)
@@ -56,7 +58,9 @@ def test_thrift_killed_alone_is_done_by_one_more_run(thrift: ThriftProcess, scen
         finish(scene, kit)
 
 
-def test_thrift_that_hangs_is_done_by_one_more_run(thrift: ThriftProcess, scene: Scene, namespace: str) -> None:
+def test_next_run_completes_sweep_after_thrift_server_hangs(
+    thrift: ThriftProcess, scene: Scene, namespace: str
+) -> None:
     with (
         Proxy(thrift.address) as proxy,
         PatientStore([proxy.address], namespace=namespace, clock=Hurried()) as store,
@@ -97,7 +101,9 @@ def own_scene(own: list[HBaseServer]) -> Iterator[tuple[Scene, Proxy, str]]:
             yield Scene.on(store), to_own, namespace
 
 
-def test_region_server_that_dies_misses_nothing(own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]) -> None:
+def test_sweep_with_aborted_region_server_completes(
+    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
+) -> None:
     there, _, namespace = own_scene
     alive = own[-1].command("servers").split().index("up")
     with PatientStore([own[-1].thrift], namespace=namespace) as store:
@@ -111,7 +117,9 @@ def test_region_server_that_dies_misses_nothing(own: list[HBaseServer], own_scen
     finish(there)
 
 
-def test_hbase_killed_is_done_by_one_more_run(own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]) -> None:
+def test_next_run_completes_sweep_after_hbase_is_killed(
+    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
+) -> None:
     there, to_own, namespace = own_scene
     with PatientStore([to_own.address], namespace=namespace, clock=Hurried()) as store:
         moments, kit = Moments(store.pool), there.kit(store)
@@ -129,7 +137,9 @@ def test_hbase_killed_is_done_by_one_more_run(own: list[HBaseServer], own_scene:
     finish(there)
 
 
-def test_janitor_killed_often_is_finished(hbase: HBaseServer, scene: Scene, namespace: str, tmp_path: Path) -> None:
+def test_runs_complete_sweep_of_repeatedly_killed_janitor(
+    hbase: HBaseServer, scene: Scene, namespace: str, tmp_path: Path
+) -> None:
     chance = random.Random(6)
     # Early enough to come, and late enough for the run to be known of.
     moments = [chance.randrange(40, most) for most in (100, 140, 180, 300, 300, 300)]

@@ -23,12 +23,12 @@ def ask(hbase: HBaseServer, tmp_path: Path, doctor: Ask) -> Ask:
     return asked
 
 
-def test_given_tables_as_a_sweep_needs_them_when_asked_then_both_checks_are_ok(hbase_tables: Tables, ask: Ask) -> None:
+def test_doctor_with_usable_tables_reports_ok(hbase_tables: Tables, ask: Ask) -> None:
     found = ask(hbase_tables.make(buckets=3))
     assert (found["tables"][0], found["regions"][0]) == ("ok", "ok")
 
 
-def test_doctor_names_a_read_only_table_and_missing_regions(hbase_tables: Tables, ask: Ask) -> None:
+def test_doctor_reports_read_only_table_and_missing_regions(hbase_tables: Tables, ask: Ask) -> None:
     namespace = hbase_tables.make(buckets=3, cuts=[b"\x01"])
     rows = [(b"k%04d" % number, MessageValue(None, b"x")) for number in range(100)]
     assert {salt(key, 3) for key, _ in rows} == {b"\x00", b"\x01", b"\x02"}

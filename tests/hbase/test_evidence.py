@@ -57,7 +57,7 @@ def spans(state: HBaseState) -> list[tuple[bytes, bytes | None]]:
     return [(item.start, item.stop) for item in state.evidence()]
 
 
-def test_salt_that_fails_is_done_by_the_next_run(
+def test_next_run_reads_only_the_failed_salt(
     store: HBaseStore, state: HBaseState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = sweeper(store, state)
@@ -96,7 +96,7 @@ def test_salt_that_fails_is_done_by_the_next_run(
     assert kit.engine.verify().refuted == 0
 
 
-def test_claim_stands_while_regions_split_and_merge(
+def test_boundary_survives_region_split_and_merge(
     hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = hbase_tables.make(cuts=[b"\x01", b"\x02", b"\x03"])
@@ -129,7 +129,7 @@ def test_claim_stands_while_regions_split_and_merge(
         assert re.search(rf"03 to 04 \(salt 3\) .*{re.escape(lowest.region)}", capsys.readouterr().out)
 
 
-def test_row_that_turned_positive_refutes_the_claim(store: HBaseStore, state: HBaseState) -> None:
+def test_verify_withdraws_boundary_after_positive_pointer(store: HBaseStore, state: HBaseState) -> None:
     kit = sweeper(store, state)
     assert kit.engine.run_once().boundary == INVALID
     assert (kit.engine.verify().cells, kit.engine.verify().refuted) == (len(TIMES), 0)

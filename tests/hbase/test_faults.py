@@ -42,7 +42,7 @@ def through(proxy: Proxy, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_broken_connections_lose_nothing(
+def test_sweep_over_broken_connections_loses_nothing(
     scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, direction: str
 ) -> None:
     chance = random.Random(f"{kind} {direction}")
@@ -68,7 +68,7 @@ def test_broken_connections_lose_nothing(
 
 @pytest.mark.parametrize("moment", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dead_network_ends_a_sweep(scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, moment: str) -> None:
+def test_dead_network_fails_a_sweep(scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, moment: str) -> None:
     def fail() -> None:
         lose_patience(through)
         proxy.treat(lambda _: Conduct(up=Fault(kind)))
@@ -85,7 +85,7 @@ def test_dead_network_ends_a_sweep(scene: Scene, proxy: Proxy, through: HBaseSto
     finish(scene)
 
 
-def test_slow_answers_are_waited_for(scene: Scene, proxy: Proxy, namespace: str) -> None:
+def test_sweep_over_slow_connection_completes(scene: Scene, proxy: Proxy, namespace: str) -> None:
     proxy.treat(lambda _: Conduct(delay_seconds=0.001, piece_bytes=200))
     with PatientStore([proxy.address], namespace=namespace) as store:
         said, report = complaints(scene.kit(store))
@@ -94,7 +94,7 @@ def test_slow_answers_are_waited_for(scene: Scene, proxy: Proxy, namespace: str)
     finish(scene)
 
 
-def test_late_answer_is_never_given_to_another_question(scene: Scene, proxy: Proxy, through: HBaseStore) -> None:
+def test_late_response_is_never_returned_to_another_call(scene: Scene, proxy: Proxy, through: HBaseStore) -> None:
     orders, retired = scene.orders.id.prefix, scene.retired.id.prefix
     part = through.parts()[0].message
     lose_patience(through)
@@ -110,7 +110,7 @@ def test_late_answer_is_never_given_to_another_question(scene: Scene, proxy: Pro
 
 
 @pytest.mark.parametrize("moment", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
-def test_late_answer_in_a_sweep_is_nobodys(scene: Scene, proxy: Proxy, namespace: str, moment: str) -> None:
+def test_late_response_in_a_sweep_is_discarded(scene: Scene, proxy: Proxy, namespace: str, moment: str) -> None:
     armed: list[str] = []
 
     def arm() -> None:
@@ -148,7 +148,7 @@ def test_late_answer_in_a_sweep_is_nobodys(scene: Scene, proxy: Proxy, namespace
     finish(scene)
 
 
-def test_given_many_topics_when_nobody_answers_any_more_then_not_each_of_them_waits(
+def test_sweep_of_many_topics_does_not_time_out_for_each_topic(
     hbase_tables: Tables, namespace: str, proxy: Proxy, through: HBaseStore
 ) -> None:
     with hbase_tables.open(namespace) as store:

@@ -38,14 +38,16 @@ NOWHERE = Choice("nowhere", "no Java")
         (IMAGE, False, False, NOWHERE),
     ],
 )
-def test_address_goes_before_a_container(environment: dict[str, str], engine: bool, java: bool, choice: Choice) -> None:
+def test_address_has_precedence_over_container(
+    environment: dict[str, str], engine: bool, java: bool, choice: Choice
+) -> None:
     assert choose(environment, lambda image: engine and image == "hbase:2.6", lambda: None if java else "no Java") == (
         choice
     )
 
 
 @pytest.mark.parametrize("ci", ["1", ""])
-def test_missing_hbase_skips_or_fails_in_ci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str) -> None:
+def test_missing_hbase_skips_locally_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str) -> None:
     monkeypatch.setenv("CI", ci)
     monkeypatch.delenv("HBASE_TEST_ADDRESS", raising=False)
     monkeypatch.delenv("HBASE_TEST_IMAGE", raising=False)
@@ -56,7 +58,9 @@ def test_missing_hbase_skips_or_fails_in_ci(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize("ci", ["1", ""])
-def test_hbase_without_commands_skips_a_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str) -> None:
+def test_hbase_without_commands_skips_locally_and_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str
+) -> None:
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("HBASE_TEST_ADDRESS", "h:1,2")
     with running(tmp_path) as server:
@@ -115,7 +119,7 @@ class DockerContainer:
 
 
 @pytest.mark.usefixtures("testcontainers")
-def test_docker_engine_without_the_image_cannot_be_used(docker: Callable[[int], None]) -> None:
+def test_docker_engine_without_image_is_unusable(docker: Callable[[int], None]) -> None:
     docker(0)
     assert has_image("hbase:2.6")
     assert not has_image("hbase:1.0")
@@ -123,7 +127,9 @@ def test_docker_engine_without_the_image_cannot_be_used(docker: Callable[[int], 
     assert not has_image("hbase:2.6")
 
 
-def test_missing_library_makes_the_engine_moot(docker: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docker_engine_without_library_is_unusable(
+    docker: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     docker(0)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert not has_image("hbase:2.6")
@@ -146,7 +152,7 @@ def servers() -> Iterator[list[FakeThrift]]:
 
 
 @pytest.mark.usefixtures("testcontainers")
-def test_started_image_is_stopped_afterwards(servers: list[FakeThrift], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_container_is_stopped_on_exit(servers: list[FakeThrift], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PORTS", ",".join(str(server.port) for server in servers))
     with contained("hbase:2.6") as server:
         assert isinstance(server, HBaseServer)
@@ -156,7 +162,7 @@ def test_started_image_is_stopped_afterwards(servers: list[FakeThrift], monkeypa
     assert not os.environ["FAKE_PORTS"], "it was not stopped"
 
 
-def test_fill_tables_at_ports_of_choice_leaves_half_the_messages_due(hbase: HBaseServer) -> None:
+def test_fill_tables_expires_half_of_the_messages(hbase: HBaseServer) -> None:
     namespace = f"filled_{secrets.token_hex(4)}"
     with at_usual_ports(hbase, 0, 0) as served:
         assert served.address.thrift != hbase.address.thrift

@@ -115,7 +115,7 @@ def more(publishers: list[Publisher]) -> None:
 
 @pytest.mark.parametrize("own", [False, True], ids=["a service elsewhere", "their own manager"])
 @pytest.mark.parametrize("slots", [1, 5], ids=["one leader", "a leader for each slot"])
-def test_servers_that_die_bill_each_order_once(
+def test_consumer_group_of_killed_servers_processes_each_order_once(
     hbase_tables: Tables, tmp_path: Path, transactions: str, slots: int, own: bool
 ) -> None:
     servers = Servers(hbase_tables, tmp_path, None if own else transactions, slots)

@@ -71,7 +71,7 @@ def settings(thrift: HttpsThrift, hbase_tables: Tables) -> HBaseSettings:
     )
 
 
-def test_sweep_over_https_whose_certificate_is_rotated_inside_it_is_complete(
+def test_sweep_over_https_survives_certificate_rotation(
     thrift: HttpsThrift, settings: HBaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
@@ -99,7 +99,7 @@ def test_doctor_over_https_reaches_both_interfaces(
 
 
 @pytest.mark.parametrize("transport", ["http", "tcp"])
-def test_transport_that_the_server_does_not_speak_is_reported(
+def test_wrong_transport_is_reported(
     hbase: HBaseServer, thrift: HttpsThrift, settings: HBaseSettings, transport: str
 ) -> None:
     port = hbase.address.thrift if transport == "http" else thrift.ports["thrift"]

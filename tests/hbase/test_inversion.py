@@ -120,7 +120,7 @@ class Others:
 
 
 @pytest.mark.parametrize("behind", ["nothing", "flush", "compact"])
-def test_inversion_brings_nothing_back_in_any_order(
+def test_inversion_racing_with_other_writes_restores_no_deleted_row(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, behind: str
 ) -> None:
     topic(store, "default:orders", ttl_seconds=7 * 86_400).tx(
@@ -161,7 +161,7 @@ def answers(store: HBaseStore) -> list[tuple[bytes, bytes]]:
     return came
 
 
-def test_inversion_asks_for_no_payload(store: HBaseStore, answers: list[tuple[bytes, bytes]]) -> None:
+def test_inversion_reads_no_payload(store: HBaseStore, answers: list[tuple[bytes, bytes]]) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 50), body=BODY)
     orders.plain(*range(NOW_MS - 50, NOW_MS), body=BODY)
@@ -171,7 +171,7 @@ def test_inversion_asks_for_no_payload(store: HBaseStore, answers: list[tuple[by
     assert {value for column, value in answers if column == PAYLOAD_COLUMN} == {b""}
 
 
-def test_inversion_that_breaks_looks_at_the_pointer(store: HBaseStore, answers: list[tuple[bytes, bytes]]) -> None:
+def test_inversion_with_lost_response_reads_the_pointer(store: HBaseStore, answers: list[tuple[bytes, bytes]]) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 12), body=BODY)
     broken: set[bytes] = set()
@@ -191,7 +191,7 @@ def test_inversion_that_breaks_looks_at_the_pointer(store: HBaseStore, answers: 
 
 
 @pytest.mark.parametrize("when", ["before the page", "behind the page"])
-def test_cells_ahead_are_gone_after_one_more_run(
+def test_cells_with_future_timestamps_are_deleted_by_next_run(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, when: str
 ) -> None:
     # For an hour these keys cannot be put again.
@@ -223,7 +223,7 @@ def test_cells_ahead_are_gone_after_one_more_run(
     assert len(list(message.scan())) == 1
 
 
-def test_row_written_ahead_often_fails_its_topic(store: HBaseStore, message: happybase.Table) -> None:
+def test_row_rewritten_with_future_timestamps_fails_its_topic(store: HBaseStore, message: happybase.Table) -> None:
     orders = topic(store, f"default:t{secrets.token_hex(4)}", ttl_seconds=60).plain(NOW_MS - HOUR)
     [(row, _)] = message.scan()
     ahead_ms = [time.time_ns() // 1_000_000 + HOUR]
@@ -242,7 +242,7 @@ def test_row_written_ahead_often_fails_its_topic(store: HBaseStore, message: hap
     assert (report.total(Rule.EXPIRED), report.boundary) == (0, None)
 
 
-def test_given_answers_cut_off_anywhere_when_inverted_then_each_row_is_told_right(
+def test_inversion_with_truncated_response_reports_each_row(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)

@@ -39,7 +39,7 @@ def namespace(hbase_tables: Tables) -> str:
     return namespace
 
 
-def test_thrift_that_comes_back_loses_no_page(thrift: ThriftProcess, namespace: str) -> None:
+def test_read_across_thrift_restarts_returns_every_page(thrift: ThriftProcess, namespace: str) -> None:
     with PatientStore([thrift.address], namespace=namespace, buckets=4) as store:
         found: list[bytes] = []
         resume: bytes | None = b""
@@ -52,7 +52,9 @@ def test_thrift_that_comes_back_loses_no_page(thrift: ThriftProcess, namespace: 
         assert found == ROW_KEYS
 
 
-def test_thrift_that_is_killed_has_a_substitute(hbase: HBaseServer, thrift: ThriftProcess, namespace: str) -> None:
+def test_pool_switches_to_another_server_after_a_kill(
+    hbase: HBaseServer, thrift: ThriftProcess, namespace: str
+) -> None:
     with PatientStore([thrift.address, hbase.thrift], namespace=namespace, buckets=4) as store:
         cells = store.message.read(CELLS, b"", None, 1000).items
         thrift.kill()
@@ -61,7 +63,7 @@ def test_thrift_that_is_killed_has_a_substitute(hbase: HBaseServer, thrift: Thri
         assert store.message.read(KEYS, b"", None, 1000).items == ROW_KEYS[100:]
 
 
-def test_thrift_that_hangs_leaves_the_next_answer_right(thrift: ThriftProcess, namespace: str) -> None:
+def test_timed_out_connection_is_not_reused(thrift: ThriftProcess, namespace: str) -> None:
     clock = ManualClock(0)
     pool = HBasePool([thrift.address], timeout_seconds=PATIENCE_SECONDS, clock=clock)
     table = f"{namespace}:tms.message".encode()
@@ -80,7 +82,7 @@ def test_thrift_that_hangs_leaves_the_next_answer_right(thrift: ThriftProcess, n
     pool.close()
 
 
-def test_given_questions_hbase_refuses_when_asked_then_each_error_is_ours(hbase: HBaseServer, namespace: str) -> None:
+def test_errors_of_hbase_become_store_errors(hbase: HBaseServer, namespace: str) -> None:
     pool = HBasePool([hbase.thrift], timeout_seconds=PATIENCE_SECONDS)
     table = f"{namespace}:tms.message".encode()
     with pytest.raises(StoreNotFound, match="TableNotFoundException: nowhere:t"):
@@ -95,7 +97,7 @@ def test_given_questions_hbase_refuses_when_asked_then_each_error_is_ours(hbase:
     pool.close()
 
 
-def test_wrong_thrift_names_the_setting(hbase: HBaseServer) -> None:
+def test_wrong_thrift_service_names_the_setting(hbase: HBaseServer) -> None:
     if hbase.thrift2 is None:
         require_or_skip("this HBase has no Thrift 2")
     pool = HBasePool([hbase.thrift2], timeout_seconds=PATIENCE_SECONDS)

@@ -24,7 +24,7 @@ def read_only(hbase: HBaseServer, namespace: str) -> Iterator[Callable[[str, boo
         change(table, False)
 
 
-def test_read_only_table_blames_no_topic(
+def test_read_only_table_adds_no_strike_to_a_topic(
     hbase_tables: Tables, namespace: str, read_only: Callable[[str, bool], None]
 ) -> None:
     with hbase_tables.open(namespace) as store:
@@ -46,7 +46,7 @@ def test_read_only_table_blames_no_topic(
         assert kit.state.strikes() == {}
 
 
-def test_store_without_writes_quarantines_no_topic(scene: Scene, read_only: Callable[[str, bool], None]) -> None:
+def test_read_only_store_quarantines_no_topic(scene: Scene, read_only: Callable[[str, bool], None]) -> None:
     kit = scene.kit()
     for table in ("tms.message", "tms.payload"):
         read_only(table, True)

@@ -66,7 +66,9 @@ def deployment(hbase_tables: Tables, tmp_path: Path) -> Deployment:
     return made
 
 
-def test_server_with_another_log_is_refused(deployment: Deployment, hbase_tables: Tables, tmp_path: Path) -> None:
+def test_server_with_different_transaction_log_is_rejected(
+    deployment: Deployment, hbase_tables: Tables, tmp_path: Path
+) -> None:
     before = deployment.recorded()
     assert before is not None
     assert (before.id, before.place) == (system_of(tmp_path / "log"), str(tmp_path / "log"))
@@ -90,7 +92,7 @@ def test_server_with_another_log_is_refused(deployment: Deployment, hbase_tables
         assert tx.transaction.write_pointer > before.pointer
 
 
-def test_server_without_its_side_table_needs_acceptance(deployment: Deployment, hbase: HBaseServer) -> None:
+def test_server_with_missing_side_table_requires_accept(deployment: Deployment, hbase: HBaseServer) -> None:
     hbase.command("drop", f"{deployment.namespace}:tms.side")
     # The first attempt creates the table again, without rows.
     for _ in range(2):

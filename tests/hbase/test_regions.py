@@ -65,7 +65,7 @@ def second_server(hbase: HBaseServer) -> int:
     return int(hbase.command("start-server"))
 
 
-def test_regions_that_change_miss_nothing(
+def test_sweep_during_region_changes_misses_no_row(
     hbase: HBaseServer, store: HBaseStore, namespace: str, second_server: int
 ) -> None:
     message, payload = f"{namespace}:tms.message", f"{namespace}:tms.payload"
@@ -90,7 +90,7 @@ def test_regions_that_change_miss_nothing(
     finish(scene, kit)
 
 
-def test_thrift_that_restarts_misses_nothing(hbase: HBaseServer, shared: tuple[Scene, str]) -> None:
+def test_sweep_across_thrift_restarts_misses_no_row(hbase: HBaseServer, shared: tuple[Scene, str]) -> None:
     there, namespace = shared
     port = hbase.command("start-thrift", "thrift", 0)
 
@@ -111,7 +111,7 @@ def test_thrift_that_restarts_misses_nothing(hbase: HBaseServer, shared: tuple[S
     hbase.command("stop-thrift", port)
 
 
-def test_scanners_that_expire_have_their_pages_read_again(
+def test_expired_scanners_are_reopened(
     hbase: HBaseServer, shared: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = shared
@@ -126,7 +126,7 @@ def test_scanners_that_expire_have_their_pages_read_again(
         finish(there, kit)
 
 
-def test_scanners_that_always_expire_claim_nothing(
+def test_always_expiring_scanner_is_reported_as_error(
     hbase: HBaseServer, shared: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = shared

@@ -71,7 +71,7 @@ def dropped_and_cloned(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("put_back", [restored, dropped_and_cloned])
-def test_restored_snapshot_is_a_first_contact(scene: Scene, put_back: Any) -> None:
+def test_restored_snapshot_trips_guards(scene: Scene, put_back: Any) -> None:
     kit, orders, before = scene.kit, scene.orders, regions(scene)
     assert kit.state.boundary() is not None
     put_back(scene)
@@ -88,7 +88,7 @@ def test_restored_snapshot_is_a_first_contact(scene: Scene, put_back: Any) -> No
     assert orders.pointers() == [-OLD]
 
 
-def test_given_a_table_made_anew_when_run_then_it_is_a_first_contact(scene: Scene) -> None:
+def test_recreated_table_trips_guards(scene: Scene) -> None:
     before = regions(scene)
     scene.server.command("drop", scene.table)
     admin = HBasePool([str(scene.server.thrift2)], connections=1, timeout_seconds=240, service="HbaseAdmin")
@@ -100,7 +100,7 @@ def test_given_a_table_made_anew_when_run_then_it_is_a_first_contact(scene: Scen
     assert scene.kit.engine.run_once().tripped
 
 
-def test_moved_and_compacted_tables_are_known(scene: Scene) -> None:
+def test_changed_regions_trip_no_guard(scene: Scene) -> None:
     server, table = scene.server, scene.table
     for command in (
         ("set", table, "NOTE", "1"),
@@ -116,7 +116,7 @@ def test_moved_and_compacted_tables_are_known(scene: Scene) -> None:
         assert scene.orders.pointers() == [-OLD]
 
 
-def test_disabled_table_looks_like_a_restored_one(scene: Scene) -> None:
+def test_disabled_and_enabled_table_trips_guards(scene: Scene) -> None:
     scene.server.command("disable", scene.table)
     scene.server.command("enable", scene.table)
     report = scene.kit.engine.run_once()

@@ -107,7 +107,7 @@ def answered(ask: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_manager_of_servers_that_die_keeps_its_word(hbase_tables: Tables, tmp_path: Path, slots: int) -> None:
+def test_shared_manager_survives_killed_servers(hbase_tables: Tables, tmp_path: Path, slots: int) -> None:
     pair = Pair(hbase_tables, tmp_path, source="manager", slots=slots, servers=min(2, slots))
     with pair.server("a") as one, pair.server("b") as other:
         first, second = (one, other) if slots > 1 else leader_of(one, other)
@@ -137,7 +137,7 @@ def test_manager_of_servers_that_die_keeps_its_word(hbase_tables: Tables, tmp_pa
                 counts(workers, client)
 
 
-def test_given_messages_in_hbase_when_searched_then_those_of_transactions_are_found(hbase_tables: Tables) -> None:
+def test_may_have_undecided_finds_only_positive_pointers(hbase_tables: Tables) -> None:
     store = hbase_tables.store()
     assert not may_have_undecided(store)
     store.message.put([(b"a%06d" % number, MessageValue(None, b"x")) for number in range(2 * PAGE_ROWS)])
@@ -148,7 +148,7 @@ def test_given_messages_in_hbase_when_searched_then_those_of_transactions_are_fo
     assert may_have_undecided(store)
 
 
-def test_server_that_was_alone_needs_its_folder_once(hbase_tables: Tables, tmp_path: Path) -> None:
+def test_former_standalone_server_needs_its_log_once(hbase_tables: Tables, tmp_path: Path) -> None:
     pair, folder = Pair(hbase_tables, tmp_path, source="manager"), tmp_path / "none"
     pair.leader["advertise"] = None
     with pair.server("a") as alone, TransactionClient(alone.transactions) as client:

@@ -119,7 +119,7 @@ def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
         state.prune_ledger(0, 3)
 
 
-def test_transaction_overtaken_keeps_nothing(again: Open) -> None:
+def test_conflicting_transaction_writes_nothing(again: Open) -> None:
     one, two = again(), again()
     one.save_frontiers(frontier(1))
     one.begin_run(RunRecord("run", "apply", 1))
@@ -141,7 +141,7 @@ def test_transaction_overtaken_keeps_nothing(again: Open) -> None:
     assert rows_of(two) == before
 
 
-def test_run_that_ends_during_a_pause_keeps_both(again: Open) -> None:
+def test_run_end_concurrent_with_pause_keeps_both(again: Open) -> None:
     daemon, operator = again(), again()
     daemon.begin_run(RunRecord("run", "apply", 1))
     with daemon.transaction():
@@ -151,14 +151,14 @@ def test_run_that_ends_during_a_pause_keeps_both(again: Open) -> None:
     assert len(operator.ledger(9)) == 2
 
 
-def test_change_overtaken_by_another_is_made_on_top(again: Open, calls: list[Callable[[str], None] | None]) -> None:
+def test_conflicting_change_is_retried(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     one, two = again(), again()
     calls[0] = once("checkAndPut", lambda: two.add_counters({ONE: 2}))
     one.add_counters({ONE: 1})
     assert two.counters() == {ONE: 3}
 
 
-def test_reader_overtaken_reads_what_replaced_it(again: Open, calls: list[Callable[[str], None] | None]) -> None:
+def test_reader_retries_after_blocks_are_replaced(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     writer, reader = again(), again()
     many = dict.fromkeys(NINE, FrontierRecord(1, 1, AT, 1))
     writer.save_frontiers(many)
@@ -166,7 +166,7 @@ def test_reader_overtaken_reads_what_replaced_it(again: Open, calls: list[Callab
     assert reader.frontiers() == {**many, **frontier(2)}
 
 
-def test_former_holder_writes_what_it_did_and_nothing_it_learned(again: Open) -> None:
+def test_former_lease_holder_can_only_finish_its_run(again: Open) -> None:
     one, two = again(), again()
     clock = ManualClock(1_000)
     first, second = Lease(one, "a", 60, clock), Lease(two, "b", 60, clock)
@@ -189,7 +189,7 @@ def test_former_holder_writes_what_it_did_and_nothing_it_learned(again: Open) ->
     again().save_frontiers(frontier(4))
 
 
-def test_given_a_transaction_when_its_lease_is_taken_over_inside_then_it_is_refused(again: Open) -> None:
+def test_transaction_with_lease_taken_over_is_rejected(again: Open) -> None:
     one, two = again(), again()
     clock = ManualClock(1_000)
     Lease(one, "a", 60, clock).acquire()
@@ -204,7 +204,7 @@ def test_given_a_transaction_when_its_lease_is_taken_over_inside_then_it_is_refu
     assert two.boundary() is None
 
 
-def test_transaction_with_a_renewed_lease_is_written(again: Open) -> None:
+def test_transaction_with_renewed_or_released_lease_is_written(again: Open) -> None:
     state = again()
     lease = Lease(state, "a", 60, ManualClock(1_000))
     lease.acquire()
@@ -218,7 +218,9 @@ def test_transaction_with_a_renewed_lease_is_written(again: Open) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1], ids=["before", "after"])
-def test_death_at_any_call_is_all_or_none(again: Open, calls: list[Callable[[str], None] | None], after: int) -> None:
+def test_crash_at_any_call_keeps_transactions_atomic(
+    again: Open, calls: list[Callable[[str], None] | None], after: int
+) -> None:
     outcomes = set()
     for at_call in range(1, CALLS):
         run_id = f"run-{at_call}"
@@ -261,7 +263,7 @@ def test_death_at_any_call_is_all_or_none(again: Open, calls: list[Callable[[str
     assert pages == 0
 
 
-def test_broken_connection_does_not_write_twice(again: Open, calls: list[Callable[[str], None] | None]) -> None:
+def test_lost_response_does_not_write_twice(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
     for number in (1, 2):
         calls[1] = once("checkAndPut", broken)
@@ -272,7 +274,7 @@ def test_broken_connection_does_not_write_twice(again: Open, calls: list[Callabl
     assert not state.swap_lease(None, b"mine")
 
 
-def test_trouble_while_removing_is_made_up_for(again: Open, calls: list[Callable[[str], None] | None]) -> None:
+def test_failed_block_removal_is_repeated_by_next_write(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
     for number in range(3):
         state.save_frontiers(
@@ -292,7 +294,9 @@ def test_trouble_while_removing_is_made_up_for(again: Open, calls: list[Callable
     assert len([key for key in rows_of(state) if key.startswith(BLOCK)]) == 1
 
 
-def test_broken_connection_among_many_cannot_tell(again: Open, calls: list[Callable[[str], None] | None]) -> None:
+def test_lost_response_with_many_other_writes_is_an_error(
+    again: Open, calls: list[Callable[[str], None] | None]
+) -> None:
     state, other = again(), again()
 
     def broken_among_many() -> None:
@@ -306,7 +310,7 @@ def test_broken_connection_among_many_cannot_tell(again: Open, calls: list[Calla
     assert other.counters() == {ONE: 1}
 
 
-def test_silent_server_is_not_asked_twice(again: Open, calls: list[Callable[[str], None] | None]) -> None:
+def test_timed_out_write_is_not_retried(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
     calls[1] = once("checkAndPut", raising(ThriftTimeout("no answer.")))
     with pytest.raises(StateUnavailable):
@@ -315,13 +319,13 @@ def test_silent_server_is_not_asked_twice(again: Open, calls: list[Callable[[str
     assert state.counters() == {ONE: 2}
 
 
-def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_named(hbase: HBaseServer) -> None:
+def test_missing_state_table_hints_at_create_command(hbase: HBaseServer) -> None:
     with pytest.raises(StateError, match=r"nowhere:tms\.janitor") as caught:
         HBaseState(hbase.settings("nowhere"))
     assert "create 'nowhere:tms.janitor', {NAME => 'd'" in caught.value.hint
 
 
-def test_root_of_another_layout_is_refused_and_stays(again: Open) -> None:
+def test_root_of_unknown_layout_is_rejected_unchanged(again: Open) -> None:
     state = again()
     for there, said in (
         (b'{"layout":6}', "newer janitor"),
@@ -335,7 +339,7 @@ def test_root_of_another_layout_is_refused_and_stays(again: Open) -> None:
         assert state.driver.table.get(b"root") == there
 
 
-def test_given_a_value_larger_than_a_row_may_be_then_it_is_kept_in_parts(again: Open) -> None:
+def test_large_value_is_split_into_rows(again: Open) -> None:
     text = secrets.token_hex(1_500_000)
     state = again()
     state.save_note("large", text)
@@ -349,7 +353,7 @@ def cost(state: HBaseState, act: Callable[[], object]) -> dict[str, int]:
     return dict(state.pool.calls)
 
 
-def test_given_what_is_asked_before_every_batch_then_it_is_one_get_each(again: Open) -> None:
+def test_operations_of_each_batch_take_few_calls(again: Open) -> None:
     state = again()
     state.pause("default:*", 1)
     state.begin_run(RunRecord("run", "apply", 1))
@@ -360,7 +364,7 @@ def test_given_what_is_asked_before_every_batch_then_it_is_one_get_each(again: O
     assert cost(state, lambda: state.swap_lease(None, b"mine")) == {"getRowWithColumns": 1, "checkAndPut": 1}
 
 
-def test_end_of_run_with_many_topics_takes_few_calls(again: Open) -> None:
+def test_run_end_with_many_topics_takes_few_calls(again: Open) -> None:
     taken = []
     for topics in (10, 1_000):
         state = again()
@@ -377,7 +381,7 @@ def test_end_of_run_with_many_topics_takes_few_calls(again: Open) -> None:
     assert taken[1] <= taken[0] + 3, "a second batch of rows; and reading and removing the block that is replaced"
 
 
-def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and_row(again: Open) -> None:
+def test_state_page_documents_each_value_and_row(again: Open) -> None:
     section = (Path(__file__).parents[2] / "docs/reference/formats/state.md").read_text(encoding="utf-8")
 
     def named(head: str) -> list[str]:
@@ -420,7 +424,7 @@ def fill(state: HBaseState) -> None:
     state.save_note("one", 1)
 
 
-def test_clock_of_the_cluster_is_the_servers(again: Open, witness: happybase.Connection) -> None:
+def test_clock_ms_is_the_clock_of_hbase_servers(again: Open, witness: happybase.Connection) -> None:
     state, rows = again(), witness.table(b"janitor_test:tms.janitor")
 
     def stamp() -> int:
@@ -433,7 +437,7 @@ def test_clock_of_the_cluster_is_the_servers(again: Open, witness: happybase.Con
     assert times == sorted(filter(None, times))
 
 
-def test_clock_after_a_cell_from_the_future_is_unknown(again: Open, witness: happybase.Connection) -> None:
+def test_clock_ms_after_cell_with_future_timestamp_is_none(again: Open, witness: happybase.Connection) -> None:
     state = again()
     now_ms = state.clock_ms()
     assert now_ms is not None
@@ -443,7 +447,7 @@ def test_clock_after_a_cell_from_the_future_is_unknown(again: Open, witness: hap
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(0, False), (6 * DAY, True)])
-def test_clock_of_a_machine_ahead_blocks_a_run(again: Open, ahead_ms: int, blocked: bool) -> None:
+def test_machine_clock_ahead_of_hbase_blocks_a_run(again: Open, ahead_ms: int, blocked: bool) -> None:
     state = again()
     now_ms = state.clock_ms()
     assert now_ms is not None

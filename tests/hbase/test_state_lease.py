@@ -53,7 +53,7 @@ def open_state(thrift: str, prefix: bytes, clock: ManualClock, thrift2: Sequence
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_janitor_stopped_past_its_lease_writes_one_batch(hbase_tables: Tables, moment: str) -> None:
+def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables: Tables, moment: str) -> None:
     server, store, prefix = hbase_tables.server, hbase_tables.store(), secrets.token_bytes(4)
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with open_state(server.thrift, prefix, clock, [str(server.thrift2)]) as state:

@@ -57,7 +57,7 @@ def all_keys(store: Reads, limit: int = 7) -> list[bytes]:
     return found
 
 
-def test_parts_have_each_row_once_in_order(store: HBaseStore) -> None:
+def test_parts_contain_each_row_once_in_order(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(200)])
     store.payload.put([(key, b"x") for key in keys(50)])
     parts = store.parts()
@@ -72,7 +72,7 @@ def test_parts_have_each_row_once_in_order(store: HBaseStore) -> None:
     assert parts[0].identity() == store.identity()
 
 
-def test_part_reads_deletes_and_inverts_its_own_rows(store: HBaseStore) -> None:
+def test_part_reads_deletes_and_inverts_only_its_own_rows(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(100)])
     part, *others = store.parts()
     [first, second, *rest] = part.message.read(KEYS, b"", None, 1000).items
@@ -85,7 +85,7 @@ def test_part_reads_deletes_and_inverts_its_own_rows(store: HBaseStore) -> None:
     assert part.message.read(MESSAGES, first, first + b"\x00", 1).items == [(first, TX._replace(pointer=-POINTER))]
 
 
-def test_given_a_page_of_a_part_when_read_on_then_nothing_is_skipped_or_doubled(store: HBaseStore) -> None:
+def test_pages_of_a_part_skip_and_repeat_no_row(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(300)])
     for part in store.parts():
         whole = part.message.read(KEYS, b"", None, 1000).items
@@ -120,7 +120,7 @@ def test_rows_under_wrong_salts_are_deleted(
         assert janitor.parts() == []
 
 
-def test_row_put_after_a_page_is_not_spoken_for(store: HBaseStore, message: happybase.Table) -> None:
+def test_delete_of_row_put_after_a_page_removes_it(store: HBaseStore, message: happybase.Table) -> None:
     store.message.put([(key, TX) for key in keys(8)])
     [(_, newest_ms)] = message.cells(salt(keys(8)[7], BUCKETS) + keys(8)[7], P, include_timestamp=True)
     assert len(store.message.read(KEYS, b"", None, 100).items) == 8
@@ -130,7 +130,7 @@ def test_row_put_after_a_page_is_not_spoken_for(store: HBaseStore, message: happ
     assert store.message.read(KEYS, b"", None, 100).items == keys(8)
 
 
-def test_key_twice_with_a_newer_one_goes(store: HBaseStore, message: happybase.Table) -> None:
+def test_duplicate_key_with_future_timestamp_is_deleted(store: HBaseStore, message: happybase.Table) -> None:
     first, second = sorted([salt(b"pair", BUCKETS) + b"pair", wrong_salt(b"pair") + b"pair"])
     message.put(first, {P: b"x"}, timestamp=1_000)
     message.put(second, {P: b"x"})
@@ -141,13 +141,13 @@ def test_key_twice_with_a_newer_one_goes(store: HBaseStore, message: happybase.T
     assert list(message.scan()) == []
 
 
-def test_delete_without_rows_is_no_error(hbase: HBaseServer, namespace: str, store: HBaseStore) -> None:
+def test_delete_in_empty_store_succeeds(hbase: HBaseServer, namespace: str, store: HBaseStore) -> None:
     assert store.parts() == []
     with HBaseStore(hbase.settings(namespace)) as janitor:
         janitor.message.delete([b"gone"])
 
 
-def test_key_twice_is_read_once_and_goes_everywhere(store: HBaseStore, message: happybase.Table) -> None:
+def test_duplicate_key_is_read_once_and_deleted_under_each_salt(store: HBaseStore, message: happybase.Table) -> None:
     rows = sorted([salt(b"twice", BUCKETS) + b"twice", wrong_salt(b"twice") + b"twice"])
     payloads = [b"the one", b"the other"]
     store.message.put([(b"other", TX)])
@@ -166,7 +166,7 @@ def test_key_twice_is_read_once_and_goes_everywhere(store: HBaseStore, message: 
 
 @pytest.mark.parametrize("known", [True, False], ids=["after a page", "by name"])
 @pytest.mark.parametrize("ahead", [(P, T), (T,), (P,)], ids=["row", "pointer", "payload"])
-def test_given_cells_an_hour_ahead_when_deleted_then_they_are_gone_and_stay_gone(
+def test_deleted_cells_with_future_timestamps_stay_deleted(
     hbase: HBaseServer,
     store: HBaseStore,
     message: happybase.Table,
@@ -195,7 +195,7 @@ def test_given_cells_an_hour_ahead_when_deleted_then_they_are_gone_and_stay_gone
     assert list(message.scan()) == []
 
 
-def test_rows_put_after_a_delete_are_seen(store: HBaseStore, message: happybase.Table) -> None:
+def test_row_put_after_a_delete_is_visible(store: HBaseStore, message: happybase.Table) -> None:
     old_ms = time.time_ns() // 1_000_000 - HOUR_MS
     message.put(salt(b"again", BUCKETS) + b"again", {P: b"old"}, timestamp=old_ms)
     [part] = store.parts()
@@ -205,7 +205,7 @@ def test_rows_put_after_a_delete_are_seen(store: HBaseStore, message: happybase.
     assert store.ahead_ms == 0
 
 
-def test_row_deleted_before_its_inversion_stays_gone(
+def test_inversion_does_not_restore_a_deleted_row(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str
 ) -> None:
     store.message.put([(key, TX) for key in keys(3)])
@@ -216,7 +216,7 @@ def test_row_deleted_before_its_inversion_stays_gone(
     assert all_keys(store) == keys(3)[1:]
 
 
-def test_rows_without_cdaps_cells_are_left_out(store: HBaseStore, message: happybase.Table) -> None:
+def test_rows_without_valid_cdap_cells_are_counted_as_unreadable(store: HBaseStore, message: happybase.Table) -> None:
     store.message.put([(b"good", TX)])
     message.put(b"\x01alien", {b"d:x": b"?"})
     message.put(b"\x01short", {T: b"1234567", P: b"x"})
@@ -226,7 +226,7 @@ def test_rows_without_cdaps_cells_are_left_out(store: HBaseStore, message: happy
     assert store.message.read(KEYS, b"", None, 10).items == [b"alien", b"good", b"short"]
 
 
-def test_given_large_rows_when_read_then_pages_are_bounded_by_bytes_too(store: HBaseStore) -> None:
+def test_pages_of_large_rows_contain_each_row_once(store: HBaseStore) -> None:
     megabyte = bytes(1 << 20)
     for key in keys(20):
         store.payload.put([(b"same salt for all is not needed" + key, megabyte)])
@@ -242,7 +242,7 @@ def test_given_large_rows_when_read_then_pages_are_bounded_by_bytes_too(store: H
         assert all(len(value) == len(megabyte) for _, value in part.payload.read(PAYLOADS, b"", None, 1000).items)
 
 
-def test_regions_that_split_and_merge_skip_no_row(hbase: HBaseServer, hbase_tables: Tables) -> None:
+def test_read_during_region_split_and_merge_skips_no_row(hbase: HBaseServer, hbase_tables: Tables) -> None:
     namespace = hbase_tables.make(buckets=4)
     store = hbase_tables.open(namespace, buckets=4)
     table = f"{namespace}:tms.message"
@@ -267,7 +267,7 @@ def test_regions_that_split_and_merge_skip_no_row(hbase: HBaseServer, hbase_tabl
     store.close()
 
 
-def test_given_no_tables_when_opened_then_it_says_how_to_make_them(hbase: HBaseServer) -> None:
+def test_open_without_tables_hints_at_create_tables(hbase: HBaseServer) -> None:
     with pytest.raises(StoreNotFound, match="tms admin create-tables"):
         HBaseStore(hbase.settings("nowhere"))
 

@@ -25,7 +25,7 @@ def store(hbase_tables: Tables) -> HBaseStore:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_sweep_of_all_salts_deletes_what_is_due(store: HBaseStore, workers: int) -> None:
+def test_sweep_of_all_salts_deletes_expired_and_old_rows(store: HBaseStore, workers: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     expired = list(range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200))
     live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 100))
@@ -49,7 +49,7 @@ def test_sweep_of_all_salts_deletes_what_is_due(store: HBaseStore, workers: int)
     assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
-def test_sweep_of_all_salts_inverts_and_claims(store: HBaseStore) -> None:
+def test_sweep_of_all_salts_inverts_and_proves_boundary(store: HBaseStore) -> None:
     doomed, fine = pointer(NOW_MS - DAY), pointer(NOW_MS - DAY, 1)
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(doomed, *range(NOW_MS - DAY, NOW_MS - DAY + 60))
@@ -66,7 +66,7 @@ def test_sweep_of_all_salts_inverts_and_claims(store: HBaseStore) -> None:
     assert (found.cells, found.open_cells, found.refuted) == (120, 0, 0)
 
 
-def test_payloads_of_live_messages_of_any_salt_stay(store: HBaseStore) -> None:
+def test_sweep_keeps_payloads_of_live_messages_of_any_salt(store: HBaseStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60)
     kept, free = pointer(NOW_MS - 5 * MINUTE), pointer(NOW_MS - 6 * MINUTE)
     orders.stored(kept, *range(NOW_MS - 5 * MINUTE, NOW_MS - 5 * MINUTE + 20)).ref(kept, NOW_MS - 10 * SECOND)
@@ -76,7 +76,7 @@ def test_payloads_of_live_messages_of_any_salt_stay(store: HBaseStore) -> None:
     assert report.total(Rule.EXPIRED) == 20
 
 
-def test_plan_on_hbase_asks_no_more_of_the_servers_than_the_run_that_follows(store: HBaseStore) -> None:
+def test_plan_makes_no_more_calls_than_the_following_run(store: HBaseStore) -> None:
     for number in range(3):
         topic(store, f"default:t{number}", ttl_seconds=3600).plain(*range(NOW_MS - DAY, NOW_MS - DAY + 1200))
 
@@ -100,5 +100,5 @@ def test_plan_on_hbase_asks_no_more_of_the_servers_than_the_run_that_follows(sto
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 @given(scene=scenes())
-def test_sweep_of_a_random_store_is_as_the_rules_say(hbase_tables: Tables, scene: Scene) -> None:
+def test_sweep_of_random_store_obeys_deletion_rules(hbase_tables: Tables, scene: Scene) -> None:
     check(scene, hbase_tables.store(), 5, workers=3, tells=False)

@@ -52,7 +52,7 @@ def test_tls_reaches_both_thrifts(config: Path, tmp_path: Path, doctor: Doctor) 
     assert execute(["run", "--once", "--adopt", "--config", str(config)]) == 0
 
 
-def test_tls_by_a_wrong_authority_fails_the_doctor(config: Path, tmp_path: Path, doctor: Doctor) -> None:
+def test_doctor_with_wrong_authority_fails(config: Path, tmp_path: Path, doctor: Doctor) -> None:
     (tmp_path / "server.pem").write_bytes((tmp_path / "janitor.pem").read_bytes())
     found = doctor(config)
     assert (found["hbase tls"][0], found["store"][0]) == ("ok", "fail")

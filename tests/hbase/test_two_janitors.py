@@ -116,7 +116,9 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(("moment", "workers"), [("delete", 4), ("swap", 1)], ids=["inside a batch", "at its end"])
-def test_janitor_stopped_ends_with_its_batch(hbase_tables: Tables, tmp_path: Path, moment: str, workers: int) -> None:
+def test_janitor_resumed_after_takeover_writes_at_most_its_batches(
+    hbase_tables: Tables, tmp_path: Path, moment: str, workers: int
+) -> None:
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=workers)
     with kit.store, kit.memory() as state, kit.janitor(f"stops-at-{moment}", "run", "--once", "--adopt") as first:
         assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
@@ -143,7 +145,7 @@ def test_janitor_stopped_ends_with_its_batch(hbase_tables: Tables, tmp_path: Pat
         assert kit.is_clean
 
 
-def test_daemon_that_stops_gives_its_lease_back(hbase_tables: Tables, tmp_path: Path) -> None:
+def test_stopped_daemon_releases_its_lease(hbase_tables: Tables, tmp_path: Path) -> None:
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=4)
     with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as daemon:
         until(lambda: [run.result for run in state.runs(1)] == ["done"], daemon)
@@ -158,7 +160,7 @@ def test_daemon_that_stops_gives_its_lease_back(hbase_tables: Tables, tmp_path: 
         assert left.holder == ""
 
 
-def test_daemon_that_was_killed_is_followed_by_a_standby(hbase_tables: Tables, tmp_path: Path) -> None:
+def test_killed_daemon_is_replaced_and_standby_waits(hbase_tables: Tables, tmp_path: Path) -> None:
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=4)
     said = tmp_path / "third"
     with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as first:

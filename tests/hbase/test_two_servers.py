@@ -176,7 +176,7 @@ def more(publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, SLOTS])
-def test_servers_that_die_keep_all_once_in_order(hbase_tables: Tables, tmp_path: Path, slots: int) -> None:
+def test_killed_servers_lose_repeat_and_reorder_no_message(hbase_tables: Tables, tmp_path: Path, slots: int) -> None:
     assert slot_of(f"default:{TOPIC}:".encode(), slots) == 0
     pair = Pair(hbase_tables, tmp_path, slots=slots, servers=min(2, slots))
     with pair.server("a") as one, pair.server("b") as other:
@@ -221,7 +221,7 @@ def check(found: list[tuple[str, str]], publishers: list[Publisher], consumers: 
         assert consumer.seen == found[: len(consumer.seen)]
 
 
-def test_leader_stopped_in_a_write_is_never_seen_late(hbase_tables: Tables, tmp_path: Path) -> None:
+def test_late_write_of_former_leader_is_never_visible(hbase_tables: Tables, tmp_path: Path) -> None:
     pair = Pair(hbase_tables, tmp_path)
     with pair.server("a", *STOPS_ITSELF) as one, Client(one.port) as client:
         create(one)
@@ -261,7 +261,7 @@ def stop_in_write(server: Serve, client: Client) -> None:
         assert client.answer().status == 503
 
 
-def test_server_beside_one_that_stands_alone_is_refused(hbase_tables: Tables, tmp_path: Path) -> None:
+def test_second_server_without_advertise_is_rejected(hbase_tables: Tables, tmp_path: Path) -> None:
     # Long enough for the slowest of machines: the other one would serve.
     pair = Pair(hbase_tables, tmp_path, advertise=None, seconds=20)
     with pair.server("a") as one:
