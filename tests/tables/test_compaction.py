@@ -75,7 +75,7 @@ def parts(deleted: DeletedRanges) -> list[tuple[bytes, bytes, int]]:
     return [(part.start, part.last, part.rows) for part in deleted.slices]
 
 
-def test_given_batches_of_one_table_in_order_when_added_then_they_are_one_slice() -> None:
+def test_consecutive_batches_form_one_slice() -> None:
     table, deleted = SlicedTable(), DeletedRanges()
     deleted.add(table, keys(b"a", b"c", 3))
     deleted.add(table, keys(b"d", b"f", 4))
@@ -84,7 +84,7 @@ def test_given_batches_of_one_table_in_order_when_added_then_they_are_one_slice(
 
 
 @pytest.mark.parametrize(("gap_bytes", "slices"), [(GAP_BYTES - 1, 1), (GAP_BYTES, 1), (GAP_BYTES + 1, 2)])
-def test_slice_ends_where_live_rows_are_more_than_a_file(gap_bytes: int, slices: int) -> None:
+def test_slice_ends_at_a_gap_larger_than_a_file(gap_bytes: int, slices: int) -> None:
     table, deleted = SlicedTable(gap_bytes), DeletedRanges()
     deleted.add(table, keys(b"a", b"b"))
     deleted.add(table, keys(b"y", b"z"))
@@ -92,13 +92,13 @@ def test_slice_ends_where_live_rows_are_more_than_a_file(gap_bytes: int, slices:
 
 
 @pytest.mark.parametrize(("rows", "taken"), [(SLICE_ROWS - 1, True), (SLICE_ROWS, False), (SLICE_ROWS + 1, False)])
-def test_given_a_slice_when_it_is_full_then_it_takes_no_more(rows: int, taken: bool) -> None:
+def test_full_slice_accepts_no_more_rows(rows: int, taken: bool) -> None:
     table = SlicedTable()
     assert Slice(table, b"a", b"b", rows).can_add(b"c") is taken
 
 
 @pytest.mark.parametrize(("whole", "taken"), [(SLICE_BYTES - 1, True), (SLICE_BYTES, False)])
-def test_given_a_slice_of_large_rows_when_its_files_are_full_then_it_takes_no_more(whole: int, taken: bool) -> None:
+def test_slice_with_full_files_accepts_no_more_rows(whole: int, taken: bool) -> None:
     class LargeRows(SlicedTable):
         def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
             return whole if start == b"a" else 0
@@ -107,7 +107,7 @@ def test_given_a_slice_of_large_rows_when_its_files_are_full_then_it_takes_no_mo
     assert Slice(table, b"a", b"b", 2).can_add(b"c") is taken
 
 
-def test_slices_of_alternating_parts_are_one_for_each_part() -> None:
+def test_batches_of_alternating_parts_form_one_slice_per_part() -> None:
     one, other, deleted = SlicedTable(), SlicedTable(), DeletedRanges()
     for first, last in ((b"a", b"b"), (b"c", b"d"), (b"e", b"f")):
         deleted.add(one, keys(first, last))
@@ -118,7 +118,7 @@ def test_slices_of_alternating_parts_are_one_for_each_part() -> None:
     ]
 
 
-def test_compact_ends_at_deleted_keys_and_beats_after_each() -> None:
+def test_compact_covers_deleted_keys_and_beats_after_each_slice() -> None:
     table, deleted = SlicedTable(GAP_BYTES + 1), DeletedRanges()
     deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
     deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
@@ -129,14 +129,14 @@ def test_compact_ends_at_deleted_keys_and_beats_after_each() -> None:
 
 
 @pytest.mark.parametrize(("rows", "compacted"), [(WORTHWHILE_ROWS - 1, 0), (WORTHWHILE_ROWS, 1)])
-def test_given_a_slice_when_it_has_few_rows_then_it_is_left_to_the_store(rows: int, compacted: int) -> None:
+def test_slice_of_few_rows_is_not_compacted(rows: int, compacted: int) -> None:
     table, deleted = SlicedTable(), DeletedRanges()
     deleted.add(table, keys(b"a", b"b", rows))
     deleted.compact(lambda: None)
     assert len(table.compacted) == compacted
 
 
-def test_compact_beside_starts_early_and_waits_at_the_end(
+def test_concurrent_compaction_starts_early_and_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "ALIVE_SECONDS", 0.001)
@@ -173,7 +173,7 @@ class MeasuringTable(BesideTable):
         return False
 
 
-def test_slice_is_started_while_other_threads_can_add() -> None:
+def test_background_slice_starts_without_holding_the_lock() -> None:
     deleted = DeletedRanges()
     table = MeasuringTable(deleted)
     deleted.add(table, keys(b"a", b"c", WORTHWHILE_ROWS))
@@ -182,7 +182,7 @@ def test_slice_is_started_while_other_threads_can_add() -> None:
     assert is_started(deleted) == [False, False]
 
 
-def test_compact_beside_that_fails_is_told_to_the_run() -> None:
+def test_failed_concurrent_compaction_raises_in_compact() -> None:
     table, deleted = BesideTable(StoreError("no space")), DeletedRanges()
     table.go_on.set()
     with closing(deleted):
@@ -195,7 +195,7 @@ def test_compact_beside_that_fails_is_told_to_the_run() -> None:
     assert table.asked == 1
 
 
-def test_slice_of_a_table_that_weighs_compaction_is_never_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_slice_is_compacted_if_table_weighs_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlicedTable, "weighs_compaction", True)
     table, deleted = SlicedTable(), DeletedRanges()
     deleted.add(table, keys(b"a", b"b"))
@@ -203,7 +203,7 @@ def test_slice_of_a_table_that_weighs_compaction_is_never_too_small(monkeypatch:
     assert table.compacted == [(b"a", b"b\x00")]
 
 
-def test_close_lets_no_other_slice_start() -> None:
+def test_close_cancels_slices_not_started() -> None:
     table, deleted = BesideTable(), DeletedRanges()
     for first, last in ((b"a", b"b"), (b"y", b"z")):
         deleted.add(table, keys(first, last, WORTHWHILE_ROWS))
@@ -219,7 +219,7 @@ def test_close_lets_no_other_slice_start() -> None:
     assert table.compacted == [(b"a", b"b\x00")]
 
 
-def test_finish_table_in_two_threads_at_once_meets_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finish_table_tolerates_concurrent_call(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted, others = DeletedRanges(), [True]
 
     def name(_: SlicedTable) -> TableName:

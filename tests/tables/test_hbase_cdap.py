@@ -20,9 +20,7 @@ PACKAGE = "cdap.data2.transaction.messaging.coprocessor"
     ],
 )
 @pytest.mark.parametrize("entry", ["coprocessor$1", "COPROCESSOR$12"])
-def test_given_an_observer_of_cdaps_then_it_is_named_with_the_line_that_takes_it_off(
-    java_class: str, name: str, entry: str
-) -> None:
+def test_cdap_observer_is_reported_with_the_removal_command(java_class: str, name: str, entry: str) -> None:
     value = f"hdfs:///cdap/lib/coprocessor.jar|{java_class}|1073741823|"
     [said] = observers(TABLE, {"SPLIT_POLICY": "…", entry: value})
     assert said.startswith(f"{TABLE} still has CDAP's observer {name}, ")
@@ -40,11 +38,11 @@ def test_given_an_observer_of_cdaps_then_it_is_named_with_the_line_that_takes_it
         ("cdap.version", "|co.cask.cdap|"),
     ],
 )
-def test_given_attributes_that_are_no_observer_of_cdaps_then_nothing_is_said(entry: str, value: str) -> None:
+def test_attribute_without_cdap_observer_is_not_reported(entry: str, value: str) -> None:
     assert list(observers(TABLE, {entry: value})) == []
 
 
-def test_given_two_observers_then_both_are_named() -> None:
+def test_two_cdap_observers_are_both_reported() -> None:
     value = "|co.cask.cdap.Some|1|"
     assert (
         len(list(observers(TABLE, {"coprocessor$1": value, "coprocessor$2": value, "coprocessor$3": "|a.B|1|"}))) == 2

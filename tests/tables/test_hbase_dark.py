@@ -38,7 +38,7 @@ def fail(pool: HBasePool) -> str:
     return str(caught.value)
 
 
-def test_server_without_answers_is_asked_by_nobody_until_the_next_try(
+def test_unresponsive_server_is_not_called_until_the_next_attempt(
     pool: HBasePool, server: FakeThrift, clock: ManualClock
 ) -> None:
     while "has not responded for" not in fail(pool):
@@ -53,7 +53,7 @@ def test_server_without_answers_is_asked_by_nobody_until_the_next_try(
     assert server.connections == connections + 1
 
 
-def test_server_that_answers_again_is_forgiven(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
+def test_response_ends_the_outage_of_a_server(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
     while "has not responded for" not in fail(pool):
         pass
     server.conduct = lambda request: request.send(request.answer())
@@ -64,7 +64,7 @@ def test_server_that_answers_again_is_forgiven(pool: HBasePool, server: FakeThri
     assert "broke during getRow" in fail(pool)
 
 
-def test_server_with_one_old_failure_is_tried_as_ever(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
+def test_one_old_failure_causes_no_outage(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
     fail(pool)
     clock.advance(10 * OUTAGE_TIMEOUTS * TIMEOUT_SECONDS * 1000)
     connections = server.connections

@@ -11,7 +11,7 @@ from tms_core.tables.hbase.described import REQUIRED_SETTINGS, TableSettings
 TABLE = TableSettings("ns:tms.message", [b"", b"\x01", b"\x02"], 3, REQUIRED_SETTINGS)
 
 
-def test_given_what_a_sweep_needs_or_nothing_set_then_no_setting_hinders_it() -> None:
+def test_required_or_missing_settings_are_not_unfavorable() -> None:
     assert TABLE.unfavorable == {}
     assert replace(TABLE, settings={}).unfavorable == {}
     assert replace(TABLE, settings={"READONLY": "FALSE", "KEEP_DELETED_CELLS": "false"}).unfavorable == {}
@@ -21,7 +21,7 @@ def test_given_what_a_sweep_needs_or_nothing_set_then_no_setting_hinders_it() ->
     ("setting", "value"),
     [("READONLY", "true"), ("TTL", "604800"), ("VERSIONS", "3"), ("MIN_VERSIONS", "1"), ("KEEP_DELETED_CELLS", "TTL")],
 )
-def test_given_a_setting_that_keeps_or_loses_rows_then_it_hinders(setting: str, value: str) -> None:
+def test_setting_that_keeps_or_loses_rows_is_unfavorable(setting: str, value: str) -> None:
     assert replace(TABLE, settings={**REQUIRED_SETTINGS, setting: value}).unfavorable == {setting: value}
 
 

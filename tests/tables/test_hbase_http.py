@@ -36,7 +36,7 @@ def pool_of(address: str, *, seconds: float = LONG_SECONDS, tls: ClientTlsSettin
     return closing(HBasePool.configured(wanted, timeout_seconds=seconds, clock=ManualClock(0)))
 
 
-def test_calls_over_http_are_requests_over_one_connection(front: HttpFront) -> None:
+def test_http_calls_share_one_connection(front: HttpFront) -> None:
     rows = [b"a", b"x" * 3_000_000, b"b"]
     with pool_of(front.address) as pool:
         assert [get(pool, row) for row in rows] == rows
@@ -48,7 +48,7 @@ def test_calls_over_http_are_requests_over_one_connection(front: HttpFront) -> N
     assert front.heads[0].startswith(f"POST / HTTP/1.1\r\nHost: {front.address}\r\nContent-Type: application/x-thrift")
 
 
-def test_response_whose_last_chunk_comes_late_leaves_the_connection_usable(
+def test_http_response_with_late_last_chunk_keeps_the_connection(
     front: HttpFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_read = threading.Event()
@@ -71,7 +71,7 @@ def test_response_whose_last_chunk_comes_late_leaves_the_connection_usable(
     assert front.connections == 1
 
 
-def test_connection_that_the_server_will_close_is_not_used_again(front: HttpFront) -> None:
+def test_http_connection_marked_close_is_not_reused(front: HttpFront) -> None:
     def once(connection: socket.socket, answer: bytes) -> None:
         connection.sendall(OK + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
 
@@ -97,13 +97,13 @@ def says(text: bytes) -> Respond:
         (OK + b"Content-Length: 0\r\n\r\n" + OK + b"\r\n", "without a request"),
     ],
 )
-def test_response_that_is_no_answer_closes_the_connection(front: HttpFront, response: bytes, message: str) -> None:
+def test_invalid_http_response_raises_connection_lost(front: HttpFront, response: bytes, message: str) -> None:
     front.respond = says(response)
     with pool_of(front.address) as pool, pytest.raises(ConnectionLost, match=f"getRow: .*({message})"):
         get(pool, b"a")
 
 
-def test_response_that_comes_unasked_is_not_the_answer_to_the_next_call(front: HttpFront) -> None:
+def test_duplicate_http_response_is_not_used_for_the_next_call(front: HttpFront) -> None:
     answers: list[bytes] = []
 
     def twice(connection: socket.socket, answer: bytes) -> None:
@@ -117,7 +117,7 @@ def test_response_that_comes_unasked_is_not_the_answer_to_the_next_call(front: H
         assert [get(pool, row) for row in (b"a", b"b", b"c")] == [b"a", b"b", b"c"]
 
 
-def test_server_that_demands_a_login_is_named_with_the_setting(front: HttpFront) -> None:
+def test_http_server_requiring_login_names_the_setting(front: HttpFront) -> None:
     front.respond = says(b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Negotiate\r\nContent-Length: 0\r\n\r\n")
     with pool_of(front.address) as pool, pytest.raises(StoreUnavailable) as caught:
         get(pool, b"a")
@@ -127,7 +127,7 @@ def test_server_that_demands_a_login_is_named_with_the_setting(front: HttpFront)
     assert "storage.hbase.kerberos" in caught.value.hint
 
 
-def test_response_that_trickles_is_given_up_after_the_time_limit(front: HttpFront) -> None:
+def test_incomplete_http_response_times_out(front: HttpFront) -> None:
     front.respond = lambda connection, answer: connection.sendall(
         OK + b"Content-Length: %d\r\n\r\n" % len(answer) + answer[:-1]
     )
@@ -135,7 +135,7 @@ def test_response_that_trickles_is_given_up_after_the_time_limit(front: HttpFron
         get(pool, b"a")
 
 
-def test_calls_over_https_check_the_servers_certificate(front: HttpFront, tmp_path: Path) -> None:
+def test_https_calls_verify_the_server_certificate(front: HttpFront, tmp_path: Path) -> None:
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     with TlsFront(front.address, tls, clients=other.certificate) as outer:
         own = ClientTlsSettings(ca_file=tls.certificate, certificate=other.certificate, key=other.key)

@@ -85,7 +85,7 @@ def forgotten(request: Request) -> None:
     request.send(request.failure(ia=HBASE.IllegalArgument(message=b"scanner ID is invalid")))
 
 
-def test_late_answer_is_not_taken_for_the_next(pools: Pools) -> None:
+def test_late_response_is_not_used_for_the_next_call(pools: Pools) -> None:
     gave_up = threading.Event()
 
     def late(request: Request) -> None:
@@ -103,7 +103,7 @@ def test_late_answer_is_not_taken_for_the_next(pools: Pools) -> None:
         assert server.connections > 1
 
 
-def test_late_answer_is_not_taken_for_the_next_of_happybase(pools: Pools) -> None:
+def test_late_response_is_not_used_for_the_next_happybase_call(pools: Pools) -> None:
     gave_up = threading.Event()
 
     def late(request: Request) -> None:
@@ -125,16 +125,14 @@ def test_late_answer_is_not_taken_for_the_next_of_happybase(pools: Pools) -> Non
         assert pool.calls == {"getRowWithColumns": 1, "getRowsWithColumns": 1}
 
 
-def test_answer_with_a_wrong_number_is_asked_again_elsewhere(pools: Pools) -> None:
+def test_response_with_wrong_sequence_id_is_retried_on_a_new_connection(pools: Pools) -> None:
     with FakeThrift(nth(misled, lambda request: request.reply([]))) as server:
         assert pools(server).run(lambda connection: connection.table(b"table").row(b"mine")) == {}
         assert server.connections == 2
 
 
 @pytest.mark.parametrize("wrong", [{"number": 0}, {"name": "getRows"}], ids=["number", "name"])
-def test_given_the_answer_to_another_question_when_it_comes_then_nobody_gets_it(
-    pools: Pools, wrong: dict[str, Any]
-) -> None:
+def test_response_to_another_call_is_discarded(pools: Pools, wrong: dict[str, Any]) -> None:
     def of_another(request: Request) -> None:
         request.send(request.answer(row=b"of another", **wrong))
 
@@ -143,9 +141,7 @@ def test_given_the_answer_to_another_question_when_it_comes_then_nobody_gets_it(
         assert server.connections == 2
 
 
-def test_given_answers_that_are_never_right_when_asked_then_it_ends_with_an_error(
-    pools: Pools, clock: ManualClock
-) -> None:
+def test_call_with_only_mismatched_responses_fails_after_retries(pools: Pools, clock: ManualClock) -> None:
     with FakeThrift(misled) as server:
         before_ms = clock.monotonic_ms()
         with pytest.raises(ConnectionLost, match=r"getRow.* 2 "):
@@ -154,7 +150,7 @@ def test_given_answers_that_are_never_right_when_asked_then_it_ends_with_an_erro
         assert clock.monotonic_ms() - before_ms == sum(PAUSES_SECONDS) * 1000
 
 
-def test_given_bytes_nobody_asked_for_when_a_connection_rested_then_it_is_not_used(pools: Pools) -> None:
+def test_idle_connection_with_unexpected_bytes_is_not_reused(pools: Pools) -> None:
     def twice(request: Request) -> None:
         request.send(request.answer() + request.answer())
 
@@ -166,7 +162,7 @@ def test_given_bytes_nobody_asked_for_when_a_connection_rested_then_it_is_not_us
         assert server.connections == 2
 
 
-def test_closed_resting_connection_fails_no_call(pools: Pools, clock: ManualClock) -> None:
+def test_closed_idle_connection_is_replaced_without_retry(pools: Pools, clock: ManualClock) -> None:
     with FakeThrift() as server:
         pool = pools(server)
         assert get(pool, b"a") == b"a"
@@ -178,7 +174,7 @@ def test_closed_resting_connection_fails_no_call(pools: Pools, clock: ManualCloc
 
 
 @pytest.mark.parametrize(("rest_ms", "connections"), [(IDLE_MS - 1, 1), (IDLE_MS, 2)])
-def test_connection_that_rested_too_long_is_not_used(
+def test_connection_idle_for_too_long_is_not_reused(
     pools: Pools, clock: ManualClock, rest_ms: int, connections: int
 ) -> None:
     with FakeThrift() as server:
@@ -190,7 +186,7 @@ def test_connection_that_rested_too_long_is_not_used(
 
 
 @pytest.mark.parametrize(("service", "name"), [("Hbase", "thrift"), ("HbaseAdmin", "thrift2")])
-def test_refused_connection_names_the_server_and_the_remedy(pools: Pools, service: Service, name: str) -> None:
+def test_refused_connection_names_server_command_and_setting(pools: Pools, service: Service, name: str) -> None:
     with FakeThrift() as server:
         address = server.address
     said = rf"{address} cannot be reached.*Connection refused.*hbase {name} start.*storage\.hbase\.{name}\."
@@ -199,7 +195,7 @@ def test_refused_connection_names_the_server_and_the_remedy(pools: Pools, servic
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 17, 30])
-def test_given_an_answer_cut_short_when_asked_then_another_connection_brings_it(pools: Pools, length: int) -> None:
+def test_truncated_response_is_retried_on_a_new_connection(pools: Pools, length: int) -> None:
     def cut(request: Request) -> None:
         request.send(request.answer()[:length])
         request.cut()
@@ -209,7 +205,7 @@ def test_given_an_answer_cut_short_when_asked_then_another_connection_brings_it(
         assert server.asked == {b"whole": 2}
 
 
-def test_trickling_answer_ends_at_the_limit_of_the_call(pools: Pools) -> None:
+def test_slow_response_times_out_at_the_call_limit(pools: Pools) -> None:
     def trickle(request: Request) -> None:
         for byte in request.answer(row=b"x" * 100_000):
             request.send(bytes([byte]))
@@ -220,7 +216,7 @@ def test_trickling_answer_ends_at_the_limit_of_the_call(pools: Pools) -> None:
         get(pools(server, timeout_seconds=SHORT_SECONDS), b"slow")
 
 
-def test_given_something_that_is_no_thrift_server_when_asked_then_the_error_says_so(pools: Pools) -> None:
+def test_response_of_a_web_server_hints_at_transport_setting(pools: Pools) -> None:
     def web(request: Request) -> None:
         request.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -228,7 +224,7 @@ def test_given_something_that_is_no_thrift_server_when_asked_then_the_error_says
         get(pools(server), b"a")
 
 
-def test_dead_server_of_two_is_tried_less_and_less(pools: Pools, clock: ManualClock) -> None:
+def test_dead_server_of_two_is_avoided_for_longer_each_time(pools: Pools, clock: ManualClock) -> None:
     with FakeThrift() as gone:
         port = gone.port
     with FakeThrift() as server, ExitStack() as lent:
@@ -250,7 +246,7 @@ def test_dead_server_of_two_is_tried_less_and_less(pools: Pools, clock: ManualCl
             assert (server.connections, back.connections) == (3, 1)
 
 
-def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(pools: Pools, clock: ManualClock) -> None:
+def test_calls_after_a_timeout_use_the_other_server(pools: Pools, clock: ManualClock) -> None:
     def lend_four(row: bytes) -> None:
         with ExitStack() as lent:
             for _ in range(4):
@@ -269,7 +265,7 @@ def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(po
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt()])
-def test_exception_with_a_lent_connection_replaces_it(pools: Pools, error: BaseException) -> None:
+def test_exception_with_a_borrowed_connection_replaces_it(pools: Pools, error: BaseException) -> None:
     with FakeThrift() as server:
         pool = pools(server, connections=1)
 
@@ -283,7 +279,7 @@ def test_exception_with_a_lent_connection_replaces_it(pools: Pools, error: BaseE
         assert server.connections == 2
 
 
-def test_given_a_connection_that_failed_when_its_holder_goes_on_then_it_refuses(pools: Pools) -> None:
+def test_failed_connection_rejects_further_calls(pools: Pools) -> None:
     with FakeThrift(Request.cut) as server:
         with pools(server).connection() as connection:
             with pytest.raises(ConnectionLost):
@@ -293,7 +289,7 @@ def test_given_a_connection_that_failed_when_its_holder_goes_on_then_it_refuses(
         assert server.asked == {b"a": 1}
 
 
-def test_given_all_connections_in_use_when_another_is_wanted_then_the_wait_ends(pools: Pools) -> None:
+def test_wait_for_a_connection_times_out(pools: Pools) -> None:
     with FakeThrift() as server:
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
         with pool.connection(), pytest.raises(StoreUnavailable, match=r"All 1 .*storage\.hbase\.connections"):
@@ -302,7 +298,7 @@ def test_given_all_connections_in_use_when_another_is_wanted_then_the_wait_ends(
         assert get(pool, b"b") == b"b"
 
 
-def test_many_threads_get_their_own_answers(pools: Pools) -> None:
+def test_concurrent_calls_get_their_own_responses(pools: Pools) -> None:
     with FakeThrift() as server, ThreadPoolExecutor(8) as threads:
         pool = pools(server, connections=3)
         rows = [b"%d" % number for number in range(400)]
@@ -311,7 +307,7 @@ def test_many_threads_get_their_own_answers(pools: Pools) -> None:
         assert pool.calls == {"getRow": 400}
 
 
-def test_connection_that_returns_to_a_closed_pool_is_closed(pools: Pools) -> None:
+def test_connection_returned_to_a_closed_pool_is_closed(pools: Pools) -> None:
     with FakeThrift() as server:
         pool = pools(server)
         with pool.connection() as connection:
@@ -340,7 +336,9 @@ STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: ja
         ("", StoreError, "could not execute getRow"),
     ],
 )
-def test_error_of_hbase_has_its_name_and_no_stack(pools: Pools, said: str, kind: type[StoreError], text: str) -> None:
+def test_hbase_error_has_its_name_and_no_stack_trace(
+    pools: Pools, said: str, kind: type[StoreError], text: str
+) -> None:
     def fail(request: Request) -> None:
         request.send(request.failure(io=HBASE.IOError(message=(said + STACK).encode() if said else None)))
 
@@ -352,7 +350,7 @@ def test_error_of_hbase_has_its_name_and_no_stack(pools: Pools, said: str, kind:
         assert server.asked == {b"a": 1}, "what HBase itself gave up is not repeated"
 
 
-def test_scanner_that_the_server_forgot_is_begun_again(pools: Pools) -> None:
+def test_lost_scanner_repeats_the_read(pools: Pools) -> None:
     def read(connection: ThriftConnection) -> bytes:
         if not server.asked[b""]:
             connection.call("scannerGetList", 1, 1)
@@ -369,9 +367,7 @@ def test_scanner_that_the_server_forgot_is_begun_again(pools: Pools) -> None:
     ("kind", "error", "text"),
     [(1, NotServed, r"storage\.hbase\.thrift2"), (6, StoreError, "Internal error processing getRow")],
 )
-def test_given_an_error_of_thrift_when_it_arrives_then_it_says_what_it_may_be(
-    pools: Pools, kind: int, error: type[StoreError], text: str
-) -> None:
+def test_thrift_error_explains_possible_causes(pools: Pools, kind: int, error: type[StoreError], text: str) -> None:
     def fail(request: Request) -> None:
         request.send(request.unserved(kind, "Internal error processing getRow"))
 

@@ -59,7 +59,7 @@ def nothing_left(_: KeyRange, __: int) -> int:
     return 0
 
 
-def test_compact_after_few_deletes_asks_for_no_regions(clock: ManualClock) -> None:
+def test_compact_after_few_deletes_lists_no_regions(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
         for start in (b"a", b"n"):
@@ -74,7 +74,7 @@ def test_compact_after_few_deletes_asks_for_no_regions(clock: ManualClock) -> No
         assert table.compacted == [b"m"]
 
 
-def test_compact_without_time_for_all_goes_on_the_next_time(clock: ManualClock) -> None:
+def test_compact_at_time_limit_continues_in_the_next_call(clock: ManualClock) -> None:
     starts = [b"", *(b"%02d" % number for number in range(1, 20))]
     table = Table(*starts)
     with regions_of(table, clock) as regions:
@@ -93,7 +93,7 @@ def test_compact_without_time_for_all_goes_on_the_next_time(clock: ManualClock) 
         assert table.compacted == starts, "once each"
 
 
-def test_compact_of_another_range_waits_for_its_own_deletes(clock: ManualClock) -> None:
+def test_compact_skips_regions_outside_the_ranges(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
         regions.add_deleted(rows(b"n", WORTHWHILE_ROWS))
@@ -104,7 +104,7 @@ def test_compact_of_another_range_waits_for_its_own_deletes(clock: ManualClock) 
         assert table.compacted == [b"m"]
 
 
-def test_compact_of_merged_regions_counts_both(clock: ManualClock) -> None:
+def test_compact_of_merged_regions_counts_deletes_of_both(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
         regions.add_deleted(rows(b"a", WORTHWHILE_ROWS))
@@ -115,7 +115,7 @@ def test_compact_of_merged_regions_counts_both(clock: ManualClock) -> None:
         assert table.compacted == [b""]
 
 
-def test_delete_without_a_list_of_regions_succeeds(clock: ManualClock) -> None:
+def test_delete_succeeds_if_regions_cannot_be_listed(clock: ManualClock) -> None:
     table = Table(b"")
     table.ill = True
     with regions_of(table, clock) as regions:

@@ -123,7 +123,7 @@ def rows_of(conduct: Callable[[Request], None]) -> Iterator[HBaseRows]:
     ],
     ids=["no cut", "cut before", "cut after", "cut twice"],
 )
-def test_change_without_an_answer_is_told_by_the_cell(before: set[str], after: set[str], puts: int) -> None:
+def test_replace_with_lost_response_reads_the_cell(before: set[str], after: set[str], puts: int) -> None:
     table = Table(OLD)
     table.cut_before, table.cut_after = set(before), set(after)
     with rows_of(table) as rows:
@@ -132,7 +132,7 @@ def test_change_without_an_answer_is_told_by_the_cell(before: set[str], after: s
 
 
 @pytest.mark.parametrize("value", [None, b"\x00" * 8])
-def test_change_of_a_row_that_is_gone_or_another_fails(value: bytes | None) -> None:
+def test_replace_of_deleted_or_changed_row_fails(value: bytes | None) -> None:
     table = Table(value)
     table.cut_before = {"checkAndPut"}
     with rows_of(table) as rows:
@@ -151,7 +151,7 @@ def test_change_of_a_row_that_is_gone_or_another_fails(value: bytes | None) -> N
     ],
     ids=["old", "young", "now", "ahead", "not known"],
 )
-def test_delete_by_age_of_cells_looks_as_seldom_as_is_safe(
+def test_delete_reads_rows_only_if_cells_may_be_new(
     newest_ms: int | None, marks: list[int | None], looked: int
 ) -> None:
     table = Table(OLD, newest_ms or NOW_MS)
@@ -160,7 +160,7 @@ def test_delete_by_age_of_cells_looks_as_seldom_as_is_safe(
     assert (table.value, table.marks, table.seen["getRowsWithColumns"]) == (None, marks, looked)
 
 
-def test_delete_of_a_cell_ahead_is_repeated_at_its_time() -> None:
+def test_delete_of_cell_with_future_timestamp_is_repeated() -> None:
     table = Table(OLD, NOW_MS + 3_600_000)
     with rows_of(table) as rows:
         rows.delete([b"\x00row"], None)
@@ -168,7 +168,7 @@ def test_delete_of_a_cell_ahead_is_repeated_at_its_time() -> None:
     assert (table.value, table.marks) == (None, [None, NOW_MS + 3_600_000])
 
 
-def test_delete_of_a_row_that_always_returns_names_it() -> None:
+def test_delete_of_constantly_rewritten_row_fails() -> None:
     table = Table(OLD)
 
     def stubborn(request: Request) -> None:
@@ -179,7 +179,7 @@ def test_delete_of_a_row_that_always_returns_names_it() -> None:
         rows.delete([b"\x00row"], None)
 
 
-def test_given_nothing_to_delete_when_deleted_then_nobody_is_asked() -> None:
+def test_empty_delete_and_empty_range_make_no_call() -> None:
     table = Table(OLD)
     with rows_of(table) as rows:
         rows.delete([], None)
@@ -187,7 +187,7 @@ def test_given_nothing_to_delete_when_deleted_then_nobody_is_asked() -> None:
     assert table.seen == {}
 
 
-def test_read_of_a_page_closes_its_scanner_and_leaves_the_cache() -> None:
+def test_page_read_closes_its_scanner_and_bypasses_the_cache() -> None:
     table = Table(OLD)
     with rows_of(table) as rows:
         assert [len(rows.fetch(b"\x00", b"\x01", 30, query).rows) for query in (KEYS, POINTERS, ROWS)] == [30, 30, 30]
@@ -210,9 +210,7 @@ def test_fetch_of_keys_takes_two_round_trips(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @given(st.binary(max_size=20), st.lists(st.binary(max_size=80), max_size=9), st.none() | st.integers(0, 2**63 - 1))
-def test_encode_deletions_gives_the_bytes_of_thriftpy2(
-    table: bytes, rows: list[bytes], timestamp_ms: int | None
-) -> None:
+def test_encode_deletions_matches_thriftpy2(table: bytes, rows: list[bytes], timestamp_ms: int | None) -> None:
     changes = [HBASE.BatchMutation(row, [HBASE.Mutation(isDelete=True, column=FAMILY)]) for row in rows]
     given = {"tableName": table, "rowBatches": changes, "attributes": {}}
     if timestamp_ms is None:
@@ -226,7 +224,7 @@ def test_encode_deletions_gives_the_bytes_of_thriftpy2(
     assert encode_deletions(table, rows, timestamp_ms) == buffer.getvalue()
 
 
-def test_read_over_a_broken_connection_starts_the_page_again() -> None:
+def test_read_over_broken_connection_restarts_the_page() -> None:
     table = Table(OLD)
     table.cut_after = {"scannerGetList"}
     with rows_of(table) as rows:
@@ -234,7 +232,7 @@ def test_read_over_a_broken_connection_starts_the_page_again() -> None:
     assert [scan.startRow for scan in table.scans] == [b"\x00", b"\x00"]
 
 
-def test_read_of_large_rows_ends_with_the_page() -> None:
+def test_read_of_large_rows_stops_at_the_page_size() -> None:
     with rows_of(Table(bytes(PAGE_BYTES // 64))) as rows:
         fetched = rows.fetch(b"\x00", b"\x01", 1000, ROWS)
     assert (len(fetched.rows), fetched.ended) == (64, False)
@@ -244,7 +242,7 @@ def delete_by(salts: Salts, keys: list[bytes], *pages: Page[SaltedRows]) -> None
     salts.delete(keys, Origin.merge([page.origin for page in pages]))
 
 
-def test_deletion_with_the_origin_of_old_rows_reads_nothing_again() -> None:
+def test_delete_with_origin_of_old_rows_reads_no_row() -> None:
     table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
     with rows_of(table) as rows:
         salts = OneSalt(rows, 0, None)
@@ -252,7 +250,7 @@ def test_deletion_with_the_origin_of_old_rows_reads_nothing_again() -> None:
     assert table.seen["getRowsWithColumns"] == 0
 
 
-def test_deletion_without_an_origin_reads_the_rows_again() -> None:
+def test_delete_without_origin_reads_the_rows() -> None:
     table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
     with rows_of(table) as rows:
         salts = OneSalt(rows, 0, None)
@@ -262,7 +260,7 @@ def test_deletion_without_an_origin_reads_the_rows_again() -> None:
     assert table.seen["getRowsWithColumns"] == 2
 
 
-def test_deletion_under_all_salts_of_a_key_that_no_page_had_reads_it_again() -> None:
+def test_delete_under_all_salts_of_key_outside_the_page_reads_it() -> None:
     table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
     table.length = 3
     with rows_of(table) as rows, ThreadPoolExecutor(1) as threads:
@@ -275,7 +273,7 @@ def test_deletion_under_all_salts_of_a_key_that_no_page_had_reads_it_again() -> 
     assert table.seen["getRowsWithColumns"] == 1
 
 
-def test_identity_of_an_old_server_is_the_time_of_the_namespace() -> None:
+def test_identity_of_old_server_is_the_namespace_timestamp() -> None:
     def old(request: Request) -> None:
         if request.name == "getClusterId":
             request.send(request.unserved(1, "Invalid method name: 'getClusterId'"))
@@ -308,7 +306,7 @@ def result(row: bytes | None, columns: Any = None, **cell: Any) -> Any:
 @pytest.mark.parametrize(
     "keys", [[b"\x02", b"\x01"], [b"\x02", b"\x02"], [b"\x00"], [b""], [b"\x03"], [b"\x01", b"\x02", b"\x04"]]
 )
-def test_scan_with_rows_out_of_order_or_range_is_an_error(keys: list[bytes]) -> None:
+def test_scan_with_rows_out_of_order_or_range_fails(keys: list[bytes]) -> None:
     with pytest.raises(StoreError, match="out of order or outside its range"):
         scanning([result(key) for key in keys])
 
@@ -316,13 +314,13 @@ def test_scan_with_rows_out_of_order_or_range_is_an_error(keys: list[bytes]) -> 
 @pytest.mark.parametrize(
     "row", [result(None), HBASE.TRowResult(row=b"\x02"), result(b"\x02", value=None), result(b"\x02", timestamp=None)]
 )
-def test_scan_with_an_answer_that_is_not_whole_is_an_error(row: Any) -> None:
+def test_scan_with_incomplete_response_fails(row: Any) -> None:
     with pytest.raises(StoreError, match="is incomplete"):
         scanning([row])
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"0", b"257", b"9" * 5000, "²".encode(), b"-1"])
-def test_buckets_that_no_table_has_are_an_error(value: bytes) -> None:
+def test_invalid_bucket_attribute_is_rejected(value: bytes) -> None:
     descriptor = interface().TableDescriptor(attributes={BUCKETS_ATTRIBUTE.encode(): value}, families=[])
 
     def conduct(request: Request) -> None:
@@ -335,7 +333,7 @@ def test_buckets_that_no_table_has_are_an_error(value: bytes) -> None:
     assert len(caught.value.message) < 400
 
 
-def test_write_whose_later_piece_is_too_large_lowers_the_limit() -> None:
+def test_partial_write_with_large_cell_lowers_the_limit() -> None:
     salts = Mock(spec=Salts, rows=Mock(spec=HBaseRows))
     refused = TooLarge("A cell is too large.", "Send less.")
     salts.rows.put.side_effect = error = partial_write_error(refused)

@@ -66,7 +66,7 @@ def log_in(address: str, login: FakeLogin) -> SaslSocket:
     return SaslSocket(address, LONG_SECONDS, None, cast(Any, login), "hbase/_HOST")
 
 
-def test_login_at_a_server_whose_frames_are_too_short_for_data_is_refused() -> None:
+def test_login_with_frame_limit_of_the_header_size_fails() -> None:
     with (
         offering(HEAD_BYTES) as address,
         pytest.raises(LoginFailed, match=f"{HEAD_BYTES} bytes"),
@@ -74,7 +74,7 @@ def test_login_at_a_server_whose_frames_are_too_short_for_data_is_refused() -> N
         log_in(address, FakeLogin())
 
 
-def test_write_after_the_ticket_has_expired_is_a_broken_connection() -> None:
+def test_write_with_expired_ticket_raises_connection_error() -> None:
     login = FakeLogin()
     with offering(65_536) as address, closing(log_in(address, login)) as connection:
         connection.write(b"a")

@@ -48,7 +48,7 @@ def pool_of(address: str, tls: ClientTlsSettings) -> closing[HBasePool]:
     return closing(HBasePool.configured(wanted, timeout_seconds=LONG_SECONDS, clock=ManualClock(0)))
 
 
-def test_calls_over_tls_are_answered_whole_over_one_connection(thrift: FakeThrift, tls: TlsSettings) -> None:
+def test_tls_calls_share_one_connection(thrift: FakeThrift, tls: TlsSettings) -> None:
     rows = [b"a", b"x" * 3_000_000, b"c"]
     with (
         TlsFront(thrift.address, tls) as front,
@@ -58,7 +58,7 @@ def test_calls_over_tls_are_answered_whole_over_one_connection(thrift: FakeThrif
         assert front.connections == 1
 
 
-def test_server_with_another_name_is_trusted_only_by_server_name(thrift: FakeThrift, tls: TlsSettings) -> None:
+def test_server_with_another_name_requires_server_name(thrift: FakeThrift, tls: TlsSettings) -> None:
     with TlsFront(thrift.address, tls) as front:
         by_number = f"127.0.0.1:{front.port}"
         with (
@@ -71,7 +71,7 @@ def test_server_with_another_name_is_trusted_only_by_server_name(thrift: FakeThr
 
 
 @pytest.mark.parametrize("trusted", ["the other", "the system's"])
-def test_server_of_an_unknown_authority_is_refused_in_one_sentence(
+def test_server_of_unknown_authority_is_rejected(
     thrift: FakeThrift, tls: TlsSettings, other: TlsSettings, trusted: str
 ) -> None:
     ca_file = other.certificate if trusted == "the other" else None
@@ -88,7 +88,7 @@ def test_server_of_an_unknown_authority_is_refused_in_one_sentence(
     assert not thrift.asked
 
 
-def test_server_that_demands_a_certificate_is_shown_the_clients(
+def test_client_certificate_is_sent_to_server_that_requires_it(
     thrift: FakeThrift, tls: TlsSettings, other: TlsSettings
 ) -> None:
     with TlsFront(thrift.address, tls, clients=other.certificate) as front:
@@ -102,7 +102,7 @@ def test_server_that_demands_a_certificate_is_shown_the_clients(
             assert get(pool, b"a") == b"a"
 
 
-def test_refused_certificate_is_reported_after_a_closed_connection(
+def test_rejected_certificate_is_reported_after_connection_is_closed(
     thrift: FakeThrift, tls: TlsSettings, other: TlsSettings
 ) -> None:
     with TlsFront(thrift.address, tls, clients=other.certificate) as front:
@@ -121,7 +121,7 @@ def write_until_it_fails(connection: TimedSocket) -> None:
         time.sleep(0.001)
 
 
-def test_server_without_tls_is_named_in_one_sentence(tls: TlsSettings) -> None:
+def test_server_without_tls_is_reported(tls: TlsSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -140,7 +140,7 @@ def test_server_without_tls_is_named_in_one_sentence(tls: TlsSettings) -> None:
         thread.join()
 
 
-def test_call_whose_connection_breaks_over_tls_is_repeated(tls: TlsSettings) -> None:
+def test_call_over_broken_tls_connection_is_retried(tls: TlsSettings) -> None:
     seen: list[bytes] = []
 
     def cut_first(request: Request) -> None:
@@ -156,7 +156,7 @@ def test_call_whose_connection_breaks_over_tls_is_repeated(tls: TlsSettings) -> 
         assert (seen, front.connections) == ([b"a", b"a"], 2)
 
 
-def test_files_that_change_are_in_force_for_the_next_connection(
+def test_changed_tls_files_are_used_by_the_next_connection(
     thrift: FakeThrift,
     tls: TlsSettings,
     other: TlsSettings,
@@ -183,7 +183,7 @@ def test_files_that_change_are_in_force_for_the_next_connection(
             assert get(pool, b"a") == b"a"
 
 
-def test_files_that_cannot_be_used_at_the_start_are_named(tls: TlsSettings, tmp_path: Path) -> None:
+def test_unusable_tls_files_are_reported_at_startup(tls: TlsSettings, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"storage\.hbase\.tls\.ca_file .*nothing "):
         HBasePool.configured(HBaseSettings(tls=ClientTlsSettings(ca_file=tmp_path / "nothing")))
     tls.key.chmod(0o644)
@@ -192,16 +192,14 @@ def test_files_that_cannot_be_used_at_the_start_are_named(tls: TlsSettings, tmp_
 
 
 @pytest.mark.parametrize(("given", "missing"), [("certificate", "key"), ("key", "certificate")])
-def test_certificate_without_key_or_key_without_certificate_is_refused(
-    given: str, missing: str, tls: TlsSettings
-) -> None:
+def test_certificate_and_key_require_each_other(given: str, missing: str, tls: TlsSettings) -> None:
     with pytest.raises(ValidationError) as caught:
         ClientTlsSettings.model_validate({given: tls.certificate})
     assert [error["ctx"]["setting"] for error in caught.value.errors()] == [missing]
 
 
 @pytest.mark.parametrize("load", [partial(ClientTls, "storage.hbase.tls.", None), partial(ServerCertificate, "tls.")])
-def test_key_with_a_passphrase_is_refused_without_a_prompt(tls: TlsSettings, load: Callable[..., object]) -> None:
+def test_key_with_passphrase_is_rejected_without_prompt(tls: TlsSettings, load: Callable[..., object]) -> None:
     key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
     encrypted = serialization.BestAvailableEncryption(b"never prompted for")
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8

@@ -39,7 +39,7 @@ def holding(cell: LeaseCell, holder: str = "a") -> Lease:
     return made
 
 
-def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: LeaseCell) -> None:
+def test_concurrent_acquire_gives_the_lease_to_one_holder(cell: LeaseCell) -> None:
     first, second = lease(cell), lease(cell, "b")
     cell.before_swap = second.acquire
     with pytest.raises(LeaseHeld):
@@ -49,12 +49,12 @@ def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Leas
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"null", b"[]", b'{"holder": "a"}', b"\xff", b'{"who": 1}'])
-def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(cell: LeaseCell, value: bytes) -> None:
+def test_unreadable_lease_record_can_be_acquired(cell: LeaseCell, value: bytes) -> None:
     cell.value = value
     assert holding(cell).held
 
 
-def test_challenger_is_told_who_has_the_lease_and_since_when(cell: LeaseCell) -> None:
+def test_acquire_of_held_lease_names_holder_and_times(cell: LeaseCell) -> None:
     holding(cell)
     cell.clock.advance(7_999)
     told = r"\ba .* 7 s .* 60 s.* 300 s "
@@ -62,7 +62,7 @@ def test_challenger_is_told_who_has_the_lease_and_since_when(cell: LeaseCell) ->
         lease(cell, "b").acquire()
 
 
-def test_holder_that_renews_keeps_the_lease_from_a_challenger(cell: LeaseCell) -> None:
+def test_renewed_lease_cannot_be_acquired(cell: LeaseCell) -> None:
     mine, challenger = holding(cell), lease(cell, "b")
     for _ in range(10):
         cell.clock.advance(30_000)
@@ -72,21 +72,21 @@ def test_holder_that_renews_keeps_the_lease_from_a_challenger(cell: LeaseCell) -
     mine.check()
 
 
-def test_release_of_a_lost_lease_leaves_it_to_the_new_holder(cell: LeaseCell) -> None:
+def test_release_of_lost_lease_keeps_the_new_holder(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     other.acquire(sole=True)
     mine.release()
     other.check()
 
 
-def test_lease_that_was_never_acquired_is_lost_and_not_released(cell: LeaseCell) -> None:
+def test_lease_never_acquired_is_lost_and_not_written(cell: LeaseCell) -> None:
     mine = lease(cell)
     mine.release()
     each_raises(LeaseLost, mine.check, mine.renew, match="no process")
     assert cell.value is None
 
 
-def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cell: LeaseCell) -> None:
+def test_each_holder_gets_a_higher_fence(cell: LeaseCell) -> None:
     fences = []
     for number in range(6):
         mine = lease(cell, str(number))
@@ -100,9 +100,7 @@ def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cel
 
 
 @pytest.mark.parametrize(("watched_ms", "taken"), [(60_000, False), (60_001, True)])
-def test_given_a_holder_that_died_when_watched_for_its_time_then_it_is_taken_over(
-    cell: LeaseCell, watched_ms: int, taken: bool
-) -> None:
+def test_lease_of_dead_holder_is_acquired_after_its_duration(cell: LeaseCell, watched_ms: int, taken: bool) -> None:
     holding(cell)
     challenger = lease(cell, "b")
     with pytest.raises(LeaseHeld):
@@ -117,7 +115,7 @@ def test_given_a_holder_that_died_when_watched_for_its_time_then_it_is_taken_ove
     assert challenger.fence == 2 * taken
 
 
-def test_challenger_counts_its_monotonic_clock_only(cell: LeaseCell) -> None:
+def test_acquire_waits_by_the_monotonic_clock(cell: LeaseCell) -> None:
     holding(cell)
     own = ManualClock(NOW_MS - 10 * MINUTE)
     challenger = Lease(cell, "b", SECONDS, own)
@@ -133,7 +131,7 @@ def test_challenger_counts_its_monotonic_clock_only(cell: LeaseCell) -> None:
 
 
 @pytest.mark.parametrize(("extra_ms", "taken"), [(0, False), (1, True)])
-def test_lease_under_a_clock_far_ahead_is_taken_and_fenced(cell: LeaseCell, extra_ms: int, taken: bool) -> None:
+def test_challenger_with_clock_far_ahead_takes_over_and_fences(cell: LeaseCell, extra_ms: int, taken: bool) -> None:
     mine = holding(cell)
     far = ManualClock(NOW_MS + SECONDS * SECOND + WALL_ALLOWANCE_MS + extra_ms)
     challenger = Lease(cell, "b", SECONDS, far)
@@ -148,7 +146,7 @@ def test_lease_under_a_clock_far_ahead_is_taken_and_fenced(cell: LeaseCell, extr
     assert (mine.held, mine.fence, challenger.fence) == (False, 0, 2)
 
 
-def test_holder_reads_at_each_look_and_writes_after_a_third(cell: LeaseCell) -> None:
+def test_check_reads_each_time_and_renews_after_a_third(cell: LeaseCell) -> None:
     mine = holding(cell)
     beats = []
     for _ in range(7):
@@ -160,7 +158,7 @@ def test_holder_reads_at_each_look_and_writes_after_a_third(cell: LeaseCell) -> 
     assert cell.record.renewed_ms == NOW_MS + 60_000
 
 
-def test_lease_that_was_taken_is_lost_for_good(cell: LeaseCell) -> None:
+def test_lost_lease_stays_lost(cell: LeaseCell) -> None:
     for look in (Lease.check, Lease.renew):
         mine = holding(cell)
         other = lease(cell, "b")
@@ -172,7 +170,7 @@ def test_lease_that_was_taken_is_lost_for_good(cell: LeaseCell) -> None:
         other.release()
 
 
-def test_lease_taken_before_a_renewal_is_lost(cell: LeaseCell) -> None:
+def test_lease_taken_over_during_renewal_is_lost(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     cell.clock.advance(20_000)
     cell.before_swap = lambda: other.acquire(sole=True)
@@ -183,7 +181,7 @@ def test_lease_taken_before_a_renewal_is_lost(cell: LeaseCell) -> None:
 
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew])
 @pytest.mark.parametrize("times", [1, 2])
-def test_renewals_without_answers_go_on_from_what_is_there(
+def test_renewals_with_lost_responses_adopt_the_stored_record(
     cell: LeaseCell, look: Callable[[Lease], None], times: int
 ) -> None:
     mine = holding(cell)
@@ -202,7 +200,7 @@ def test_renewals_without_answers_go_on_from_what_is_there(
 
 
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew, Lease.confirm])
-def test_lease_of_the_same_name_is_told_apart_by_its_fence(cell: LeaseCell, look: Callable[[Lease], None]) -> None:
+def test_leases_with_same_holder_name_differ_by_fence(cell: LeaseCell, look: Callable[[Lease], None]) -> None:
     mine, again = holding(cell), holding(cell)
     with pytest.raises(LeaseLost):
         look(mine)
@@ -210,7 +208,7 @@ def test_lease_of_the_same_name_is_told_apart_by_its_fence(cell: LeaseCell, look
     again.check()
 
 
-def test_renewal_without_an_answer_and_another_holder_is_lost(cell: LeaseCell) -> None:
+def test_lease_taken_over_after_lost_renewal_response_is_lost(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     cell.fails_after_writing = True
     with pytest.raises(StoreError):
@@ -228,14 +226,14 @@ def test_renewal_without_an_answer_and_another_holder_is_lost(cell: LeaseCell) -
     other.check()
 
 
-def test_holder_that_slept_alone_still_has_the_lease(cell: LeaseCell) -> None:
+def test_suspended_holder_without_challenger_keeps_the_lease(cell: LeaseCell) -> None:
     mine = holding(cell)
     cell.clock.advance(24 * 60 * MINUTE)
     mine.check()
     assert (mine.held, cell.record.beat) == (True, 1)
 
 
-def test_holder_knows_how_long_the_lease_is_its_own(cell: LeaseCell) -> None:
+def test_remaining_ms_follows_the_monotonic_clock(cell: LeaseCell) -> None:
     mine = lease(cell)
     assert mine.remaining_ms == 0
     mine.acquire()
@@ -250,7 +248,7 @@ def test_holder_knows_how_long_the_lease_is_its_own(cell: LeaseCell) -> None:
     assert mine.remaining_ms == 0
 
 
-def test_lease_without_wall_clocks_is_watched(cell: LeaseCell) -> None:
+def test_acquire_without_wall_clocks_waits_by_monotonic_clock(cell: LeaseCell) -> None:
     mine = holding(cell)
     far = ManualClock(NOW_MS + 24 * 60 * MINUTE)
     challenger = Lease(cell, "b", SECONDS, far, wall_clocks=False)
@@ -264,7 +262,7 @@ def test_lease_without_wall_clocks_is_watched(cell: LeaseCell) -> None:
     assert mine.remaining_ms < 0
 
 
-def test_confirm_reads_once_and_finds_a_loss(cell: LeaseCell) -> None:
+def test_confirm_reads_once_and_detects_a_loss(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     reads = cell.reads
     mine.confirm()
@@ -277,7 +275,7 @@ def test_confirm_reads_once_and_finds_a_loss(cell: LeaseCell) -> None:
     other.confirm()
 
 
-def test_acquire_of_its_own_record_takes_it(cell: LeaseCell) -> None:
+def test_acquire_after_lost_response_takes_its_own_record(cell: LeaseCell) -> None:
     mine = lease(cell)
     cell.fails_after_writing = True
     with pytest.raises(StoreError):
@@ -288,7 +286,7 @@ def test_acquire_of_its_own_record_takes_it(cell: LeaseCell) -> None:
     assert (mine.held, mine.fence) == (True, 2)
 
 
-def test_given_an_address_when_held_then_others_see_who_has_it_and_where(cell: LeaseCell) -> None:
+def test_lease_record_contains_the_holder_address(cell: LeaseCell) -> None:
     mine, other = lease(cell), lease(cell, "b")
     mine.address = "http://a:1"
     mine.acquire()
@@ -312,7 +310,7 @@ def states(tmp_path: Path) -> Iterator[tuple[SqliteState, SqliteState]]:
         yield first, second
 
 
-def test_given_one_memory_and_two_processes_when_both_want_the_lease_then_one_has_it(
+def test_lease_in_shared_sqlite_state_has_one_holder(
     states: tuple[SqliteState, SqliteState], clock: ManualClock
 ) -> None:
     mine, other = (Lease(state, name, SECONDS, clock) for state, name in zip(states, "ab", strict=True))

@@ -63,12 +63,12 @@ def sha256(value: bytes) -> str:
     return hashlib.sha256(value).hexdigest()
 
 
-def test_given_cdaps_store_when_plyvel_reads_it_as_it_is_then_it_fails(sample: Path) -> None:
+def test_plyvel_cannot_read_an_unrepaired_cdap_store(sample: Path) -> None:
     with pytest.raises(plyvel.IOError, match=r"\.sst: Invalid argument"):
         raw_rows(sample / "system.tms.message")
 
 
-def test_given_cdaps_stores_when_opened_then_every_row_is_the_one_cdap_wrote(vector: Any, tmp_path: Path) -> None:
+def test_open_of_cdap_store_returns_every_row_unchanged(vector: Any, tmp_path: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     with LevelDBStore(path) as store:
         messages = {key: sha256(encode(value)) for key, value in store.message.read(MESSAGES, *EVERYTHING).items}
@@ -88,7 +88,7 @@ def test_given_cdaps_stores_when_opened_then_every_row_is_the_one_cdap_wrote(vec
     ]
 
 
-def test_invert_writes_the_bytes_of_cdap(vector: Any, tmp_path: Path) -> None:
+def test_invert_writes_the_same_bytes_as_cdap(vector: Any, tmp_path: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     due = {key: row for key, row in vector.of("message").items() if row["action"] == "invert"}
     with LevelDBStore(path) as store:
@@ -99,7 +99,7 @@ def test_invert_writes_the_bytes_of_cdap(vector: Any, tmp_path: Path) -> None:
     assert {key: after[key][:9].hex() for key in due} == {key: row["value_after_prefix"] for key, row in due.items()}
 
 
-def test_given_a_store_when_closed_then_there_is_nothing_but_files_that_java_reads(vector: Any, tmp_path: Path) -> None:
+def test_closed_store_contains_only_files_readable_by_java(vector: Any, tmp_path: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     with LevelDBStore(path) as store:
         store.message.delete(store.message.read(KEYS, *EVERYTHING).items[::2])
@@ -109,7 +109,7 @@ def test_given_a_store_when_closed_then_there_is_nothing_but_files_that_java_rea
     assert any(name.endswith(".sst") for name in names(path / "system.tms.message"))
 
 
-def test_open_after_a_killed_writer_has_all_rows(child: Callable[..., Any], tmp_path: Path) -> None:
+def test_open_after_killed_writer_returns_all_rows(child: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "store"
     writer = child(WRITE_FOR_EVER, path)
     assert writer.said == "written"
@@ -133,12 +133,12 @@ def test_open_after_a_killed_writer_has_all_rows(child: Callable[..., Any], tmp_
         (MessageValue(-(2**63), b""), "018000000000000000"),
     ],
 )
-def test_given_a_value_when_encoded_then_the_bytes_are_cdaps(value: MessageValue, stored: str) -> None:
+def test_encode_and_decode_match_cdap(value: MessageValue, stored: str) -> None:
     assert encode(value).hex() == stored
     assert decode(bytes.fromhex(stored)) == value
 
 
-def test_given_neither_pointer_nor_payload_when_encoded_then_it_is_refused() -> None:
+def test_encode_without_pointer_and_payload_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"pointer.* payload"):
         encode(MessageValue(None, None))
 
@@ -146,7 +146,7 @@ def test_given_neither_pointer_nor_payload_when_encoded_then_it_is_refused() -> 
 UNREADABLE = [b"", b"\x01", b"\x01" + bytes(7)]
 
 
-def test_unreadable_values_are_counted_and_left_alone(tmp_path: Path) -> None:
+def test_unreadable_values_are_counted_and_unchanged(tmp_path: Path) -> None:
     LevelDBStore(tmp_path, create=True).close()
     folder = tmp_path / "system.tms.message"
     rows = {b"k%d" % number: value for number, value in enumerate(UNREADABLE)}
@@ -193,7 +193,7 @@ def test_references_are_recognized_by_any_tag_of_cdap(
     assert raw_rows(folder) == {b"k": bytes([tag]) + inverted}
 
 
-def test_open_without_message_folders_is_empty_and_makes_none(tmp_path: Path) -> None:
+def test_open_without_message_folders_is_empty_and_creates_none(tmp_path: Path) -> None:
     LevelDBStore(tmp_path, create=True).close()
     shutil.rmtree(tmp_path / "system.tms.message")
     shutil.rmtree(tmp_path / "system.tms.payload")
@@ -213,7 +213,7 @@ def test_open_without_message_folders_is_empty_and_makes_none(tmp_path: Path) ->
     assert [entry.name for entry in tmp_path.iterdir()] == ["system.tms.meta"]
 
 
-def test_open_without_metadata_is_refused_and_makes_nothing(tmp_path: Path) -> None:
+def test_open_without_metadata_is_rejected_and_creates_nothing(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(StoreNotFound) as caught:
             LevelDBStore(path)
@@ -236,9 +236,7 @@ def test_open_without_metadata_is_refused_and_makes_nothing(tmp_path: Path) -> N
     ],
 )
 @pytest.mark.parametrize("create", [False, True])
-def test_given_a_layout_of_cdap_6_when_opened_then_it_is_refused_by_name(
-    tmp_path: Path, entry: str, create: bool
-) -> None:
+def test_open_of_cdap_6_layout_is_rejected(tmp_path: Path, entry: str, create: bool) -> None:
     LevelDBStore(tmp_path, create=True).close()
     if entry == "meta":
         (tmp_path / entry).write_text('{"version":2}')
@@ -250,7 +248,7 @@ def test_given_a_layout_of_cdap_6_when_opened_then_it_is_refused_by_name(
     assert names(tmp_path) == before
 
 
-def test_given_data_without_a_current_file_when_opened_then_nothing_is_removed(sample: Path) -> None:
+def test_open_without_current_file_removes_nothing(sample: Path) -> None:
     (sample / "system.tms.message" / "CURRENT").unlink()
     before = names(sample)
     for create in (False, True):
@@ -259,7 +257,7 @@ def test_given_data_without_a_current_file_when_opened_then_nothing_is_removed(s
     assert names(sample) == before
 
 
-def test_given_a_folder_whose_creation_was_cut_short_when_created_then_it_works(tmp_path: Path) -> None:
+def test_open_with_create_completes_interrupted_creation(tmp_path: Path) -> None:
     (tmp_path / "system.tms.message").mkdir()
     (tmp_path / "system.tms.message" / "LOCK").touch()
     (tmp_path / "system.tms.message" / "MANIFEST-000001").write_bytes(b"torn")
@@ -269,9 +267,7 @@ def test_given_a_folder_whose_creation_was_cut_short_when_created_then_it_works(
         assert store.message.read(KEYS, *EVERYTHING).items == [b"k"]
 
 
-def test_given_a_store_another_process_holds_when_opened_then_it_says_which(
-    sample: Path, hold: Callable[[Path], Any]
-) -> None:
+def test_open_of_store_in_use_names_the_process(sample: Path, hold: Callable[[Path], Any]) -> None:
     holder = hold(sample / "system.tms.payload")
     assert holder.said == "open"
     with pytest.raises(StoreBusy, match=rf"system\.tms\.payload .*{holder.pid} \(python") as caught:
@@ -283,7 +279,7 @@ def test_given_a_store_another_process_holds_when_opened_then_it_says_which(
     assert [name for name in names(sample / "system.tms.meta") if not READABLE_BY_JAVA.fullmatch(name)] == []
 
 
-def test_open_twice_in_one_process_keeps_the_lock(sample: Path, hold: Callable[[Path], Any]) -> None:
+def test_second_open_in_one_process_keeps_the_lock(sample: Path, hold: Callable[[Path], Any]) -> None:
     with LevelDBStore(sample):
         with pytest.raises(StoreBusy, match="in this process"):
             LevelDBStore(sample)
@@ -292,7 +288,7 @@ def test_open_twice_in_one_process_keeps_the_lock(sample: Path, hold: Callable[[
     assert hold(sample / TABLES[0]).said == "open"
 
 
-def test_invert_of_a_deleted_row_does_not_bring_it_back(tmp_path: Path) -> None:
+def test_invert_does_not_restore_a_concurrently_deleted_row(tmp_path: Path) -> None:
     """Rule S6: between the reading and the writing of an inversion no delete may pass."""
     read, deleted = Event(), Event()
     with LevelDBStore(tmp_path, create=True) as store:
@@ -315,7 +311,7 @@ def test_invert_of_a_deleted_row_does_not_bring_it_back(tmp_path: Path) -> None:
         assert store.message.read(KEYS, *EVERYTHING).items == []
 
 
-def test_given_deletes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_after_delete_syncs_every_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
 
@@ -334,7 +330,7 @@ def test_given_deletes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch
     assert logs | {"system.tms.message"} == set(synced)
 
 
-def test_given_a_copy_or_a_restored_folder_when_asked_then_the_identity_is_another(tmp_path: Path) -> None:
+def test_copied_or_restored_folder_has_another_identity(tmp_path: Path) -> None:
     first = tmp_path / "first"
     LevelDBStore(first, create=True).close()
     with LevelDBStore(first) as store:
@@ -372,9 +368,7 @@ def overwrite(table: Path, start: int, stop: int) -> None:
 @pytest.mark.parametrize(
     "part", [(0, 0), (100, 200), (-300, -48), (-2500, -1500)], ids=["whole", "first block", "index", "last block"]
 )
-def test_damaged_tables_are_an_error_and_never_a_shorter_table(
-    tmp_path: Path, damaged: list[int], part: tuple[int, int]
-) -> None:
+def test_read_of_damaged_tables_fails(tmp_path: Path, damaged: list[int], part: tuple[int, int]) -> None:
     """Rule S3: plyvel alone would say that there are no rows."""
     tables = three_tables(tmp_path)
     for index in damaged:
@@ -388,7 +382,7 @@ def test_damaged_tables_are_an_error_and_never_a_shorter_table(
         assert "backup" in caught.value.hint
 
 
-def test_search_ends_at_rows_behind_its_range(tmp_path: Path) -> None:
+def test_search_stops_at_first_row_after_its_range(tmp_path: Path) -> None:
     tables, wanted = three_tables(tmp_path), cells_of(PointerSet.of(frozenset({7})))
     with LevelDBStore(tmp_path) as store:
         found = store.message.read(wanted, b"0-00080", b"0~", 1000)
@@ -403,7 +397,7 @@ def test_search_ends_at_rows_behind_its_range(tmp_path: Path) -> None:
     assert len(found.items) == found.rows_read
 
 
-def test_last_write_cut_short_loses_no_other(tmp_path: Path) -> None:
+def test_truncated_last_write_loses_no_other_row(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put([(b"a", MessageValue(None, b"first"))])
         store.message.put([(b"b", MessageValue(None, b"x" * 200))])
@@ -427,9 +421,7 @@ def test_last_write_cut_short_loses_no_other(tmp_path: Path) -> None:
         (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Check the disk"),
     ],
 )
-def test_error_of_the_library_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str
-) -> None:
+def test_library_error_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str) -> None:
     monkeypatch.setattr(plyvel, "DB", raising(error))
     with pytest.raises(StoreError, match=hint) as caught:
         LevelDBStore(tmp_path, create=True)
@@ -437,7 +429,7 @@ def test_error_of_the_library_says_what_to_do(
     assert caught.value.__cause__ is error
 
 
-def test_full_store_without_compaction_has_leveldbs_files_only(tmp_path: Path) -> None:
+def test_large_store_without_compaction_has_only_leveldb_files(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         for number in range(30):
             store.message.put([(b"%d-%d" % (number, row), MessageValue(None, os.urandom(999))) for row in range(500)])

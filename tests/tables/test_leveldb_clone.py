@@ -36,7 +36,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "messaging.janitor"
 
 
-def test_clone_has_all_rows_and_leaves_the_original(vector: Any, tmp_path: Path, state: Path) -> None:
+def test_clone_has_all_rows_and_keeps_the_original(vector: Any, tmp_path: Path, state: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     before = fingerprint(path)
     with clone(path, state) as cloned:
@@ -49,7 +49,7 @@ def test_clone_has_all_rows_and_leaves_the_original(vector: Any, tmp_path: Path,
     assert list(state.iterdir()) == []
 
 
-def test_given_tables_when_cloned_then_they_are_links_and_only_the_rest_is_copied(sample: Path, state: Path) -> None:
+def test_clone_links_tables_and_copies_other_files(sample: Path, state: Path) -> None:
     with clone(sample, state) as cloned:
         assert isinstance(cloned, ClonedStore)
         assert cloned.linked
@@ -59,7 +59,7 @@ def test_given_tables_when_cloned_then_they_are_links_and_only_the_rest_is_copie
     assert (sample / TABLES[1] / "000016.sst").stat().st_nlink == 1
 
 
-def test_clone_of_a_damaged_store_names_the_file_of_the_original(sample: Path, state: Path) -> None:
+def test_clone_of_damaged_store_names_the_original_file(sample: Path, state: Path) -> None:
     table = sample / TABLES[1] / "000016.sst"
     table.write_bytes(table.read_bytes()[:1000])
     with pytest.raises(StoreError, match="is not a complete table") as damaged:
@@ -69,7 +69,7 @@ def test_clone_of_a_damaged_store_names_the_file_of_the_original(sample: Path, s
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
-def test_clone_without_hard_links_copies_and_says_so(
+def test_clone_without_hard_links_copies_the_tables(
     sample: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(Path, "hardlink_to", raising(OSError(number, os.strerror(number))))
@@ -83,7 +83,7 @@ def test_clone_without_hard_links_copies_and_says_so(
 
 
 @pytest.mark.parametrize(("call", "words"), [("hardlink_to", "Input/output error"), ("mkdir", "No space left")])
-def test_given_a_clone_that_cannot_be_made_when_it_fails_then_nothing_of_it_stays(
+def test_failed_clone_leaves_no_files(
     sample: Path, state: Path, monkeypatch: pytest.MonkeyPatch, call: str, words: str
 ) -> None:
     state.mkdir()
@@ -101,7 +101,7 @@ def test_given_a_clone_that_cannot_be_made_when_it_fails_then_nothing_of_it_stay
     assert list(state.iterdir()) == []
 
 
-def test_given_a_store_another_process_holds_when_cloned_then_it_is_busy(
+def test_clone_of_store_in_another_process_raises_store_busy(
     sample: Path, state: Path, hold: Callable[[Path], Any]
 ) -> None:
     holder = hold(sample / TABLES[2])
@@ -110,7 +110,9 @@ def test_given_a_store_another_process_holds_when_cloned_then_it_is_busy(
     assert list(state.iterdir()) == []
 
 
-def test_clone_of_a_store_in_use_is_busy(sample: Path, state: Path, hold: Callable[[Path], Any]) -> None:
+def test_clone_of_store_open_in_this_process_keeps_its_locks(
+    sample: Path, state: Path, hold: Callable[[Path], Any]
+) -> None:
     with LevelDBStore(sample):
         with pytest.raises(StoreBusy, match="in this process"):
             clone(sample, state)
@@ -118,7 +120,7 @@ def test_clone_of_a_store_in_use_is_busy(sample: Path, state: Path, hold: Callab
             assert hold(sample / table).said.startswith("failed")
 
 
-def test_clone_of_a_store_without_locks_and_payloads_makes_none(sample: Path, state: Path) -> None:
+def test_clone_of_store_without_locks_and_payloads_creates_none(sample: Path, state: Path) -> None:
     # A backup, or a store on a file system that cannot be written.
     for lock in sample.rglob("LOCK"):
         lock.unlink()
@@ -131,15 +133,13 @@ def test_clone_of_a_store_without_locks_and_payloads_makes_none(sample: Path, st
     assert fingerprint(sample) == before
 
 
-def test_given_a_clone_when_it_is_open_then_others_may_open_the_original(
-    sample: Path, state: Path, hold: Callable[[Path], Any]
-) -> None:
+def test_original_can_be_opened_while_clone_is_open(sample: Path, state: Path, hold: Callable[[Path], Any]) -> None:
     with clone(sample, state) as cloned:
         assert hold(sample / TABLES[1]).said == "open"
         assert len(cloned.message.read(KEYS, *EVERYTHING).items) == 9897
 
 
-def test_given_a_clone_when_it_is_being_made_then_nobody_can_open_any_table(
+def test_original_is_locked_during_cloning(
     sample: Path, state: Path, hold: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copyfile, said = shutil.copyfile, list[str]()
@@ -154,7 +154,7 @@ def test_given_a_clone_when_it_is_being_made_then_nobody_can_open_any_table(
     assert [words.split()[0] for words in said] == ["failed"] * 3
 
 
-def test_clone_of_no_store_is_refused(tmp_path: Path, state: Path) -> None:
+def test_clone_of_missing_or_unknown_store_is_rejected(tmp_path: Path, state: Path) -> None:
     with pytest.raises(StoreNotFound):
         clone(tmp_path / "missing", state)
     LevelDBStore(tmp_path / "store", create=True).close()
@@ -166,7 +166,7 @@ def test_clone_of_no_store_is_refused(tmp_path: Path, state: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "state", "system.tms.message"])
-def test_given_a_place_inside_the_store_when_cloned_there_then_it_is_refused(sample: Path, inside: str) -> None:
+def test_clone_inside_the_store_is_rejected(sample: Path, inside: str) -> None:
     before = fingerprint(sample)
     with pytest.raises(StoreError, match="next to the store"):
         clone(sample, sample / inside)

@@ -37,28 +37,28 @@ RECORDS = st.lists(SIZES.map(lambda size: bytes(index % 251 for index in range(s
 
 
 @pytest.mark.parametrize(("data", "castagnoli"), [(b"123456789", 0xE3069283), (b"", 0)])
-def test_crc_of_the_check_value_is_castagnolis_masked(data: bytes, castagnoli: int) -> None:
+def test_masked_crc_matches_masked_castagnoli_value(data: bytes, castagnoli: int) -> None:
     turned = castagnoli >> 15 | (castagnoli & 0x7FFF) << 17
     assert masked_crc(data) == (turned + 0xA282EAD8) % 2**32
 
 
 @given(edit=st.lists(FIELDS, max_size=8))
-def test_given_any_version_edit_when_packed_and_parsed_then_it_is_the_same(edit: list[Field]) -> None:
+def test_version_edit_round_trips(edit: list[Field]) -> None:
     assert parse_edit(pack_edit(edit)) == edit
 
 
 @given(records=RECORDS)
-def test_given_any_records_when_written_and_read_then_they_are_the_same(records: list[bytes]) -> None:
+def test_records_round_trip(records: list[bytes]) -> None:
     assert read_records(write_records(records)) == records
 
 
 @given(records=RECORDS, padding=st.integers(0, 2 * BLOCK_BYTES))
-def test_given_the_zeros_of_a_java_crash_when_read_then_they_are_no_records(records: list[bytes], padding: int) -> None:
+def test_zero_padding_of_a_java_crash_adds_no_records(records: list[bytes], padding: int) -> None:
     assert read_records(write_records(records) + bytes(padding)) == records
 
 
 @given(records=RECORDS.filter(bool), data=st.data())
-def test_given_a_torn_end_when_read_then_whole_records_remain(records: list[bytes], data: st.DataObject) -> None:
+def test_torn_end_keeps_complete_records(records: list[bytes], data: st.DataObject) -> None:
     """What a crash cuts off is at most the last record, and never an error (as LevelDB reads it)."""
     whole, last = write_records(records), write_records(records[:-1])
     cut = data.draw(st.integers(len(last), len(whole) - 1))
@@ -68,14 +68,14 @@ def test_given_a_torn_end_when_read_then_whole_records_remain(records: list[byte
 
 
 @pytest.mark.parametrize("table", ["system.tms.meta", "system.tms.message", "system.tms.payload"])
-def test_given_javas_manifest_when_read_and_written_then_no_byte_differs(sample: Path, table: str) -> None:
+def test_manifest_of_java_round_trips(sample: Path, table: str) -> None:
     data = next((sample / table).glob("MANIFEST-*")).read_bytes()
     records = read_records(data)
     assert write_records(records) == data
     assert [pack_edit(parse_edit(record)) for record in records] == records
 
 
-def test_manifest_of_several_blocks_is_written_with_its_bytes(tmp_path: Path) -> None:
+def test_manifest_of_several_blocks_round_trips(tmp_path: Path) -> None:
     database = plyvel.DB(str(tmp_path), create_if_missing=True)
     for number in range(200):
         key = b"%0200d" % number
@@ -100,7 +100,7 @@ def live(edits: Iterable[Sequence[Field]]) -> dict[int, int]:
     return version.live
 
 
-def test_given_a_moved_table_when_replayed_then_it_is_live_on_its_new_level_only() -> None:
+def test_moved_table_is_live_only_on_its_new_level() -> None:
     added = Field(NEW_TABLE, (0, 5, 100), (b"a", b"b"))
     moved = [Field(NEW_TABLE, (1, 5, 100), (b"a", b"b")), Field(DELETED_TABLE, (0, 5))]
     assert live([[added], moved]) == {5: 100}
@@ -119,7 +119,7 @@ def test_given_a_moved_table_when_replayed_then_it_is_live_on_its_new_level_only
         pack_edit([Field(NEW_TABLE, (0, 5, 100), (b"a", b"b"))])[:-1],
     ],
 )
-def test_given_a_damaged_version_edit_when_parsed_then_it_is_refused(record: bytes) -> None:
+def test_damaged_version_edit_is_rejected(record: bytes) -> None:
     with pytest.raises(FormatError):
         parse_edit(pack_edit([Field(NEXT_FILE, (7,))]) + record)
 
@@ -150,11 +150,11 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
         (write_records([bytes(10)])[:4] + b"\xff\xff\x01" + bytes(BLOCK_BYTES - 7), " block"),
     ],
 )
-def test_given_damage_before_the_end_when_read_then_it_is_refused(data: bytes, words: str) -> None:
+def test_damage_before_the_end_is_rejected(data: bytes, words: str) -> None:
     with pytest.raises(FormatError, match=words):
         read_records(data)
 
 
-def test_given_a_record_begun_and_never_ended_when_read_then_it_is_left_out() -> None:
+def test_incomplete_record_is_skipped() -> None:
     assert read_records(fragments((5, FULL), (5, FIRST), (5, MIDDLE))) == [bytes(5)]
     assert read_records(fragments((5, FIRST), (6, MIDDLE), (7, LAST))) == [bytes(18)]

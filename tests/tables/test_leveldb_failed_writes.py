@@ -71,7 +71,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("table", ["message", "payload", "metadata", "side"])
-def test_kill_after_a_full_disk_keeps_the_acknowledged_rows_only(
+def test_kill_after_full_disk_keeps_only_acknowledged_rows(
     child: Callable[..., Child], tmp_path: Path, table: str
 ) -> None:
     writer = child(FULL_DISK, tmp_path, table)
@@ -94,7 +94,7 @@ def test_kill_after_a_full_disk_keeps_the_acknowledged_rows_only(
 
 
 @pytest.mark.parametrize("loss", ["deleted", "replaced", "unlocked"])
-def test_write_to_a_folder_whose_files_were_deleted_is_refused(tmp_path: Path, loss: str) -> None:
+def test_write_to_deleted_or_replaced_folder_is_rejected(tmp_path: Path, loss: str) -> None:
     folder = tmp_path / "database"
     with closing(WritableDatabase(folder, create=True)) as database:
         database.put([(b"a", b"1")])
@@ -202,7 +202,7 @@ def rows(store: LevelDBStore) -> list[tuple[bytes, MessageValue]]:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_write_after_a_failed_one_opens_the_folder_again(tmp_path: Path, disk: Disk, write: str) -> None:
+def test_write_after_failed_write_reopens_the_folder(tmp_path: Path, disk: Disk, write: str) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put(OLD)
         opened, disk.failing = disk.opened, True
@@ -225,7 +225,7 @@ def test_write_after_a_failed_one_opens_the_folder_again(tmp_path: Path, disk: D
         assert rows(store) == after
 
 
-def test_write_to_a_folder_on_another_volume_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_to_folder_on_another_volume_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = os.stat
 
     def on_another_volume(path: Any, **options: Any) -> os.stat_result:
@@ -239,7 +239,7 @@ def test_write_to_a_folder_on_another_volume_is_refused(tmp_path: Path, monkeypa
             database.put([(b"b", b"2")])
 
 
-def test_repair_in_a_replaced_folder_leaves_the_other_database(tmp_path: Path, disk: Disk) -> None:
+def test_reopening_of_replaced_folder_keeps_the_other_database(tmp_path: Path, disk: Disk) -> None:
     folder = tmp_path / "database"
     with closing(WritableDatabase(tmp_path / "other", create=True)) as other:
         other.put([(b"a", b"other")])
@@ -253,7 +253,7 @@ def test_repair_in_a_replaced_folder_leaves_the_other_database(tmp_path: Path, d
         assert other.rows(b"", None, 9).items == [(b"a", b"other")]
 
 
-def test_change_of_metadata_that_failed_is_undone(tmp_path: Path, disk: Disk) -> None:
+def test_failed_metadata_change_is_undone(tmp_path: Path, disk: Disk) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         store.metadata.compare_and_set(b"k", None, b"1")
         disk.failing = True
@@ -264,7 +264,7 @@ def test_change_of_metadata_that_failed_is_undone(tmp_path: Path, disk: Disk) ->
         assert store.metadata.rows() == [(b"k", b"1"), (b"l", b"3")]
 
 
-def test_waiting_writes_are_written_and_fail_together(tmp_path: Path, disk: Disk) -> None:
+def test_queued_writes_succeed_or_fail_together(tmp_path: Path, disk: Disk) -> None:
     database = WritableDatabase(tmp_path, create=True)
     entered, go_on = Event(), Event()
 
@@ -295,7 +295,7 @@ def test_waiting_writes_are_written_and_fail_together(tmp_path: Path, disk: Disk
     database.close()
 
 
-def test_write_of_no_bytes_fails_with_those_that_wait_with_it(tmp_path: Path) -> None:
+def test_invalid_value_fails_all_writes_of_its_batch(tmp_path: Path) -> None:
     database = WritableDatabase(tmp_path, create=True)
     rows: list[Any] = [(b"a", None), (b"b", b"1")]
     with ThreadPoolExecutor(2) as threads:
@@ -308,7 +308,7 @@ def test_write_of_no_bytes_fails_with_those_that_wait_with_it(tmp_path: Path) ->
     database.close()
 
 
-def test_close_after_a_failed_write_undoes_it_if_it_can(tmp_path: Path, disk: Disk) -> None:
+def test_close_after_failed_write_undoes_it_if_possible(tmp_path: Path, disk: Disk) -> None:
     broken(tmp_path / "well", disk).close()
     database = WritableDatabase(tmp_path / "well")
     assert database.rows(b"", None, 9).items == [(b"a", b"1")]
@@ -318,7 +318,7 @@ def test_close_after_a_failed_write_undoes_it_if_it_can(tmp_path: Path, disk: Di
     database.close()
 
 
-def test_compaction_writes_nothing_to_see_whether_it_failed(tmp_path: Path, disk: Disk) -> None:
+def test_write_after_failed_compaction_succeeds(tmp_path: Path, disk: Disk) -> None:
     database = WritableDatabase(tmp_path, create=True)
     database.put([(b"a", b"1"), (b"b", b"2")])
     disk.failing = True
@@ -330,7 +330,7 @@ def test_compaction_writes_nothing_to_see_whether_it_failed(tmp_path: Path, disk
     database.close()
 
 
-def test_room_for_a_log_that_has_become_a_table_is_none(tmp_path: Path) -> None:
+def test_require_space_ignores_a_log_that_disappeared(tmp_path: Path) -> None:
     # It is listed with the others, and does not exist when its size is read.
     (tmp_path / "000003.log").symlink_to(tmp_path / "gone")
     leveldb_handle._require_space(tmp_path, 1)
@@ -351,7 +351,7 @@ def test_reopening_waits_for_readers(tmp_path: Path, disk: Disk) -> None:
     database.close()
 
 
-def test_reopening_beside_an_endless_reader_fails_the_write(
+def test_reopening_with_endless_reader_fails_the_write(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = broken(tmp_path, disk)
@@ -368,7 +368,7 @@ def test_reopening_beside_an_endless_reader_fails_the_write(
     database.close()
 
 
-def test_folder_that_cannot_be_reopened_fails_all_until_it_can(tmp_path: Path, disk: Disk) -> None:
+def test_failed_reopening_fails_calls_until_it_succeeds(tmp_path: Path, disk: Disk) -> None:
     database = broken(tmp_path, disk)
     disk.closed_for = plyvel.IOError(b"IO error: lock LOCK: already held by process")
     each_raises(
@@ -385,7 +385,7 @@ def test_folder_that_cannot_be_reopened_fails_all_until_it_can(tmp_path: Path, d
     database.close()
 
 
-def test_reopening_without_room_stays_open_for_reading(
+def test_reopening_without_disk_space_keeps_database_readable(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = broken(tmp_path, disk)
@@ -402,9 +402,7 @@ def test_reopening_without_room_stays_open_for_reading(
     assert not list(tmp_path.glob("*.dbtmp"))
 
 
-def test_sync_after_a_failed_one_opens_the_folder_again(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_after_failed_sync_reopens_the_folder(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     database = WritableDatabase(tmp_path, create=True)
     database.put([(b"a", b"1"), (b"b", b"2")])
     database.delete([b"a"])
@@ -419,7 +417,7 @@ def test_sync_after_a_failed_one_opens_the_folder_again(
     database.close()
 
 
-def test_publish_on_a_disk_that_was_full_shows_acknowledged_only(
+def test_publish_after_full_disk_shows_only_acknowledged_messages(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = leveldb(tmp_path)
@@ -465,7 +463,7 @@ def broken(folder: Path, disk: Disk) -> WritableDatabase:
     return database
 
 
-def test_reopening_after_a_failed_delete_keeps_no_large_value(tmp_path: Path, disk: Disk) -> None:
+def test_failed_delete_keeps_no_values_for_undo(tmp_path: Path, disk: Disk) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         keys = [b"%04d" % number for number in range(50)]
         store.message.put([(key, MessageValue(7, b"v" * 20_000)) for key in keys])
@@ -484,7 +482,7 @@ def test_reopening_after_a_failed_delete_keeps_no_large_value(tmp_path: Path, di
             assert database._handle._undo == {}
 
 
-def test_reopening_without_room_for_undoing_stays_readable(
+def test_reopening_without_disk_space_for_undo_stays_readable(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -528,9 +526,7 @@ def test_sync_after_deletes_syncs_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("disk")
 @pytest.mark.parametrize("message", ["No space left on device", "Disk quota exceeded", "Read-only file system"])
-def test_given_a_disk_that_takes_nothing_when_written_then_that_is_a_refused_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
-) -> None:
+def test_disk_error_raises_write_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     database = WritableDatabase(tmp_path, create=True)
     with monkeypatch.context() as patched:
         patched.setattr(Batch, "write", raising(plyvel.IOError(f"IO error: 000005.log: {message}".encode())))
@@ -539,7 +535,7 @@ def test_given_a_disk_that_takes_nothing_when_written_then_that_is_a_refused_wri
     database.close()
 
 
-def test_topic_whose_deletion_has_failed_stays_until_a_deletion_succeeds(tmp_path: Path, disk: Disk) -> None:
+def test_topic_with_failed_deletion_exists_until_one_succeeds(tmp_path: Path, disk: Disk) -> None:
     topic = TopicId("default", "orders")
     with LevelDBStore(tmp_path, create=True) as store:
         registry = TopicRegistry(store.metadata, 60)

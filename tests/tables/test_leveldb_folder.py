@@ -72,7 +72,7 @@ def hold_as(folder: Path) -> Iterator[Callable[..., int]]:
         ("java", ["org.example.Main"], "java", "process"),
     ],
 )
-def test_lock_of_a_held_folder_names_its_holder(
+def test_lock_of_locked_folder_names_the_holder(
     folder: Path, hold_as: Callable[..., int], program: str, arguments: list[str], named: str, advice: str
 ) -> None:
     pid = hold_as(program, *arguments)
@@ -83,7 +83,7 @@ def test_lock_of_a_held_folder_names_its_holder(
     assert advice in caught.value.hint
 
 
-def test_lock_of_another_process_holds_until_released(folder: Path, hold: Callable[[Path], Any]) -> None:
+def test_lock_excludes_other_processes_until_released(folder: Path, hold: Callable[[Path], Any]) -> None:
     with hold_lock(folder):
         assert hold(folder).said.startswith("failed")
     with hold_lock(folder, shared=True):
@@ -91,9 +91,7 @@ def test_lock_of_another_process_holds_until_released(folder: Path, hold: Callab
     assert hold(folder).said == "open"
 
 
-def test_given_a_reader_when_another_reads_then_it_may_and_a_writer_may_not(
-    folder: Path, child: Callable[..., Any]
-) -> None:
+def test_shared_lock_admits_readers_and_excludes_writers(folder: Path, child: Callable[..., Any]) -> None:
     assert child(LOCK_SHARED, folder).said == "locked"
     with hold_lock(folder, shared=True):
         pass
@@ -101,9 +99,7 @@ def test_given_a_reader_when_another_reads_then_it_may_and_a_writer_may_not(
         pass
 
 
-def test_given_a_folder_open_here_when_locked_then_the_librarys_lock_survives(
-    folder: Path, hold: Callable[[Path], Any]
-) -> None:
+def test_lock_of_folder_open_in_this_process_keeps_library_lock(folder: Path, hold: Callable[[Path], Any]) -> None:
     database = plyvel.DB(str(folder))
     for shared in (False, True):
         with pytest.raises(StoreBusy, match="in this process"), hold_lock(folder, shared=shared):
@@ -112,7 +108,7 @@ def test_given_a_folder_open_here_when_locked_then_the_librarys_lock_survives(
     database.close()
 
 
-def test_given_no_lock_file_when_locked_then_only_a_writer_makes_one(folder: Path) -> None:
+def test_lock_file_is_created_only_by_a_writer(folder: Path) -> None:
     (folder / "LOCK").unlink()
     with hold_lock(folder, shared=True):
         assert not (folder / "LOCK").exists()
@@ -120,14 +116,14 @@ def test_given_no_lock_file_when_locked_then_only_a_writer_makes_one(folder: Pat
         assert (folder / "LOCK").exists()
 
 
-def test_given_a_lock_that_cannot_be_opened_when_locked_then_it_is_a_store_error(folder: Path) -> None:
+def test_unusable_lock_file_raises_store_error(folder: Path) -> None:
     (folder / "LOCK").unlink()
     (folder / "LOCK").mkdir()
     with pytest.raises(StoreError, match="directory"), hold_lock(folder):
         pass
 
 
-def test_store_in_a_place_without_folders_names_place_and_reason_once(tmp_path: Path) -> None:
+def test_store_below_a_file_names_path_and_reason_once(tmp_path: Path) -> None:
     place = tmp_path / "file" / "store"
     place.parent.write_bytes(b"")
     with pytest.raises(StoreError) as caught:

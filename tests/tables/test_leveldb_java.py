@@ -35,7 +35,7 @@ def message_hashes(store: Store) -> dict[bytes, str]:
 
 
 @pytest.mark.parametrize("kill", [[], ["--kill"]], ids=["closed", "killed"])
-def test_store_of_cdap_is_used_in_turns(java: Interop, tmp_path: Path, kill: list[str]) -> None:
+def test_cdap_and_leveldb_store_alternate_on_one_folder(java: Interop, tmp_path: Path, kill: list[str]) -> None:
     path = tmp_path / "messaging"
     java.run("write", path, 7, "--now", NOW_MS, "--rows", 40_000, "--payload-bytes", 1000, *kill)
     for turn in range(3):
@@ -51,7 +51,7 @@ def test_store_of_cdap_is_used_in_turns(java: Interop, tmp_path: Path, kill: lis
         assert message_hashes(store) == expected
 
 
-def test_store_of_a_killed_writer_is_read_by_cdap_after_release(
+def test_cdap_reads_store_of_killed_writer_after_release(
     java: Interop, child: Callable[..., Any], tmp_path: Path
 ) -> None:
     writer = child(WRITE_AND_DIE, tmp_path)

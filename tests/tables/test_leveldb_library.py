@@ -25,7 +25,7 @@ def mapped(*paths: Path | str) -> str:
     return "".join(f"7f00-7f01 r-xp 00000000 fe:00 4711   {path}\n" for path in paths)
 
 
-def test_build_in_this_process_is_that_of_the_installed_binding() -> None:
+def test_build_names_the_installed_binding() -> None:
     used = library.build()
     name, _, number = used.binding.partition(" ")
     assert name == ("plyvel-next" if sys.version_info >= (3, 12) else "plyvel")
@@ -34,16 +34,14 @@ def test_build_in_this_process_is_that_of_the_installed_binding() -> None:
 
 
 @pytest.mark.parametrize(("content", "is_slow"), [(b"ELF" + SYMBOL, True), (b"ELF" + SYMBOL[9:], False)])
-def test_build_is_slow_when_snappy_has_a_function_that_optimization_inlines(
-    maps: Path, content: bytes, *, is_slow: bool
-) -> None:
+def test_build_is_slow_if_snappy_has_an_uninlined_function(maps: Path, content: bytes, *, is_slow: bool) -> None:
     snappy = maps.with_name("my libsnappy-2c75d721.so.1.1.9")
     snappy.write_bytes(content)
     maps.write_text(mapped("[heap]", maps.with_name("libc.so.6"), snappy))
     assert library.build().is_slow is is_slow
 
 
-def test_build_with_a_library_that_is_gone_or_a_system_without_maps_is_not_slow(maps: Path) -> None:
+def test_build_without_maps_or_with_deleted_library_is_not_slow(maps: Path) -> None:
     assert not library.build().is_slow
     maps.write_text(mapped(f"{maps.with_name('libsnappy.so.1')} (deleted)"))
     assert not library.build().is_slow

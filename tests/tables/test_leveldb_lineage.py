@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @given(st.lists(st.integers(0, 5000), max_size=40), st.integers(0, 200_000))
-def test_given_a_log_cut_anywhere_when_read_then_the_last_whole_batch_counts(sizes: list[int], cut: int) -> None:
+def test_last_sequence_of_truncated_log_is_of_last_whole_batch(sizes: list[int], cut: int) -> None:
     sequences, records, number = [0], [], 1
     for size in sizes:
         records.append(number.to_bytes(8, "little") + (size + 1).to_bytes(4, "little") + bytes(size))
@@ -57,7 +57,7 @@ def test_given_a_log_cut_anywhere_when_read_then_the_last_whole_batch_counts(siz
 
 
 @pytest.mark.parametrize("row_bytes", [1, 40_000, 100_000])
-def test_given_rows_written_when_traced_then_the_sequence_number_counts_each(path: Path, row_bytes: int) -> None:
+def test_sequence_number_counts_each_row(path: Path, row_bytes: int) -> None:
     before = trace_folder(path / MESSAGE).sequence
     write(path / MESSAGE, batches=7, rows=5, row_bytes=row_bytes)
     assert trace_folder(path / MESSAGE).sequence == before + 35
@@ -70,7 +70,7 @@ def test_lineage_of_an_open_store_counts_the_last_write(path: Path) -> None:
         assert store.lineage()["metadata"]["sequence"] == before + 1
 
 
-def test_given_a_store_that_only_grows_when_asked_then_it_was_not_restored(path: Path) -> None:
+def test_growing_store_has_no_restore_evidence(path: Path) -> None:
     for number in range(8):
         with LevelDBStore(path) as store:
             known = store.lineage()
@@ -97,9 +97,7 @@ def went_on_for_long(path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", [went_back, went_on, went_on_for_long])
-def test_given_a_backup_in_the_stores_folders_when_asked_then_it_was_restored(
-    path: Path, then: Callable[[Path], None]
-) -> None:
+def test_backup_copied_over_the_store_is_restore_evidence(path: Path, then: Callable[[Path], None]) -> None:
     backup = shutil.copytree(path, path.with_name("backup"))
     for _ in range(2):
         write(path / MESSAGE, batches=4, row_bytes=MANY_BYTES)
@@ -114,7 +112,7 @@ def test_given_a_backup_in_the_stores_folders_when_asked_then_it_was_restored(
         assert "the message table went back" in (reason or "")
 
 
-def test_lineage_known_before_opening_outlives_later_writes(path: Path) -> None:
+def test_restore_evidence_survives_later_writes(path: Path) -> None:
     with LevelDBStore(path) as store:
         known = dict(store.lineage())
     known["metadata"] = {**known["metadata"], "sequence": known["metadata"]["sequence"] + 1}
@@ -124,7 +122,7 @@ def test_lineage_known_before_opening_outlives_later_writes(path: Path) -> None:
         assert "the metadata table went back" in (store.find_restore_evidence(known) or "")
 
 
-def test_folder_that_tells_less_is_no_restore(path: Path) -> None:
+def test_missing_lineage_fields_are_no_restore_evidence(path: Path) -> None:
     with LevelDBStore(path) as store:
         known = dict(store.lineage())
     known["message"] = {**known["message"], "birth_ns": None, "generation": None}
@@ -132,7 +130,7 @@ def test_folder_that_tells_less_is_no_restore(path: Path) -> None:
         assert store.find_restore_evidence(known) is None
 
 
-def test_lineage_of_a_log_that_becomes_a_table_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_includes_a_log_that_becomes_a_table(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path / MESSAGE, rows=5)
     before = trace_folder(path / MESSAGE).sequence
     read = Path.read_bytes
@@ -147,9 +145,7 @@ def test_lineage_of_a_log_that_becomes_a_table_is_whole(path: Path, monkeypatch:
     assert trace_folder(path / MESSAGE).sequence == before
 
 
-def test_lineage_of_a_log_that_becomes_a_table_unsynced_is_no_error(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lineage_ignores_a_log_that_disappeared(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = StoreTrace(path, {})
     glob = Path.glob
 
@@ -161,7 +157,7 @@ def test_lineage_of_a_log_that_becomes_a_table_unsynced_is_no_error(
     assert trace.current_marks()["message"]["sequence"] == 3
 
 
-def test_given_a_clone_when_asked_then_it_tells_of_the_original_as_it_was(path: Path) -> None:
+def test_frozen_lineage_ignores_later_writes(path: Path) -> None:
     trace = StoreTrace(path, {"message": trace_folder(path / MESSAGE)}, frozen=True)
     known = trace.current_marks()
     write(path / MESSAGE, rows=9)

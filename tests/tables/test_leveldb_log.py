@@ -35,12 +35,12 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 @given(records=RECORDS, padding=st.sampled_from([0, 6, 7, BLOCK_BYTES, MIB]))
-def test_given_any_records_when_read_then_there_is_no_damage(records: list[bytes], padding: int) -> None:
+def test_written_records_have_no_damage(records: list[bytes], padding: int) -> None:
     assert find_damage(write_records(records) + bytes(padding)) is None
 
 
 @given(records=RECORDS, share=st.floats(0, 1), padding=st.sampled_from([0, 1, 7, BLOCK_BYTES, MIB]))
-def test_log_of_a_writer_that_died_has_a_torn_end(records: list[bytes], share: float, padding: int) -> None:
+def test_truncated_log_has_no_damage(records: list[bytes], share: float, padding: int) -> None:
     whole = write_records(records)
     assert find_damage(whole[: round(share * len(whole))] + bytes(padding)) is None
 
@@ -56,9 +56,7 @@ def test_log_of_a_writer_that_died_has_a_torn_end(records: list[bytes], share: f
         (fragments((5, FULL)) + bytes(BLOCK_BYTES - 12) + fragments((5, FULL)), 12, "zeros"),
     ],
 )
-def test_given_fragments_that_no_writer_leaves_when_read_then_they_are_damage(
-    log: bytes, offset: int, words: str
-) -> None:
+def test_impossible_fragments_are_damage(log: bytes, offset: int, words: str) -> None:
     damage = find_damage(log)
     assert damage is not None
     assert damage.offset == offset
@@ -66,7 +64,7 @@ def test_given_fragments_that_no_writer_leaves_when_read_then_they_are_damage(
 
 
 @pytest.mark.parametrize("padding", [0, MIB - 2000])
-def test_flipped_bit_is_damage_but_in_the_last_record(padding: int) -> None:
+def test_flipped_bit_is_damage_except_in_the_last_record(padding: int) -> None:
     rng = random.Random(4)
     records = [rng.randbytes(size) for size in (1, 0, 40, 7, 120, 30)]
     whole, last = write_records(records), len(write_records(records[:-1]))
@@ -114,7 +112,7 @@ OPENERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_open_with_a_flipped_bit_is_refused_and_changes_nothing(folder: Path, opener: str) -> None:
+def test_open_with_flipped_bit_is_rejected_and_changes_nothing(folder: Path, opener: str) -> None:
     log = log_of(folder)
     flip(log, log.stat().st_size // 2)
     before = log.read_bytes()
@@ -130,7 +128,7 @@ def test_open_with_a_flipped_bit_is_refused_and_changes_nothing(folder: Path, op
         assert len(store.message.read(KEYS, b"", None, 2 * ROWS).items) == ROWS
 
 
-def test_leveldb_with_a_flipped_bit_loses_rows_in_silence(folder: Path) -> None:
+def test_leveldb_silently_loses_rows_after_flipped_bit(folder: Path) -> None:
     log = log_of(folder)
     flip(log, log.stat().st_size // 2)
     with closing(plyvel.DB(str(log.parent))) as database:
@@ -138,7 +136,7 @@ def test_leveldb_with_a_flipped_bit_loses_rows_in_silence(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 6, 7, 20])
-def test_open_with_a_cut_last_record_has_all_others(folder: Path, left: int) -> None:
+def test_open_with_truncated_last_record_returns_all_others(folder: Path, left: int) -> None:
     log = log_of(folder)
     last = len(write_records(read_records(log.read_bytes())[:-1]))
     os.truncate(log, last + left)
@@ -153,9 +151,7 @@ def files(*folders: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize("table", FOLDERS)
-def test_store_with_a_damaged_log_in_any_table_is_refused_with_no_file_changed(
-    folder: Path, opener: str, table: TableName
-) -> None:
+def test_open_with_damaged_log_in_any_table_changes_no_file(folder: Path, opener: str, table: TableName) -> None:
     for name in FOLDERS.values():
         if name != FOLDERS["message"]:
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -169,7 +165,7 @@ def test_store_with_a_damaged_log_in_any_table_is_refused_with_no_file_changed(
     assert files(folder) == before
 
 
-def test_store_with_a_damaged_log_beside_it_is_refused_with_no_file_changed(folder: Path) -> None:
+def test_open_with_damaged_log_of_side_table_changes_no_file(folder: Path) -> None:
     with closing(LevelDBSide(side_path(folder))) as side:
         side.put([(b"a", b"1")])
         side.put([(b"b", b"2")])

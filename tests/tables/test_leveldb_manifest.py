@@ -57,7 +57,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large: Path, tmp_path: Path) -> None:
+def test_repair_of_many_wrong_sizes_makes_every_row_readable(large: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(large, tmp_path / "database")
     assert current_manifest(folder).stat().st_size > 2 * BLOCK_BYTES
     assert raw_rows(folder) == {}, "plyvel does not even say that it cannot read them"
@@ -66,7 +66,7 @@ def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large
     assert raw_rows(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
 
 
-def test_given_a_cured_folder_when_cured_again_then_not_one_byte_changes(sample: Path) -> None:
+def test_second_repair_changes_nothing(sample: Path) -> None:
     # Java pads the file when it crashes.
     manifest = current_manifest(sample / MESSAGE)
     manifest.write_bytes(manifest.read_bytes().ljust(1 << 20, b"\0"))
@@ -76,7 +76,7 @@ def test_given_a_cured_folder_when_cured_again_then_not_one_byte_changes(sample:
     assert snapshot(sample / MESSAGE) == before
 
 
-def test_given_wrong_sizes_when_cured_then_every_other_field_is_kept(sample: Path) -> None:
+def test_repair_keeps_all_fields_but_wrong_sizes(sample: Path) -> None:
     folder = sample / MESSAGE
     old = [parse_edit(record) for record in read_records(current_manifest(folder).read_bytes())]
     assert repair(folder) == 1
@@ -97,7 +97,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_given_a_crash_at_any_step_when_opened_again_then_no_row_is_lost(
+def test_crash_at_any_step_of_prepare_loses_no_row(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """Each step that reaches the disk is cut off before (with what was not synced torn) and after it was done."""
@@ -155,9 +155,7 @@ def crash_at(patch: pytest.MonkeyPatch, step: int, *, late: bool) -> None:
     patch.setattr(Path, "replace", replace_or_crash)
 
 
-def test_given_a_full_disk_when_cured_then_the_folder_is_as_it_was(
-    sample: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_with_full_disk_changes_nothing(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sample / MESSAGE
     before = snapshot(folder)
     monkeypatch.setattr(os, "fsync", raising(OSError(28, "No space left on device")))
@@ -194,7 +192,7 @@ def rewrite(manifest: Path, more: bytes) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_given_damage_when_opened_then_it_is_refused_and_nothing_is_changed(sample: Path, damage: str) -> None:
+def test_open_of_damaged_folder_is_rejected_and_changes_nothing(sample: Path, damage: str) -> None:
     folder = sample / MESSAGE
     DAMAGE[damage](folder)
     before = snapshot(folder)
@@ -207,7 +205,7 @@ def test_given_damage_when_opened_then_it_is_refused_and_nothing_is_changed(samp
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 845), cut=st.booleans())
-def test_given_any_damage_to_a_manifest_when_we_refuse_it_then_leveldb_does(sample: Path, at: int, cut: bool) -> None:
+def test_manifest_rejected_by_repair_is_rejected_by_leveldb(sample: Path, at: int, cut: bool) -> None:
     """And where LevelDB reads on behind our cure, no row may be missing that LevelDB itself would have."""
     path = sample.parent / "damaged"
     shutil.rmtree(path, ignore_errors=True)
@@ -231,7 +229,7 @@ def stale(folder: Path, table: str) -> None:
     (folder / table).write_bytes(b"unfinished" * 100)
 
 
-def test_table_with_two_names_is_read_as_the_manifest_means(sample: Path) -> None:
+def test_duplicate_table_file_is_chosen_by_the_manifest(sample: Path) -> None:
     with LevelDBStore(shutil.copytree(sample, sample.parent / "whole")) as store:
         expected = every(store.message, MESSAGES)
     folder = sample / MESSAGE
@@ -243,7 +241,7 @@ def test_table_with_two_names_is_read_as_the_manifest_means(sample: Path) -> Non
     assert not list(folder.glob("*.ldb"))
 
 
-def test_table_with_two_names_and_the_same_bytes_is_kept_once(sample: Path) -> None:
+def test_identical_duplicate_table_file_is_removed(sample: Path) -> None:
     folder = sample / MESSAGE
     shutil.copy(folder / "000016.sst", folder / "000016.ldb")
     with LevelDBStore(sample) as store:
@@ -251,7 +249,7 @@ def test_table_with_two_names_and_the_same_bytes_is_kept_once(sample: Path) -> N
     assert not list(folder.glob("*.ldb"))
 
 
-def test_number_of_an_unfinished_table_is_not_used_again(sample: Path) -> None:
+def test_file_number_of_unfinished_table_is_not_reused(sample: Path) -> None:
     """Under its other name it would stay beside the new table of that number, and Java would read it."""
     folder = sample / MESSAGE
     with LevelDBStore(sample) as store:
@@ -266,9 +264,7 @@ def test_number_of_an_unfinished_table_is_not_used_again(sample: Path) -> None:
         assert every(store.message, MESSAGES) == expected
 
 
-def test_given_a_folder_somebody_has_open_when_prepared_then_it_is_left_alone(
-    sample: Path, hold: Callable[[Path], object]
-) -> None:
+def test_prepare_of_folder_in_use_changes_nothing(sample: Path, hold: Callable[[Path], object]) -> None:
     hold(sample / MESSAGE)
     before = snapshot(sample / MESSAGE)
     with pytest.raises(StoreBusy):
@@ -277,7 +273,7 @@ def test_given_a_folder_somebody_has_open_when_prepared_then_it_is_left_alone(
 
 
 @pytest.mark.parametrize("form", ["{0}\n{0}\n", "{0}", "{0}\r\n", "{0}\n\n"])
-def test_current_in_a_wrong_form_is_refused_with_the_cure(sample: Path, form: str) -> None:
+def test_malformed_current_file_hints_at_working_repair_command(sample: Path, form: str) -> None:
     folder = sample / MESSAGE
     name = current_manifest(folder).name
     (folder / "CURRENT").write_bytes(form.format(name).encode())
@@ -290,7 +286,7 @@ def test_current_in_a_wrong_form_is_refused_with_the_cure(sample: Path, form: st
         assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
 
 
-def test_current_that_names_a_missing_manifest_is_refused_without_a_cure(sample: Path) -> None:
+def test_current_naming_missing_manifest_hints_at_backup(sample: Path) -> None:
     folder = sample / MESSAGE
     (folder / "CURRENT").write_text("MANIFEST-000077\nMANIFEST-000077\n")
     with pytest.raises(StoreError) as caught:
@@ -299,7 +295,7 @@ def test_current_that_names_a_missing_manifest_is_refused_without_a_cure(sample:
     assert "Restore the store from a backup" in caught.value.hint
 
 
-def test_manifest_of_many_edits_is_cured_in_the_memory_of_a_few(large: Path, tmp_path: Path) -> None:
+def test_prepare_of_large_manifest_uses_little_memory(large: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(large, tmp_path / "database")
     manifest = current_manifest(folder)
     records = read_records(manifest.read_bytes())

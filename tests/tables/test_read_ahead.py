@@ -81,7 +81,7 @@ ANY_KEYS = st.binary(min_size=1, max_size=2)
     st.integers(1, 70),
     st.integers(1, 5),
 )
-def test_read_ahead_answers_any_questions_as_the_table_does(
+def test_read_ahead_returns_the_same_rows_as_the_table(
     keys: list[bytes], questions: list[tuple[str, bytes, bytes | None]], most_keys: int, limit: int
 ) -> None:
     store = filled(keys)
@@ -95,7 +95,7 @@ def test_read_ahead_answers_any_questions_as_the_table_does(
             assert all_of(mine, start, stop, limit) == all_of(its, start, stop, limit)
 
 
-def test_read_ahead_in_small_steps_reads_more_and_more() -> None:
+def test_read_ahead_of_small_steps_grows() -> None:
     store = filled([b"%05d" % number for number in range(5000)])
     ahead = ahead_of(store)
     for number in range(5000):
@@ -104,7 +104,7 @@ def test_read_ahead_in_small_steps_reads_more_and_more() -> None:
     assert ahead.take_spared() == 5000 - store.calls["keys"]
 
 
-def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() -> None:
+def test_read_ahead_of_large_steps_stays_small() -> None:
     store = filled([b"%05d" % number for number in range(5000)])
     ahead = ahead_of(store)
     read: list[int] = []
@@ -121,7 +121,7 @@ def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() ->
     assert ahead.take_spared() == 0
 
 
-def test_read_ahead_of_middle_ranges_reads_them_through() -> None:
+def test_read_ahead_of_medium_ranges_needs_few_calls() -> None:
     store = filled([b"%03d%03d" % (topic, number) for topic in range(100) for number in range(300)])
     ahead = ahead_of(store, 2000)
     store.calls.clear()
@@ -189,7 +189,7 @@ def test_sweep_of_many_small_topics_reads_ahead_and_reports_it() -> None:
     assert report.store_calls < plain.store_calls
 
 
-def test_sweep_sees_rows_of_a_topic_made_between_two_steps() -> None:
+def test_sweep_finds_rows_published_between_two_steps() -> None:
     store = DearStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
     late = topic(store, "default:late", ttl_seconds=3600)
@@ -206,7 +206,7 @@ def test_sweep_sees_rows_of_a_topic_made_between_two_steps() -> None:
     assert report.errors == []
 
 
-def test_sweep_of_a_topic_that_moves_while_read_ahead_counts_each_row_once() -> None:
+def test_sweep_counts_each_row_once_if_topic_changes_during_read_ahead() -> None:
     store = DearStore()
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(*range(NOW_MS - 3 * HOUR, NOW_MS - 3 * HOUR + 12))

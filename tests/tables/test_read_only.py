@@ -47,9 +47,7 @@ READ: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("read", READ.values(), ids=READ)
-def test_given_a_store_then_its_face_shows_the_same_and_counts_the_same(
-    store: Store, read: Callable[[Reads], object]
-) -> None:
+def test_read_only_store_returns_and_counts_the_same(store: Store, read: Callable[[Reads], object]) -> None:
     face = read_only(store)
     before = store.calls.copy()
     assert read(face) == read(store)
@@ -77,12 +75,12 @@ WRITE: dict[str, Callable[[Store], object]] = {
 }
 
 
-def test_every_writing_operation_is_tried() -> None:
+def test_write_cases_cover_every_writing_operation() -> None:
     assert set(WRITE) == set(WRITES)
 
 
 @pytest.mark.parametrize("write", WRITE.values(), ids=WRITE)
-def test_read_only_store_has_nothing_that_writes(store: Store, write: Callable[[Any], object]) -> None:
+def test_read_only_store_has_no_writing_method(store: Store, write: Callable[[Any], object]) -> None:
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
     with pytest.raises(AttributeError):
@@ -90,7 +88,7 @@ def test_read_only_store_has_nothing_that_writes(store: Store, write: Callable[[
     assert not set(asked) & set(WRITES)
 
 
-def test_given_a_value_that_cannot_be_read_then_the_face_counts_it(tmp_path: Path) -> None:
+def test_read_only_store_counts_unreadable_values(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
     damage(tmp_path)
@@ -100,7 +98,7 @@ def test_given_a_value_that_cannot_be_read_then_the_face_counts_it(tmp_path: Pat
         assert face.calls == {"rows": 1, UNREADABLE: 1}
 
 
-def test_read_only_store_tells_the_size_of_its_folders(tmp_path: Path) -> None:
+def test_read_only_store_returns_disk_bytes(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
         (tmp_path / "beside").write_bytes(b"x" * 10_000)
@@ -109,7 +107,7 @@ def test_read_only_store_tells_the_size_of_its_folders(tmp_path: Path) -> None:
     assert read_only(MemoryStore()).disk_bytes() is None
 
 
-def test_read_only_store_of_several_parts_has_the_same_parts_and_counts_them_once() -> None:
+def test_read_only_store_has_the_same_parts_and_counts_once() -> None:
     salted = SaltedStore()
     topic(salted, "default:orders", ttl_seconds=60).plain(*range(NOW_MS, NOW_MS + 40))
     face = read_only(salted)

@@ -48,7 +48,7 @@ def of_a_store_for_reading(store: Store) -> None:
 """
 
 
-def test_given_code_that_only_reads_when_it_writes_then_the_type_checker_refuses_it(tmp_path: Path) -> None:
+def test_type_checker_rejects_writes_by_reading_code(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), str(snippet)]

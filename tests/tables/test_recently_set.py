@@ -26,7 +26,7 @@ def filled(most: int, *keys: str) -> RecentlySet[str, str]:
     return known
 
 
-def test_recently_set_of_more_keys_than_fit_drops_the_oldest() -> None:
+def test_recently_set_drops_the_oldest_key_if_full() -> None:
     assert dict(filled(2, "a", "b", "c")) == {"b": "B", "c": "C"}
 
 
@@ -37,7 +37,7 @@ def test_recently_set_keeps_a_key_that_was_set_again() -> None:
     assert dict(known) == {"a": "again", "c": "C", "d": "D"}
 
 
-def test_recently_set_counts_no_lookup() -> None:
+def test_recently_set_order_ignores_lookups() -> None:
     known = filled(2, "a", "b")
     assert (known.get("a"), known["a"], known.get("c", "default")) == ("A", "A", "default")
     known["c"] = "C"

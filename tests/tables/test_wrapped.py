@@ -9,7 +9,7 @@ from tms_core.tables.wrapped import Hook, WrappedMessageTable, WrappedPayloadTab
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_wrapped_table_can_compact_concurrently_if_its_table_can(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_table_compacts_concurrently_if_its_table_does(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     for table in (store.message, store.payload):
         monkeypatch.setattr(type(table), "can_compact_concurrently", beside)
