@@ -120,7 +120,7 @@ def connect(master: str, tmp_path: Path) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
-def test_connect_to_a_cluster_reads_and_plans(connect: str, place: Path, tmp_path: Path) -> None:
+def test_spark_connect_reads_and_plans(connect: str, place: Path, tmp_path: Path) -> None:
     with LevelDBStore(place, create=True) as store:
         made = topic(store, "default:orders", ttl_seconds=3600)
         bodies = random.Random(7)

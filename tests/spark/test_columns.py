@@ -62,7 +62,7 @@ def pointers_of(values: Sequence[int | None]) -> Pointers:
 
 @settings(max_examples=50)
 @given(scenes(), st.data())
-def test_columns_of_random_messages_have_the_verdicts_of_decide(scene: Scene, data: st.DataObject) -> None:
+def test_verdicts_of_random_messages_as_columns_match_decide(scene: Scene, data: st.DataObject) -> None:
     rules, keys = policy(scene), sorted(scene.messages)
     never = [scene.now_ms - 1, scene.now_ms, scene.now_ms + 1, 0, LONG_MAX]
     expires = [data.draw(st.sampled_from(never)) for _ in keys]
@@ -79,7 +79,7 @@ def test_columns_of_random_messages_have_the_verdicts_of_decide(scene: Scene, da
 @pytest.mark.no_cover
 @settings(max_examples=50)
 @given(scenes())
-def test_given_random_payloads_when_judged_as_columns_then_each_verdict_is_the_laws(scene: Scene) -> None:
+def test_verdicts_of_random_payloads_as_columns_match_decide(scene: Scene) -> None:
     rules, keys = policy(scene), sorted(scene.payloads)
     judged = rules.judge("payload", split("payload", keys))
     assert words(judged) == [said(rules, Row("payload", PayloadKey.parse(key))) for key in keys]
@@ -87,7 +87,7 @@ def test_given_random_payloads_when_judged_as_columns_then_each_verdict_is_the_l
 
 @settings(max_examples=50)
 @given(scenes())
-def test_given_random_keys_when_taken_apart_then_every_number_is_that_of_the_key(scene: Scene) -> None:
+def test_split_of_random_keys_matches_parsed_keys(scene: Scene) -> None:
     tables: list[tuple[DataTable, list[bytes]]] = [
         ("message", sorted(scene.messages)),
         ("payload", sorted(scene.payloads)),
@@ -105,7 +105,7 @@ def test_given_random_keys_when_taken_apart_then_every_number_is_that_of_the_key
             assert rows.pointer[at] == (parsed.write_pointer if isinstance(parsed, PayloadKey) else 0)
 
 
-def test_given_no_keys_when_judged_then_there_are_no_verdicts() -> None:
+def test_judge_without_keys_returns_no_verdicts() -> None:
     rules = policy(Scene(0))
     assert words(rules.judge("message", split("message", []))) == []
 
@@ -128,7 +128,7 @@ def frontiers(topic: TopicMetadata) -> list[Frontier]:
 
 @pytest.mark.parametrize("snapshot", [None, SNAPSHOT])
 @pytest.mark.parametrize("generation", [3, -3])
-def test_columns_at_every_boundary_agree_with_decide(generation: int, snapshot: VisibilityState | None) -> None:
+def test_verdicts_at_every_boundary_match_decide(generation: int, snapshot: VisibilityState | None) -> None:
     topic = TopicMetadata(TOPIC, generation, TTL)
     view = TransactionView(snapshot, NOW, LIFETIME.undecided_ms)
     for frontier in frontiers(topic):

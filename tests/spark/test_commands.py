@@ -74,7 +74,7 @@ def rows(store: Path) -> Any:
         return every(opened.message, MESSAGES), every(opened.payload, PAYLOADS)
 
 
-def test_spark_sweep_reports_and_remembers_as_a_run_does(kit: CommandKit) -> None:
+def test_spark_sweep_has_same_report_and_state_as_a_run(kit: CommandKit) -> None:
     twin = kit.folder / "twin"
     shutil.copytree(kit.folder / "data", twin / "data")
     (twin / "janitor.yaml").write_text(SETTINGS, encoding="utf-8")
@@ -131,14 +131,14 @@ def test_spark_sweep_with_an_archive_can_be_listed_and_restored(kit: CommandKit)
     assert {key for key, _ in rows(kit.store)[0]} == {key for key, _ in before[0] if b"retired" not in key}
 
 
-def test_given_a_store_that_is_held_when_swept_then_it_says_so_or_skips(kit: CommandKit) -> None:
+def test_spark_sweep_of_store_in_use_fails_or_skips(kit: CommandKit) -> None:
     with LevelDBStore(kit.store):
         assert kit.janitor("spark sweep --adopt").code == 4
         skipped = kit.janitor("spark sweep --adopt --skip-if-locked")
     assert (skipped.code, skipped.err.startswith("skipped:")) == (0, True)
 
 
-def test_spark_sweep_waits_out_a_killed_drivers_lease(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_sweep_waits_for_the_lease(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, lease = [], Session.lease
 
     def watched(
@@ -152,7 +152,7 @@ def test_spark_sweep_waits_out_a_killed_drivers_lease(kit: CommandKit, monkeypat
     assert asked == [(None, True)]
 
 
-def test_given_a_janitor_that_only_plans_when_swept_then_it_only_plans(kit: CommandKit) -> None:
+def test_spark_sweep_with_apply_false_only_plans(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
     before = rows(kit.store)
     planned = kit.janitor("spark sweep --adopt")
@@ -161,7 +161,7 @@ def test_given_a_janitor_that_only_plans_when_swept_then_it_only_plans(kit: Comm
     assert planned.out.startswith("plan ")
 
 
-def test_given_a_store_when_counted_on_spark_then_it_is_shown_kept_and_written(kit: CommandKit) -> None:
+def test_spark_stats_are_shown_and_written(kit: CommandKit) -> None:
     shown = kit.janitor("spark stats --remember --out out")
     assert shown.code == 0
     assert "default:orders" in shown.out
@@ -172,7 +172,7 @@ def test_given_a_store_when_counted_on_spark_then_it_is_shown_kept_and_written(k
     assert orders["overdue"]["expired"] == 3
 
 
-def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(kit: CommandKit) -> None:
+def test_spark_stats_of_a_topic_keep_counts_of_other_topics(kit: CommandKit) -> None:
     with LevelDBStore(kit.store) as store:
         topic(store, "default:other", ttl_seconds=86400).plain(NOW_MS)
     assert kit.janitor("spark stats --topic 'default:o*'").code == 0
@@ -183,19 +183,19 @@ def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(kit: Co
         assert state.note("statistics") is None, "that is of the whole store"
 
 
-def test_given_a_store_without_rows_when_shown_then_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_of_empty_store_report_it_as_empty(capsys: pytest.CaptureFixture[str]) -> None:
     spark.show_stats([], NOW_MS)
     assert "empty" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["stats", "sweep"])
-def test_spark_command_without_a_store_names_it(verb: str, kit: CommandKit) -> None:
+def test_spark_command_with_missing_store_names_it(verb: str, kit: CommandKit) -> None:
     found = kit.run(f"spark {verb} --leveldb nothing-here")
     assert found.code in (1, 2)
     assert "nothing-here" in found.err
 
 
-def test_spark_without_pyspark_names_the_extra(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_command_without_pyspark_names_the_extra(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on, "find_spec", lambda _: None)
     for verb in ("stats", "sweep"):
         found = kit.janitor(f"spark {verb}")

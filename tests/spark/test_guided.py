@@ -101,7 +101,7 @@ def left_behind(store: Store, state: State) -> dict[str, Any]:
 
 @pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7), st.data())
-def test_guided_sweeps_leave_all_as_one_process_does(scene: Scene, batch_rows: int, data: st.DataObject) -> None:
+def test_guided_sweeps_match_sweeps_of_one_process(scene: Scene, batch_rows: int, data: st.DataObject) -> None:
     keys = [*scene.messages, *scene.payloads]
     cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *keys]), max_size=4))
     waits = data.draw(st.lists(st.sampled_from(WAITS), min_size=1, max_size=3))
@@ -110,7 +110,7 @@ def test_guided_sweeps_leave_all_as_one_process_does(scene: Scene, batch_rows: i
     assert with_tasks == alone
 
 
-def test_sweep_with_tasks_cut_inside_a_deleted_topic_reports_as_one_process() -> None:
+def test_sweep_cut_inside_a_deleted_topic_matches_one_process() -> None:
     scene = Scene(HOUR)
     scene.metadata[b"a:t1:"] = encode_properties({"generation": "-1", "ttl": "1"})
     for prefix in (b"a:t:", b"a:t10:", b"a:t1-x:", b"b:t1:"):
@@ -201,7 +201,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
         yield (on_spark if by_tasks else FileEngine)(*arguments, **given), store, state, clock
 
 
-def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(tmp_path: Path) -> None:
+def test_run_after_guided_sweep_of_leveldb_finds_nothing_to_do(tmp_path: Path) -> None:
     outcomes = []
     for by_tasks in (True, False):
         folder = tmp_path / str(by_tasks)
@@ -226,7 +226,7 @@ def run_on(store: Store, **options: Any) -> tuple[Engine, State]:
     return guided(store, state, source, clock, USUAL, **{"batch_rows": 20, **options}), state
 
 
-def test_guided_sweep_with_an_unreadable_topic_claims_nothing() -> None:
+def test_guided_sweep_with_unreadable_topic_proves_no_boundary() -> None:
     store = filled()
     retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
     retired.stored(DEAD, NOW_MS)
@@ -251,7 +251,7 @@ def test_guided_sweep_with_an_unreadable_topic_claims_nothing() -> None:
     assert len(rows_of(store)[1]) == before - 40, "the other topic's payloads went"
 
 
-def test_guided_sweep_with_tasks_that_fail_fails_after_messages() -> None:
+def test_guided_sweep_with_failed_task_records_deleted_messages() -> None:
     class Lost:
         def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
@@ -268,7 +268,7 @@ def test_guided_sweep_with_tasks_that_fail_fails_after_messages() -> None:
     assert state.boundary() is None
 
 
-def test_guided_sweep_that_is_stopped_keeps_what_it_did() -> None:
+def test_stopped_guided_sweep_is_recorded_as_interrupted() -> None:
     store, asked = filled(), []
 
     @contextmanager
@@ -287,7 +287,7 @@ def test_guided_sweep_that_is_stopped_keeps_what_it_did() -> None:
     assert (asked, state.runs(1)[0].result) == (["invert"], "interrupted")
 
 
-def test_still_copy_of_an_open_store_can_be_cloned(tmp_path: Path) -> None:
+def test_copy_of_open_store_can_be_cloned(tmp_path: Path) -> None:
     place = tmp_path / "messaging"
     access = Access(load(None, {}, {"leveldb": str(place)}).settings)
     with LevelDBStore(place, create=True) as store:
@@ -304,7 +304,7 @@ def test_still_copy_of_an_open_store_can_be_cloned(tmp_path: Path) -> None:
             pass
 
 
-def test_still_copy_of_moving_files_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_of_changing_files_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Path] = []
 
     def moving(folder: Path) -> list[tuple[str, int]]:

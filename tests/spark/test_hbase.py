@@ -115,7 +115,7 @@ class FirstAttemptsFail(StoreEnvironment):
             yield store, whole, state
 
 
-def test_spark_sweep_of_hbase_is_as_one_process(spark: SparkSession, tables: Tables) -> None:
+def test_spark_sweep_of_hbase_matches_sweep_of_one_process(spark: SparkSession, tables: Tables) -> None:
     outcomes = []
     for by_tasks in (True, False):
         made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
@@ -139,7 +139,7 @@ def test_spark_sweep_of_hbase_is_as_one_process(spark: SparkSession, tables: Tab
     assert outcomes[0] == outcomes[1]
 
 
-def test_tasks_that_die_on_hbase_are_done_again(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
+def test_failed_tasks_on_hbase_are_retried(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
         scene = Scene.on(store)
@@ -160,7 +160,7 @@ def test_tasks_that_die_on_hbase_are_done_again(spark: SparkSession, tables: Tab
         assert [run.result for run in state.runs(10)] == ["done"]
 
 
-def test_tables_in_hbase_are_read_with_their_salts(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
+def test_source_on_hbase_reads_all_salts(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     made = cluster(tables)
     with made.opened() as (store, _):
         Scene.on(store)
@@ -186,13 +186,13 @@ def test_tables_in_hbase_are_read_with_their_salts(spark: SparkSession, tables: 
     assert found == kept, "as the background count has it"
 
 
-def test_given_an_hbase_that_does_not_answer_when_read_then_the_error_is_ours(spark: SparkSession) -> None:
+def test_source_on_unreachable_hbase_raises_store_unavailable(spark: SparkSession) -> None:
     spark.dataSource.register(FilteringSource)
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"), translated():
         spark.read.format("tms").options(hbase="127.0.0.1:1").load().count()
 
 
-def test_tasks_on_hbase_delete_until_their_run_has_ended(tables: Tables, tmp_path: Path) -> None:
+def test_tasks_on_hbase_delete_only_during_their_run(tables: Tables, tmp_path: Path) -> None:
     made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
         scene = Scene.on(store)
@@ -221,7 +221,7 @@ def test_tasks_on_hbase_delete_until_their_run_has_ended(tables: Tables, tmp_pat
         assert perform(ground, gone, 0).entries == {}
 
 
-def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_once(tables: Tables) -> None:
+def test_row_reader_on_hbase_returns_each_row_once(tables: Tables) -> None:
     made = cluster(tables)
     with made.opened() as (store, _):
         Scene.on(store)
@@ -235,7 +235,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     assert [share.salt for share, _ in shares] == [0, 1, 2, 3]
 
 
-def test_pieces_of_an_uneven_hbase_table_are_even(tables: Tables) -> None:
+def test_pieces_of_skewed_hbase_table_are_even(tables: Tables) -> None:
     made = cluster(tables)
     names = ["default:huge", *(f"default:tiny{number}" for number in range(10))]
     with made.opened() as (store, _):
@@ -260,7 +260,7 @@ def test_pieces_of_an_uneven_hbase_table_are_even(tables: Tables) -> None:
         assert max(counts) <= 3 * statistics.median(counts), counts
 
 
-def test_source_on_hbase_takes_own_ttls_into_account(tables: Tables) -> None:
+def test_source_on_hbase_uses_message_ttls(tables: Tables) -> None:
     made, times = cluster(tables), range(NOW_MS, NOW_MS + 20)
 
     def read() -> dict[int, str]:
@@ -279,7 +279,7 @@ def test_source_on_hbase_takes_own_ttls_into_account(tables: Tables) -> None:
     assert read() == {ms: "expired" if ms <= NOW_MS + 10 else "live" for ms in times}
 
 
-def test_task_on_hbase_that_breaks_names_its_keys(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_on_hbase_with_broken_connection_names_its_salt(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hbase_pool, "PAUSES_SECONDS", (0.0, 0.0))
     made = cluster(tables)
     with made.opened() as (store, _):
@@ -295,7 +295,7 @@ def test_task_on_hbase_that_breaks_names_its_keys(tables: Tables, monkeypatch: p
         assert proxy.struck
 
 
-def test_spark_without_its_table_names_the_keys(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
+def test_query_of_deleted_hbase_table_names_the_salt(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     made = cluster(tables)
     with made.opened() as (store, _):
         Scene.on(store)

@@ -119,7 +119,7 @@ WISHES = {
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("wish", WISHES)
-def test_pieces_of_an_uneven_leveldb_are_even(wish: str, on_disk: Path) -> None:
+def test_pieces_of_skewed_leveldb_are_even(wish: str, on_disk: Path) -> None:
     wanted, rows = WISHES[wish]
     with LevelDBStore(on_disk) as store:
         check_even([(None, store)], wanted, 5, rows)
@@ -127,7 +127,7 @@ def test_pieces_of_an_uneven_leveldb_are_even(wish: str, on_disk: Path) -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("wish", WISHES)
-def test_pieces_of_uneven_salts_are_even(wish: str, in_salts: SaltedStore) -> None:
+def test_pieces_of_skewed_salts_are_even(wish: str, in_salts: SaltedStore) -> None:
     wanted, rows = WISHES[wish]
     check_even(salts(in_salts), wanted, BUCKETS, rows)
 
@@ -151,11 +151,11 @@ def test_salts_between_two_times_are_cut_by_time(in_salts: SaltedStore) -> None:
         RowSelection("payload", from_ms=NOW_MS, to_ms=NOW_MS + 9000),
     ],
 )
-def test_salts_without_two_times_stay_whole(wanted: RowSelection, in_salts: SaltedStore) -> None:
+def test_salts_without_two_times_are_not_cut(wanted: RowSelection, in_salts: SaltedStore) -> None:
     assert [piece[::2] for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)] == [(salt, None) for salt in range(4)]
 
 
-def test_salts_are_a_piece_each_unless_more_are_asked_for(in_salts: SaltedStore) -> None:
+def test_each_salt_is_one_piece_without_a_higher_number(in_salts: SaltedStore) -> None:
     wanted = RowSelection("message", ("default:huge", *TINIES))
     for number in (None, 1, BUCKETS):
         assert [piece.salt for piece in pieces(salts(in_salts), wanted, number)] == [0, 1, 2, 3]
@@ -164,7 +164,7 @@ def test_salts_are_a_piece_each_unless_more_are_asked_for(in_salts: SaltedStore)
     assert pieces(salts(in_salts), RowSelection("message", salts=frozenset({9})), None) == []
 
 
-def test_given_an_empty_store_when_cut_then_each_salt_is_one_piece() -> None:
+def test_each_salt_of_an_empty_store_is_one_piece() -> None:
     assert len(pieces(salts(SaltedStore()), RowSelection("message"), 40)) == BUCKETS
 
 
@@ -176,7 +176,7 @@ def test_pieces_of_rows_larger_than_a_cut_are_even(place: Path) -> None:
         check_even([(None, store)], RowSelection("payload"), 4, 40)
 
 
-def test_pieces_without_a_number_go_by_bytes(on_disk: Path) -> None:
+def test_pieces_without_a_number_depend_on_bytes(on_disk: Path) -> None:
     with LevelDBStore(on_disk) as store:
         assert pieces([(None, store)], RowSelection("message"), None) == [Piece(None, (ALL_KEYS,))]
         ranges = cut_evenly(store.message, ALL_KEYS, 4)
@@ -185,7 +185,7 @@ def test_pieces_without_a_number_go_by_bytes(on_disk: Path) -> None:
     assert all(before.stop == after.start for before, after in pairwise(ranges))
 
 
-def test_given_a_piece_of_several_ranges_when_named_then_its_ends_are_told() -> None:
+def test_str_of_piece_names_its_salt_and_key_ends() -> None:
     assert str(Piece(7, (KeyRange(b"a:", b"b:"),))) == "salt 7, keys 613a to 623a"
     assert str(Piece(7, (KeyRange(b"a:", b"b:"),), (5, 9))) == "salt 7, keys 613a to 623a, from 5 until 9 ms"
     assert (
@@ -199,7 +199,7 @@ def counted(store: Store) -> tuple[dict[TopicId, TopicCount], list[TopicMetadata
     return {one: TopicCount(number, 0, NOW_MS, NOW_MS + number - 1, 0) for one, number in rows.items()}, topics
 
 
-def test_salts_cut_by_counts_have_pieces_of_at_most_the_wanted_size(in_salts: SaltedStore) -> None:
+def test_pieces_cut_by_counts_have_at_most_the_wanted_size(in_salts: SaltedStore) -> None:
     cuts = cut_by_counts(*counted(in_salts), BUCKETS, 4 * BUCKETS)
     ranges = [within for [within] in between([ALL_KEYS], cuts)]
     for table in (in_salts.message, in_salts.payload):
@@ -208,7 +208,7 @@ def test_salts_cut_by_counts_have_pieces_of_at_most_the_wanted_size(in_salts: Sa
         assert max(sizes) < 1.1 * sum(sizes) / 4, sizes
 
 
-def test_salts_are_cut_for_each_million_counted_messages_unless_a_number_is_given(in_salts: SaltedStore) -> None:
+def test_cut_by_counts_without_a_number_depends_on_counted_messages(in_salts: SaltedStore) -> None:
     counts, topics = counted(in_salts)
     many = {one: replace(count, messages=PIECE_ROWS) for one, count in counts.items()}
     assert len(cut_by_counts(many, topics, TINY + 1, None)) == 0
@@ -217,7 +217,7 @@ def test_salts_are_cut_for_each_million_counted_messages_unless_a_number_is_give
     assert cut_by_counts({}, topics, BUCKETS, 100) == cut_by_counts(many, [], BUCKETS, None) == []
 
 
-def test_spans_of_cut_salts_meet_and_overlap_nowhere(in_salts: SaltedStore) -> None:
+def test_spans_of_cut_salts_are_contiguous(in_salts: SaltedStore) -> None:
     counts, topics = counted(in_salts)
     access = Access(load(None, {}, {"hbase": "127.0.0.1:9090"}).settings)
     run = SimpleNamespace(store=in_salts, topics={one.topic.prefix: SimpleNamespace(topic=one) for one in topics})
@@ -232,7 +232,7 @@ EDGES = [bytes([byte]) for byte in range(1, 12)]
 
 @pytest.mark.no_cover
 @given(st.sets(st.sampled_from(EDGES)), st.sets(st.sampled_from(EDGES)), st.booleans())
-def test_between_deals_each_key_to_one_piece(edges: set[bytes], cuts: set[bytes], endless: bool) -> None:
+def test_between_assigns_each_key_to_one_piece(edges: set[bytes], cuts: set[bytes], endless: bool) -> None:
     ends = sorted(edges)
     ranges = [KeyRange(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=False)]
     if endless and len(ends) % 2:
@@ -249,7 +249,7 @@ def test_between_deals_each_key_to_one_piece(edges: set[bytes], cuts: set[bytes]
         assert [holds(some, key) for some in dealt] == [holds(ranges, key) * (at == one) for one in range(len(dealt))]
 
 
-def test_stretches_hold_each_wanted_row(on_disk: Path) -> None:
+def test_stretches_contain_each_selected_row(on_disk: Path) -> None:
     wanted = RowSelection("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
     with LevelDBStore(on_disk) as store:
         found = wanted.stretches(store.message)

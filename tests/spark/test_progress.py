@@ -41,7 +41,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().rpartition(" after ")[0] for record in caplog.records]
 
 
-def test_run_on_spark_tells_step_and_tasks_done_and_names_the_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_on_spark_logs_progress_and_names_the_job(caplog: pytest.LogCaptureFixture) -> None:
     spark, looked = Classic(), Event()
     with caplog.at_level(logging.INFO):
         name = "sweep, step 2 of 3: invalid transactions"
@@ -56,7 +56,7 @@ def test_run_on_spark_tells_step_and_tasks_done_and_names_the_job(caplog: pytest
     assert spark.described == [name]
 
 
-def test_run_on_spark_on_connect_tells_what_the_server_reports(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_on_spark_with_connect_logs_reported_progress(caplog: pytest.LogCaptureFixture) -> None:
     handlers: list[Any] = []
     remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     remote.registerProgressHandler, remote.removeProgressHandler = handlers.append, handlers.remove
@@ -75,7 +75,7 @@ def test_run_on_spark_on_connect_tells_what_the_server_reports(caplog: pytest.Lo
     assert handlers == []
 
 
-def test_attended_before_any_task_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_spark_without_tasks_logs_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tracker, "getActiveStageIds", lambda _: [])
     looked = Event()
     with caplog.at_level(logging.INFO):
@@ -86,7 +86,7 @@ def test_attended_before_any_task_says_so(caplog: pytest.LogCaptureFixture, monk
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
-def test_run_on_spark_interrupted_together_with_the_jvm_raises_the_interruption(error: BaseException) -> None:
+def test_run_on_spark_interrupted_with_the_jvm_raises_interruption(error: BaseException) -> None:
     called = Event()
 
     class ExpiredMessages(Classic):
@@ -99,7 +99,7 @@ def test_run_on_spark_interrupted_together_with_the_jvm_raises_the_interruption(
     assert called.is_set()
 
 
-def test_run_on_spark_that_is_over_at_once_or_has_no_name_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_on_spark_if_short_or_unnamed_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert run_on_spark(cast(Any, object()), lambda: 3) == 3
         looked = Event()

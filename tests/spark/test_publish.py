@@ -185,7 +185,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishKit]
         yield made
 
 
-def test_publish_keeps_batches_in_order_as_a_producer(kit: PublishKit) -> None:
+def test_publish_keeps_batches_in_order_with_one_producer(kit: PublishKit) -> None:
     publisher = kit.publisher()
     for number in range(4):
         publish(publisher, number, *range(number * 10, number * 10 + 10))
@@ -193,7 +193,7 @@ def test_publish_keeps_batches_in_order_as_a_producer(kit: PublishKit) -> None:
     assert [(known.name, known.open) for known in kit.at.client.producers(BILLS)] == [("query-1", {})]
 
 
-def test_publish_of_a_batch_under_way_is_seen_by_no_reader(kit: PublishKit) -> None:
+def test_unfinished_batch_is_not_visible(kit: PublishKit) -> None:
     def look() -> None:
         assert not list(kit.at.client.poll(BILLS))
 
@@ -216,7 +216,9 @@ def test_publish_of_repeated_tasks_keeps_the_last_attempt(attempts: int, kit: Pu
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["store", "checkpoint"])
-def test_publish_of_a_dead_task_is_once(step: str, when: Any, kit: PublishKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retried_task_publishes_each_row_once(
+    step: str, when: Any, kit: PublishKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publishing, "_CHUNK_ROWS", 2)
     faults, own = Faults(), _attempt
 
@@ -233,7 +235,7 @@ def test_publish_of_a_dead_task_is_once(step: str, when: Any, kit: PublishKit, m
     assert kit.bills == texts(*range(9))
 
 
-def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_alone(kit: PublishKit) -> None:
+def test_publish_ttl_applies_only_to_messages_of_the_batch(kit: PublishKit) -> None:
     kit.publish(0, "short", ttl_seconds=60)
     kit.publish(1, "long")
     kit.at.clock.advance(60_000)
@@ -248,12 +250,12 @@ def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_a
 
 
 @pytest.mark.parametrize("ttl_seconds", [0, -1])
-def test_publisher_with_a_ttl_below_one_is_refused(kit: PublishKit, ttl_seconds: int) -> None:
+def test_publisher_with_ttl_below_one_is_rejected(kit: PublishKit, ttl_seconds: int) -> None:
     with pytest.raises(ConfigurationError, match="1 or more"):
         kit.publisher(ttl_seconds=ttl_seconds)
 
 
-def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happens(kit: PublishKit) -> None:
+def test_repeated_batch_is_published_once(kit: PublishKit) -> None:
     publisher = kit.publisher()
     publish(publisher, 0, 1, 2)
     publish(publisher, 0, 1, 2)
@@ -273,7 +275,7 @@ def test_publish_with_a_new_checkpoint_is_a_new_query(kit: PublishKit) -> None:
     assert kit.bills == texts(1, 2, 3, 4)
 
 
-def test_given_a_batch_without_rows_when_it_comes_again_then_it_counts_as_well(kit: PublishKit) -> None:
+def test_empty_batch_counts_as_published(kit: PublishKit) -> None:
     kit.publish(0)
     kit.publish(1)
     kit.publish(1)
@@ -304,7 +306,7 @@ class Deadly(Faults):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_publish_of_a_driver_that_dies_anywhere_is_once(kit: PublishKit, *, done: bool, known: bool) -> None:
+def test_batch_of_driver_killed_at_any_call_is_published_once(kit: PublishKit, *, done: bool, known: bool) -> None:
     kit.patch.setattr(publishing, "_CHUNK_ROWS", 2)
     expected = texts("zero")
     kit.publish(0, "zero")
@@ -332,7 +334,7 @@ def test_publish_of_a_driver_that_dies_anywhere_is_once(kit: PublishKit, *, done
 @pytest.mark.no_cover
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["publish", "store", "poll", "start", "canCommit", "commit", "abort"])
-def test_publish_without_an_answer_is_once(step: str, when: Any, kit: PublishKit) -> None:
+def test_publish_with_failed_or_late_call_is_once(step: str, when: Any, kit: PublishKit) -> None:
     kit.publish(0, "zero")
     faults = Faults()
     kit.served_by(faults)
@@ -363,7 +365,7 @@ def begun(producer: Producer, batch_id: int, *payloads: str | int) -> Transactio
     return transaction
 
 
-def test_publish_after_a_dead_driver_ends_its_transaction(kit: PublishKit) -> None:
+def test_publish_after_killed_driver_invalidates_its_transaction(kit: PublishKit) -> None:
     kit.publish(0, 0)
     dead = leave_open(kit, 1, 1, 2)
     kit.publish(1, 1, 2)
@@ -373,7 +375,7 @@ def test_publish_after_a_dead_driver_ends_its_transaction(kit: PublishKit) -> No
         kit.at.server.manager.commit(dead)
 
 
-def test_publish_of_a_former_driver_is_fenced(kit: PublishKit) -> None:
+def test_publish_of_former_driver_is_fenced(kit: PublishKit) -> None:
     kit.publish(0, 0)
     batch: Any = Batch(texts(1), meanwhile=lambda: kit.publish(1, 1))
     with pytest.raises(ProducerFenced):
@@ -382,7 +384,7 @@ def test_publish_of_a_former_driver_is_fenced(kit: PublishKit) -> None:
     assert kit.bills == texts(0, 1)
 
 
-def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_it_is_published(kit: PublishKit) -> None:
+def test_rolled_back_batch_is_published_on_retry(kit: PublishKit) -> None:
     kit.publish(0, 0)
     batch: Any = Batch(texts(1), meanwhile=raising(LookupError))
     with pytest.raises(LookupError):
@@ -393,7 +395,7 @@ def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_it_is_publi
     assert kit.bills == texts(0, 1)
 
 
-def test_publish_to_a_topic_made_again_is_refused_until_accepted(kit: PublishKit) -> None:
+def test_publish_to_recreated_topic_requires_first_batch(kit: PublishKit) -> None:
     kit.publish(0, 0)
     kit.at.client.delete_topic(BILLS)
     with pytest.raises(TopicNotFound):
@@ -405,7 +407,7 @@ def test_publish_to_a_topic_made_again_is_refused_until_accepted(kit: PublishKit
     assert kit.bills == texts(1)
 
 
-def test_given_another_query_when_published_then_it_counts_its_own_batches(kit: PublishKit) -> None:
+def test_each_query_counts_its_own_batches(kit: PublishKit) -> None:
     kit.publish(0, 0)
     other = kit.checkpoint / "other"
     other.mkdir()
@@ -416,7 +418,7 @@ def test_given_another_query_when_published_then_it_counts_its_own_batches(kit: 
     assert kit.bills == texts(0, "other", 1)
 
 
-def test_publish_of_a_forgotten_query_is_refused_until_accepted(kit: PublishKit) -> None:
+def test_publish_of_forgotten_query_requires_first_batch(kit: PublishKit) -> None:
     kit.publish(0, 0)
     kit.publish(1, 1)
     kit.at.clock.advance(AWAY_MS + 1)
@@ -429,7 +431,7 @@ def test_publish_of_a_forgotten_query_is_refused_until_accepted(kit: PublishKit)
     assert kit.bills == texts(2)
 
 
-def test_given_a_person_who_has_looked_when_a_batch_comes_then_it_is_as_they_say(kit: PublishKit) -> None:
+def test_publish_skips_batches_before_first_batch(kit: PublishKit) -> None:
     kit.publish(7, "is there already", first_batch=8)
     kit.publish(8, "is not", first_batch=8)
     kit.publish(8, "is not", first_batch=8)
@@ -437,14 +439,14 @@ def test_given_a_person_who_has_looked_when_a_batch_comes_then_it_is_as_they_say
     assert kit.bills == texts("is not", "next")
 
 
-def test_publish_of_an_old_batch_after_a_restore_is_refused(kit: PublishKit) -> None:
+def test_publish_of_old_batch_after_restore_is_rejected(kit: PublishKit) -> None:
     for number in range(3):
         kit.publish(number, number)
     with pytest.raises(Refused, match=r"batch 2 \(.* batch 1 \(planned 2023"):
         kit.publish(1, 1)
 
 
-def test_publish_of_another_batch_by_the_same_number_is_refused(kit: PublishKit) -> None:
+def test_publish_of_different_batch_with_same_number_is_rejected(kit: PublishKit) -> None:
     plan(kit.checkpoint, 1, NOW_MS)
     kit.publish(0, 0)
     kit.publish(1, 1)
@@ -459,7 +461,7 @@ def test_publish_of_another_batch_by_the_same_number_is_refused(kit: PublishKit)
     assert kit.bills == texts(0, 1)
 
 
-def test_publish_of_a_late_first_batch_is_refused_until_accepted(kit: PublishKit) -> None:
+def test_publish_of_late_first_batch_requires_first_batch(kit: PublishKit) -> None:
     kit.at.clock.advance(AWAY_MS + 1)
     with pytest.raises(Refused, match=r"batch 0 .*query-1 .*first_batch=0; .*=1"):
         kit.publish(0, 0)
@@ -473,7 +475,7 @@ def test_publish_of_a_late_first_batch_is_refused_until_accepted(kit: PublishKit
     assert kit.bills == texts("looked", 0)
 
 
-def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_do(kit: PublishKit) -> None:
+def test_publish_past_the_timeout_names_the_batch_limit(kit: PublishKit) -> None:
     def late() -> None:
         kit.at.clock.advance(6_000)
         kit.at.server.manager.expire()
@@ -493,29 +495,29 @@ def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_
         ({"column": "n"}, r"Column n is of type bigint.*to_json"),
     ],
 )
-def test_publish_of_a_wrong_column_names_it(options: dict[str, Any], message: str, kit: PublishKit) -> None:
+def test_publish_of_wrong_column_names_it(options: dict[str, Any], message: str, kit: PublishKit) -> None:
     with pytest.raises(ConfigurationError, match=message):
         kit.publish(0, 1, **options)
 
 
-def test_given_rows_without_a_value_when_published_then_nothing_is(kit: PublishKit) -> None:
+def test_publish_with_null_payload_publishes_nothing(kit: PublishKit) -> None:
     with pytest.raises(ConfigurationError, match=r"payload .*null"):
         kit.publish_batch(Batch([b"1", None]))
     assert kit.bills == []
 
 
-def test_given_text_when_published_then_it_is_taken(kit: PublishKit) -> None:
+def test_publish_accepts_text(kit: PublishKit) -> None:
     kit.publish_batch(Batch(texts("text"), StringType()))
     assert kit.bills == texts("text")
 
 
-def test_given_many_rows_when_published_then_they_go_in_pieces_in_order(kit: PublishKit) -> None:
+def test_publish_of_many_rows_keeps_their_order(kit: PublishKit) -> None:
     rows = [b"%d" % number for number in range(2500)] + [b"x" * 600_000, b"y" * 600_000, b"z"]
     kit.publish_batch(Batch(rows))
     assert kit.bills == rows
 
 
-def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(kit: PublishKit) -> None:
+def test_publish_with_missing_checkpoint_names_it(kit: PublishKit) -> None:
     (kit.checkpoint / "metadata").unlink()
     with pytest.raises(ConfigurationError, match=r"/metadata.*checkpointLocation"):
         kit.publish(0, 1)
@@ -525,7 +527,9 @@ def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(kit: Publi
     ("properties", "named"),
     [({"partitions": "2"}, "default:visits-0"), ({"routes": '{"users": 2, "pages": 3}'}, "default:visits-users-0")],
 )
-def test_publisher_of_a_partitioned_topic_names_one(properties: dict[str, str], named: str, kit: PublishKit) -> None:
+def test_publisher_of_partitioned_topic_names_a_partition(
+    properties: dict[str, str], named: str, kit: PublishKit
+) -> None:
     kit.at.client.create_topic("default:visits", properties=properties)
     arguments: dict[str, Any] = {"url": "http://in.process", "checkpoint": str(kit.checkpoint)}
     with pytest.raises(ConfigurationError, match=f"default:visits .*{named}"):
@@ -535,7 +539,7 @@ def test_publisher_of_a_partitioned_topic_names_one(properties: dict[str, str], 
 
 
 @pytest.mark.parametrize("topic", [BILLS, "default:to-be-made"])
-def test_publisher_without_an_answer_waits_for_a_batch(topic: str, kit: PublishKit) -> None:
+def test_publisher_without_server_or_topic_waits_for_a_batch(topic: str, kit: PublishKit) -> None:
     faults = Faults()
     kit.served_by(faults)
     if topic == BILLS:
@@ -557,7 +561,7 @@ def test_publisher_without_an_answer_waits_for_a_batch(topic: str, kit: PublishK
         ({"transactions": "nowhere"}, "'nowhere'.*HOST:PORT"),
     ],
 )
-def test_given_a_wrong_argument_when_called_then_it_is_named(arguments: dict[str, Any], message: str) -> None:
+def test_publish_batches_with_wrong_argument_names_it(arguments: dict[str, Any], message: str) -> None:
     given = {"url": "http://127.0.0.1:1", "topic": BILLS, "checkpoint": "checkpoints", **arguments}
     with pytest.raises(ConfigurationError, match=message):
         publish_batches(**given)

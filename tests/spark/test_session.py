@@ -44,7 +44,7 @@ def java(folder: Path, says: str) -> Path:
 
 
 @pytest.mark.parametrize("version", ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19 LTS'])
-def test_given_a_java_that_spark_runs_on_when_looked_for_then_all_is_well(version: str, tmp_path: Path) -> None:
+def test_require_java_accepts_supported_versions(version: str, tmp_path: Path) -> None:
     home = java(tmp_path, version)
     require_java({"JAVA_HOME": str(home)})
     require_java({"PATH": str(home / "bin")})
@@ -58,12 +58,12 @@ def test_given_a_java_that_spark_runs_on_when_looked_for_then_all_is_well(versio
         ("no such option", "an unknown version"),
     ],
 )
-def test_given_another_java_when_looked_for_then_its_version_is_named(says: str, message: str, tmp_path: Path) -> None:
+def test_require_java_names_an_unsupported_version(says: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         require_java({"JAVA_HOME": str(java(tmp_path, says))})
 
 
-def test_given_no_java_when_looked_for_then_the_hint_installs_one(tmp_path: Path) -> None:
+def test_require_java_without_java_hints_at_installation(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"\bPATH\b") as raised:
         require_java({"PATH": str(tmp_path)})
     assert "openjdk-17" in raised.value.hint
@@ -71,7 +71,7 @@ def test_given_no_java_when_looked_for_then_the_hint_installs_one(tmp_path: Path
         require_java({"JAVA_HOME": str(tmp_path)})
 
 
-def test_given_no_pyspark_when_wanted_then_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_pyspark_without_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     require_pyspark()
     monkeypatch.setattr(on, "find_spec", lambda name: None if name == "pyspark" else object())
     with pytest.raises(ConfigurationError, match="pyspark") as raised:
@@ -79,7 +79,7 @@ def test_given_no_pyspark_when_wanted_then_the_hint_installs_it(monkeypatch: pyt
     assert raised.value.hint == hint_for_extra("spark")
 
 
-def test_error_of_a_traceback_is_the_last_one_of_ours() -> None:
+def test_error_of_traceback_is_the_last_project_error() -> None:
     text = """[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):
   File "x.py", line 3, in y
 tms_core.errors.StoreError: something older.
@@ -92,14 +92,14 @@ tms_core.errors.StoreBusy: Somebody has the store open. Stop that one.
     assert str(error) == "Somebody has the store open. Stop that one."
 
 
-def test_error_of_a_modules_kind_is_the_plain_kind() -> None:
+def test_error_of_internal_class_becomes_the_public_class() -> None:
     error = error_of("tms_core.tables.hbase.thrift.ConnectionLost: gone.")
     assert (type(error), plain_kind(ConnectionLost)) == (StoreUnavailable, StoreUnavailable)
     assert plain_kind(errors.Conflict) is errors.TransactionError
     assert plain_kind(ValueError) is TmsError
 
 
-def test_given_an_error_of_sparks_own_when_it_comes_back_then_its_first_line_is_told() -> None:
+def test_error_of_spark_contains_its_first_line() -> None:
     assert "Job aborted." in str(error_of("\nJob aborted.\n  at org.apache.Stack"))
     assert re.search(r": \w", str(error_of("")))
 
@@ -124,31 +124,31 @@ def test_given_an_error_of_sparks_own_when_it_comes_back_then_its_first_line_is_
         ),
     ],
 )
-def test_given_a_stack_when_it_comes_back_then_the_line_with_the_reason_is_told(text: str, said: str) -> None:
+def test_error_of_java_stack_trace_starts_with_the_cause(text: str, said: str) -> None:
     error = error_of(text)
     assert str(error).startswith(f"Spark failed: {said}")
     assert "SPARK_CONF_DIR" in error.hint
 
 
 @pytest.mark.parametrize("master", ["sc://127.0.0.1:1/;user_id=x", "spark://127.0.0.1:1,127.0.0.1:2", "spark://h:x"])
-def test_session_without_a_master_that_listens_fails_at_once(master: str) -> None:
+def test_session_with_unreachable_master_fails(master: str) -> None:
     with pytest.raises(TmsError, match="No Spark responds at"), session(master):
         pass
 
 
-def test_require_answer_takes_any_master_that_listens() -> None:
+def test_require_answer_accepts_any_reachable_master() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         require_answer(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}")
     require_answer("local[2]")
     require_answer("k8s://https://nowhere:1")
 
 
-def test_given_a_jvm_that_is_gone_when_asked_then_the_error_is_ours() -> None:
+def test_refused_jvm_connection_reports_missing_driver() -> None:
     with pytest.raises(TmsError, match="driver process is gone"), translated():
         raise ConnectionRefusedError(111, "Connection refused")
 
 
-def test_given_ctrl_c_while_spark_is_at_work_then_all_of_it_is_called_back() -> None:
+def test_run_on_spark_cancels_jobs_on_ctrl_c() -> None:
     called_back = Event()
 
     class Busy:
@@ -161,7 +161,7 @@ def test_given_ctrl_c_while_spark_is_at_work_then_all_of_it_is_called_back() -> 
     assert run_on_spark(cast(Any, Busy()), lambda: 3) == 3
 
 
-def test_given_sigterm_when_something_is_only_looked_at_then_it_ends_as_with_ctrl_c() -> None:
+def test_convert_sigterm_raises_keyboard_interrupt() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def end() -> None:
@@ -180,7 +180,7 @@ def test_given_sigterm_when_something_is_only_looked_at_then_it_ends_as_with_ctr
         assert threads.submit(elsewhere).result(), "only the main thread may handle signals"
 
 
-def test_task_that_fails_shows_a_sentence_and_no_stack() -> None:
+def test_failed_task_shows_its_error_without_java_log() -> None:
     if shutil.which("java") is None:
         require_or_skip("java is missing; install it: apt-get install openjdk-17-jdk-headless")
     program = (
@@ -202,7 +202,7 @@ def test_task_that_fails_shows_a_sentence_and_no_stack() -> None:
     assert done.stderr.splitlines()[-1] == error
 
 
-def test_session_that_is_there_is_used_and_stays(spark: SparkSession) -> None:
+def test_existing_session_is_reused_and_kept(spark: SparkSession) -> None:
     before = dict(os.environ)
     for environ in (os.environ, {"PYSPARK_GATEWAY_PORT": "as under spark-submit"}):
         with session("local[1]", environ) as found:

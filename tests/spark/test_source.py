@@ -104,7 +104,7 @@ def read(place: Path, **options: Any) -> list[dict[str, Any]]:
     return rows_of(reader(place, **options))
 
 
-def test_source_of_messages_has_their_numbers_and_verdicts(filled: Filled) -> None:
+def test_source_of_messages_returns_columns_and_verdicts(filled: Filled) -> None:
     found = read(filled(sample), sizes="true", payload="true")
     short = [
         (r["topic"], r["publish_ms"], r["write_pointer"], r["payload"], r["payload_bytes"], r["action"], r["rule"])
@@ -130,7 +130,7 @@ def test_source_of_messages_has_their_numbers_and_verdicts(filled: Filled) -> No
     assert [r["sequence"] for r in found][:5] == [0, 1, 2, 3, 4]
 
 
-def test_given_payloads_when_read_then_what_hangs_on_messages_is_a_candidate(filled: Filled) -> None:
+def test_source_of_payloads_returns_columns_and_verdicts(filled: Filled) -> None:
     found = read(filled(sample), table="payload", sizes="true", payload="true")
     assert [(r["write_pointer"], r["write_ms"], r["payload"], r["action"], r["rule"]) for r in found] == [
         (pointer(NOW_MS - DAY), NOW_MS - 2 * DAY, b"stored", "keep", "undecided"),
@@ -139,13 +139,13 @@ def test_given_payloads_when_read_then_what_hangs_on_messages_is_a_candidate(fil
     assert {(r["publish_ms"], r["sequence"], r["payload_bytes"]) for r in found} == {(None, None, 6)}
 
 
-def test_given_no_word_of_them_when_read_then_payloads_and_sizes_are_left_out(filled: Filled) -> None:
+def test_source_omits_payloads_and_sizes_by_default(filled: Filled) -> None:
     place = filled(sample)
     assert {r["payload_bytes"] for r in read(place)} == {None}
     assert all("payload" not in r for table in ("message", "payload") for r in read(place, table=table))
 
 
-def test_given_metadata_when_read_then_what_does_not_parse_says_why(filled: Filled) -> None:
+def test_source_of_metadata_explains_unparsable_rows(filled: Filled) -> None:
     found = rows_of_table(TmsSource({"leveldb": str(filled(sample)), "table": "metadata"}))
     assert [(r["topic"], r["generation"], r["ttl_seconds"], r["deleted"]) for r in found] == [
         (None, None, None, None),
@@ -160,7 +160,7 @@ def test_given_metadata_when_read_then_what_does_not_parse_says_why(filled: Fill
 @pytest.mark.no_cover
 @settings(max_examples=25)
 @given(scenes())
-def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene: Scene) -> None:
+def test_scan_of_random_store_returns_each_key_once_in_order(scene: Scene) -> None:
     with leveldb_store() as store:
         scene.fill(store)
         for name, stored in (("message", store.message), ("payload", store.payload)):
@@ -171,7 +171,7 @@ def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene
 
 @pytest.mark.parametrize("ask", [RowFields(), RowFields(sizes=True, payloads=True)])
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_scan_of_columns_has_the_same_pages(table: DataTable, ask: RowFields, place: Path) -> None:
+def test_scan_of_leveldb_and_memory_returns_the_same_rows(table: DataTable, ask: RowFields, place: Path) -> None:
     memory = MemoryStore()
     with LevelDBStore(place, create=True) as store:
         said = []
@@ -198,7 +198,7 @@ RAW = [
 @pytest.mark.no_cover
 @settings(max_examples=100)
 @given(st.sampled_from(RAW) | st.lists(st.binary(max_size=12) | st.binary(min_size=9, max_size=9), max_size=8))
-def test_scan_of_damaged_values_says_what_each_says_alone(values: list[bytes]) -> None:
+def test_scan_of_random_values_matches_decode(values: list[bytes]) -> None:
     keys = [MessageKey(TopicId("a", "t"), 1, ms, 0).pack() for ms in range(len(values))]
     database: Any = Mock(fast_columns=Mock(return_value=Page(StoredColumns(keys, values), None)))
     table: Any = LevelDBMessageReads(database, Counter())
@@ -215,7 +215,7 @@ def test_scan_of_damaged_values_says_what_each_says_alone(values: list[bytes]) -
 
 @pytest.mark.parametrize("rows", [0, 1])
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_given_next_to_nothing_when_read_then_that_comes(rows: int, table: str, filled: Filled) -> None:
+def test_source_of_few_rows_returns_all(rows: int, table: str, filled: Filled) -> None:
     def fill(store: Store) -> None:
         made = topic(store, "a:t", ttl_seconds=3600)
         for ms in range(NOW_MS, NOW_MS + rows):
@@ -226,7 +226,7 @@ def test_given_next_to_nothing_when_read_then_that_comes(rows: int, table: str, 
         assert [row["topic"] for row in read(place, table=table, **options)] == ["t"] * rows
 
 
-def test_task_without_its_store_names_its_keys(filled: Filled) -> None:
+def test_task_with_missing_store_names_its_keys(filled: Filled) -> None:
     place = filled(sample)
     found = reader(place, table="payload")
     [part] = found.partitions()
@@ -236,7 +236,7 @@ def test_task_without_its_store_names_its_keys(filled: Filled) -> None:
         list(found.read(part))
 
 
-def test_given_a_protected_topic_when_read_then_what_is_due_is_held(filled: Filled, tmp_path: Path) -> None:
+def test_source_shows_rows_of_protected_topic_as_held(filled: Filled, tmp_path: Path) -> None:
     place = filled(sample)
     config = tmp_path / "janitor.yaml"
     config.write_text("janitor: {protect: ['default:*']}", encoding="utf-8")
@@ -244,14 +244,14 @@ def test_given_a_protected_topic_when_read_then_what_is_due_is_held(filled: Fill
     assert rules == {"held", "live", "unrecognized", "unknown_topic"}
 
 
-def test_given_a_store_in_memory_when_read_then_it_says_that_there_is_none(tmp_path: Path) -> None:
+def test_source_with_memory_store_is_rejected(tmp_path: Path) -> None:
     config = tmp_path / "janitor.yaml"
     config.write_text("storage: {kind: memory}", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"storage\.kind .*memory"):
         RowReader(SourceOptions.parse({"config": str(config)}, {}))
 
 
-def test_ranged_store_sees_nothing_outside() -> None:
+def test_ranged_store_reads_only_its_ranges() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(*range(10)).tx(5, 10)
     orders.stored(5, *range(10))
@@ -278,7 +278,7 @@ def test_ranged_store_sees_nothing_outside() -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
+def test_source_uses_message_ttls(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool
 ) -> None:
     place = filled(many)
@@ -328,7 +328,7 @@ def _id(times: list[int], at: int) -> MessageId:
     return MessageId(times[at], at)
 
 
-def test_source_of_a_consumed_topic_shows_processed_rows(place: Path, tmp_path: Path) -> None:
+def test_source_shows_processed_rows_of_consumed_topic(place: Path, tmp_path: Path) -> None:
 
     options = with_groups(place, tmp_path / "tx")
     found = [(row["topic"], row["sequence"]) for row in read(place, **options) if row["rule"] == "processed"]
@@ -340,7 +340,9 @@ def test_source_of_a_consumed_topic_shows_processed_rows(place: Path, tmp_path: 
     assert "processed" not in {row["rule"] for row in read(place)}, "nothing is known without a snapshot"
 
 
-def test_source_with_unreadable_consumers_keeps(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_source_with_unreadable_claims_keeps_processed_rows(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
 
     options = with_groups(place, tmp_path / "tx")
     with LevelDBSide(side_path(place)) as side:
@@ -353,7 +355,7 @@ def test_source_with_unreadable_consumers_keeps(place: Path, tmp_path: Path, cap
     )
 
 
-def test_given_claims_when_read_then_each_says_what_has_become_of_it(place: Path, tmp_path: Path) -> None:
+def test_source_of_claims_returns_their_states(place: Path, tmp_path: Path) -> None:
 
     given = {"leveldb": str(place), "table": "claims", "topics": "default:orders"}
     asked = TmsSource(given)
@@ -379,7 +381,7 @@ def test_given_claims_when_read_then_each_says_what_has_become_of_it(place: Path
     assert rows[3]["write_pointer"] is None
 
 
-def test_task_with_a_held_side_table_names_its_keys(filled: Filled) -> None:
+def test_task_with_side_table_in_use_names_its_keys(filled: Filled) -> None:
     place = filled(sample)
     found = reader(place)
     [part] = found.partitions()
@@ -390,7 +392,7 @@ def test_task_with_a_held_side_table_names_its_keys(filled: Filled) -> None:
 @pytest.mark.no_cover
 @settings(max_examples=10)
 @given(scenes(), st.data())
-def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene: Scene, data: st.DataObject) -> None:
+def test_source_of_random_store_matches_decide(scene: Scene, data: st.DataObject) -> None:
     moments = st.none() | st.sampled_from([0, max(0, scene.now_ms - 1), scene.now_ms, scene.now_ms + 1, LONG_MAX])
     expires = {key: ms for key in scene.messages if (ms := data.draw(moments)) is not None}
     with TemporaryDirectory() as folder:
@@ -411,13 +413,13 @@ def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene
         }
 
 
-def test_given_a_small_table_when_cut_then_it_stays_in_one_piece(filled: Filled) -> None:
+def test_small_table_is_one_partition(filled: Filled) -> None:
     assert len(reader(filled(sample), partitions=50).partitions()) == 1
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
 @pytest.mark.parametrize("topics", ["a:t1", "a:t*", "*:t1", "a:t1,b:*", "a:none"])
-def test_given_topics_when_read_then_their_rows_come_and_no_others(topics: str, table: str, filled: Filled) -> None:
+def test_source_with_topics_returns_only_their_rows(topics: str, table: str, filled: Filled) -> None:
     place = filled(many)
     everything = [row for row in read(place, table=table) if row["topic"] is not None]
     wanted = RowSelection("message", tuple(topics.split(",")))
@@ -442,7 +444,7 @@ def test_source_between_two_times_is_half_open(
     assert read(place, table=table, **options) == expected
 
 
-def test_given_a_moment_near_the_end_when_read_then_what_lies_before_is_leapt_over(filled: Filled) -> None:
+def test_scan_from_a_late_time_skips_earlier_rows(filled: Filled) -> None:
     def fill(store: Store) -> None:
         topic(store, "a:long", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + 20_000))
 
@@ -491,7 +493,7 @@ def passes(row: dict[str, Any], one: Filter) -> bool:
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_pushed_filters_lose_no_row_that_passes(filters: list[Filter], filled: Filled) -> None:
+def test_pushed_filters_lose_no_matching_row(filters: list[Filter], filled: Filled) -> None:
     place = filled(many)
     found = reader(place)
     assert isinstance(found, FilteringReader)
@@ -500,7 +502,7 @@ def test_pushed_filters_lose_no_row_that_passes(filters: list[Filter], filled: F
     assert [row for row in rows_of(found) if all(passes(row, one) for one in filters)] == expected
 
 
-def test_given_a_filter_on_a_topic_when_it_is_pushed_then_other_topics_are_not_read(filled: Filled) -> None:
+def test_pushed_topic_filter_reads_only_that_topic(filled: Filled) -> None:
     found = reader(filled(many))
     assert isinstance(found, FilteringReader)
     found.pushFilters([EqualTo(("namespace",), "b"), EqualTo(("topic",), "t1"), LessThan(("publish_ms",), NOW_MS)])
@@ -526,14 +528,14 @@ def test_filters_on_spark_do_not_change_the_result(spark: SparkSession, filled: 
     assert len(results[0]) == 12
 
 
-def test_claims_on_spark_have_their_states(spark: SparkSession, place: Path, tmp_path: Path) -> None:
+def test_claims_on_spark_include_their_states(spark: SparkSession, place: Path, tmp_path: Path) -> None:
 
     options = with_groups(place, tmp_path / "tx")
     claims = on_spark(spark, FilteringSource, place, table="claims", **options).where("topic = 'orders'")
     assert [row.state for row in claims.select("state").collect()] == ["done", "open", "void", "void"]
 
 
-def test_given_a_store_when_asked_in_sql_then_it_is_a_what_if(spark: SparkSession, filled: Filled) -> None:
+def test_source_in_sql_counts_rows_by_verdict(spark: SparkSession, filled: Filled) -> None:
     on_spark(spark, FilteringSource, filled(sample)).createOrReplaceTempView("rows")
     counted = spark.sql("SELECT topic, action, rule, count(*) AS rows FROM rows GROUP BY ALL ORDER BY ALL").collect()
     assert [tuple(row) for row in counted if row.action == "delete"] == [
@@ -542,18 +544,18 @@ def test_given_a_store_when_asked_in_sql_then_it_is_a_what_if(spark: SparkSessio
     ]
 
 
-def test_query_of_a_held_store_raises_our_error(spark: SparkSession, filled: Filled) -> None:
+def test_query_of_store_in_use_raises_store_busy(spark: SparkSession, filled: Filled) -> None:
     place = filled(sample)
     with LevelDBStore(place), pytest.raises(StoreBusy, match="messaging"), translated():
         on_spark(spark, TmsSource, place).count()
 
 
-def test_given_no_store_when_a_query_is_planned_then_the_error_is_ours(spark: SparkSession, place: Path) -> None:
+def test_query_of_missing_store_raises_store_not_found(spark: SparkSession, place: Path) -> None:
     with pytest.raises(StoreNotFound), translated():
         on_spark(spark, FilteringSource, place).count()
 
 
-def test_query_without_its_store_names_the_keys(spark: SparkSession, filled: Filled) -> None:
+def test_query_of_deleted_store_raises_store_not_found(spark: SparkSession, filled: Filled) -> None:
     place = filled(sample)
     rows = on_spark(spark, FilteringSource, place)
     assert len(rows.collect()) == 8, "it is planned, and will be read again"
@@ -562,7 +564,7 @@ def test_query_without_its_store_names_the_keys(spark: SparkSession, filled: Fil
         rows.collect()
 
 
-def test_source_in_a_worker_imports_no_client() -> None:
+def test_source_module_imports_no_client() -> None:
     program = "import sys, janitor.spark.source; print({'happybase', 'httpx2', 'tms_core.client'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
@@ -579,11 +581,11 @@ def test_source_in_a_worker_imports_no_client() -> None:
         ({"payload": "yes"}, "payload is yes"),
     ],
 )
-def test_given_a_wrong_option_when_read_then_it_is_named(options: dict[str, str], message: str) -> None:
+def test_source_with_wrong_option_names_it(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SourceOptions.parse(options, {})
 
 
-def test_given_times_in_words_when_read_then_they_are_milliseconds() -> None:
+def test_source_options_parse_iso_times() -> None:
     found = SourceOptions.parse({"from": "2023-11-14T22:13:20", "to": "2023-11-14T23:13:20+01:00", "now": "5"}, {})
     assert (found.from_ms, found.to_ms, found.now_ms) == (NOW_MS, NOW_MS, 5)

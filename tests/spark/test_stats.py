@@ -58,7 +58,7 @@ def snapshots(tmp_path: Path) -> Path:
     return folder
 
 
-def test_given_a_store_when_counted_then_each_figure_is_right(
+def test_stats_of_a_store_are_counted_saved_and_written(
     spark: SparkSession, place: Path, view: TransactionView, snapshots: Path, tmp_path: Path
 ) -> None:
     with LevelDBStore(place, create=True) as store:
@@ -111,7 +111,7 @@ def test_given_a_store_when_counted_then_each_figure_is_right(
     assert dict(table.column("overdue_share").to_pylist()[2])["expired"] == 3 / 7
 
 
-def test_stats_by_another_policy_count_what_it_takes(spark: SparkSession, place: Path, view: TransactionView) -> None:
+def test_stats_with_what_if_count_rows_of_that_policy(spark: SparkSession, place: Path, view: TransactionView) -> None:
     with LevelDBStore(place, create=True) as store:
         fill(store)
     register(spark)
@@ -120,7 +120,7 @@ def test_stats_by_another_policy_count_what_it_takes(spark: SparkSession, place:
     assert orders.overdue["expired"] == 4
 
 
-def test_stats_without_a_store_raise_our_error(spark: SparkSession, place: Path, view: TransactionView) -> None:
+def test_stats_of_missing_store_raise_store_not_found(spark: SparkSession, place: Path, view: TransactionView) -> None:
     register(spark)
     with pytest.raises(StoreNotFound):
         stats.count(spark, {"leveldb": str(place)}, NOW_MS, view)

@@ -39,7 +39,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         yield made
 
 
-def test_given_messages_when_streamed_then_each_has_its_columns(at: Scene) -> None:
+def test_stream_rows_have_all_columns(at: Scene) -> None:
     at.clock.advance(17)
     at.client.publish(ORDERS, [b"one", b"two"])
     query = at.query()
@@ -59,7 +59,7 @@ def test_given_messages_when_streamed_then_each_has_its_columns(at: Scene) -> No
     assert list(first) == STREAM_SCHEMA.names
 
 
-def test_given_more_than_a_batch_takes_when_streamed_then_batches_follow_each_other(at: Scene) -> None:
+def test_stream_splits_many_messages_into_batches(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=4)
     at.publish(*range(10))
     assert query.drain() == texts(*range(10))
@@ -70,14 +70,14 @@ def test_given_more_than_a_batch_takes_when_streamed_then_batches_follow_each_ot
     assert query.payloads(3) == [b"more"]
 
 
-def test_given_no_limit_from_spark_when_streamed_then_all_comes_at_once(at: Scene) -> None:
+def test_stream_with_read_all_available_is_one_batch(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=4)
     at.publish(*range(10))
     assert query.plan(everything())
     assert query.payloads(0) == texts(*range(10))
 
 
-def test_given_several_partitions_when_streamed_then_they_have_equal_shares_in_order(at: Scene) -> None:
+def test_stream_batch_is_divided_among_partitions_in_order(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=10, partitions=3)
     at.publish(*range(9))
     query.plan()
@@ -88,7 +88,7 @@ def test_given_several_partitions_when_streamed_then_they_have_equal_shares_in_o
     ]
 
 
-def test_stream_goes_on_inside_a_large_transaction(at: Scene) -> None:
+def test_stream_continues_within_a_large_transaction(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=4)
     transaction = at.server.manager.start_short()
     at.client.store(ORDERS, texts(*range(6)), transaction=transaction)
@@ -98,7 +98,7 @@ def test_stream_goes_on_inside_a_large_transaction(at: Scene) -> None:
     assert query.drain() == texts(*range(7))
 
 
-def test_given_large_messages_when_read_then_they_come_in_several_arrow_batches(at: Scene) -> None:
+def test_stream_of_large_messages_uses_several_arrow_batches(at: Scene) -> None:
     at.publish(*[b"x" * 1_500_000] * 4)
     query = at.query()
     query.plan()
@@ -108,7 +108,7 @@ def test_given_large_messages_when_read_then_they_come_in_several_arrow_batches(
     reader.stop()
 
 
-def test_stream_of_all_kinds_has_committed_messages_only(at: Scene) -> None:
+def test_stream_returns_only_committed_messages(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     at.commit(at.begin(2))
@@ -121,7 +121,7 @@ def test_stream_of_all_kinds_has_committed_messages_only(at: Scene) -> None:
     assert query.drain() == texts(1, 2, 3)
 
 
-def test_given_something_undecided_when_streamed_then_all_behind_it_waits(at: Scene) -> None:
+def test_stream_stops_before_undecided_messages(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     undecided, doomed = at.begin(2), at.begin("doomed")
@@ -133,7 +133,7 @@ def test_given_something_undecided_when_streamed_then_all_behind_it_waits(at: Sc
     assert query.drain() == texts(1, 2, 3)
 
 
-def test_given_no_transaction_service_wanted_when_streamed_then_everything_comes(at: Scene) -> None:
+def test_stream_with_committed_false_returns_all_messages(at: Scene) -> None:
     query = at.query(committed="false", maxMessagesPerBatch=2)
     at.begin("open")
     at.invalidate(at.begin("invalid"))
@@ -142,7 +142,7 @@ def test_given_no_transaction_service_wanted_when_streamed_then_everything_comes
     assert query.payloads(0) == texts("open", "invalid")
 
 
-def test_stream_batch_is_the_same_after_everything_changed(at: Scene) -> None:
+def test_stream_batch_is_repeatable_after_commits_and_publishes(at: Scene) -> None:
     query = at.query()
     at.commit(at.begin(1))
     invalid, undecided = at.begin("invalid"), at.begin("undecided")
@@ -158,7 +158,7 @@ def test_stream_batch_is_the_same_after_everything_changed(at: Scene) -> None:
     assert query.drain() == texts(1, "undecided", 2, 3)
 
 
-def test_stream_from_latest_that_is_killed_starts_where_it_did(at: Scene) -> None:
+def test_killed_stream_from_latest_keeps_its_start(at: Scene) -> None:
     at.publish("before")
     query = at.query(startingPosition="latest")
     assert query.plan(), "an empty batch, which says where it begins"
@@ -173,7 +173,7 @@ def test_stream_from_latest_that_is_killed_starts_where_it_did(at: Scene) -> Non
     assert query.drain() == texts("after", "later")
 
 
-def test_given_latest_of_an_empty_topic_when_streamed_then_all_that_comes_is_read(at: Scene) -> None:
+def test_stream_from_latest_of_empty_topic_reads_new_messages(at: Scene) -> None:
     query = at.query(startingPosition="latest")
     query.plan()
     at.publish(1)
@@ -234,7 +234,7 @@ class History:
     partitions=st.integers(1, 3),
     seed=st.integers(0, 2**32),
 )
-def test_stream_of_a_random_history_is_what_is_committed(
+def test_stream_of_random_history_returns_committed_messages(
     steps: list[str], most: int, partitions: int, seed: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, scene(patch) as at:
@@ -248,7 +248,7 @@ def test_stream_of_a_random_history_is_what_is_committed(
         assert {number: query.rows(number) for number in history.read} == history.read
 
 
-def test_given_a_place_when_streamed_then_it_begins_there(at: Scene) -> None:
+def test_stream_starts_at_the_given_position(at: Scene) -> None:
     at.publish(*range(6), pause_ms=1000)
     third = list(at.client.poll(ORDERS))[3].id
     moment = datetime.fromtimestamp((NOW_MS + 3000) / 1000, UTC)
@@ -257,7 +257,7 @@ def test_given_a_place_when_streamed_then_it_begins_there(at: Scene) -> None:
         assert at.query(startingPosition=place).drain() == expected
 
 
-def test_stream_from_a_time_to_come_misses_nothing(at: Scene) -> None:
+def test_stream_from_a_future_time_misses_no_message(at: Scene) -> None:
     begin_ms = NOW_MS + 3 * TTL_SECONDS * 1000
     query = at.query(startingPosition=begin_ms)
     assert query.drain() == []
@@ -270,14 +270,14 @@ def test_stream_from_a_time_to_come_misses_nothing(at: Scene) -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [-40 * 86_400_000, -3_000, -1, 0, 1, 5_000])
-def test_given_any_clock_when_the_last_message_is_looked_for_then_it_is_found(ahead_ms: int, at: Scene) -> None:
+def test_newest_finds_last_message_with_any_clock(ahead_ms: int, at: Scene) -> None:
     at.publish(*range(5), pause_ms=700)
     at.begin("the last")
     last = list(at.client.poll(ORDERS))[-1].id
     assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms() - ahead_ms) == last
 
 
-def test_newest_of_many_messages_reads_hardly_any(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_of_many_messages_starts_near_the_last(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[StreamPosition] = []
 
     def watched(client: Client, topic: TopicId, place: StreamPosition, **options: Any) -> Iterator[Message]:
@@ -292,11 +292,11 @@ def test_newest_of_many_messages_reads_hardly_any(at: Scene, monkeypatch: pytest
     assert found.publish_ms - 64 <= begun[0].ms <= found.publish_ms
 
 
-def test_given_an_empty_topic_when_the_last_message_is_looked_for_then_there_is_none(at: Scene) -> None:
+def test_newest_of_empty_topic_is_none(at: Scene) -> None:
     assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms()) is None
 
 
-def test_given_a_query_that_ends_when_more_comes_then_it_ends_all_the_same(at: Scene) -> None:
+def test_available_now_query_ignores_later_messages(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=2)
     at.publish(*range(5))
     undecided = at.begin("undecided")
@@ -313,7 +313,7 @@ def test_given_a_query_that_ends_when_more_comes_then_it_ends_all_the_same(at: S
     assert query.drain() == texts(*range(5), "undecided", "later")
 
 
-def test_given_an_empty_topic_when_a_query_ends_then_it_reads_nothing(at: Scene) -> None:
+def test_available_now_query_of_empty_topic_reads_nothing(at: Scene) -> None:
     query = at.query()
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()
@@ -321,7 +321,7 @@ def test_given_an_empty_topic_when_a_query_ends_then_it_reads_nothing(at: Scene)
     assert query.drain() == []
 
 
-def test_stream_without_news_waits_longer_and_longer(at: Scene) -> None:
+def test_stream_without_new_messages_polls_less_often(at: Scene) -> None:
     slept: list[float] = []
 
     class Slept(ManualClock):
@@ -337,7 +337,7 @@ def test_stream_without_news_waits_longer_and_longer(at: Scene) -> None:
     assert 0.5 <= slept[-1] <= 1
 
 
-def test_stream_with_expired_messages_names_the_first(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_stream_with_expired_messages_names_the_first_missing(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
     strict, patient = at.query(maxMessagesPerBatch=2), at.query(maxMessagesPerBatch=2, failOnDataLoss="false")
     at.publish(*range(4))
     third = list(at.client.poll(ORDERS))[2].id
@@ -352,7 +352,7 @@ def test_stream_with_expired_messages_names_the_first(at: Scene, caplog: pytest.
     assert f"starting with {third}" in caplog.text
 
 
-def test_stream_away_for_longer_than_the_ttl_says_so(at: Scene) -> None:
+def test_stream_stopped_for_longer_than_the_ttl_fails(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     query.plan()
@@ -364,7 +364,7 @@ def test_stream_away_for_longer_than_the_ttl_says_so(at: Scene) -> None:
         query.plan()
 
 
-def test_stream_of_a_quiet_topic_loses_nothing(at: Scene) -> None:
+def test_stream_of_idle_topic_plans_batches_and_loses_nothing(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     for _ in range(30):
@@ -378,7 +378,7 @@ def test_stream_of_a_quiet_topic_loses_nothing(at: Scene) -> None:
     assert query.payloads(len(query.offsets) - 1) == texts(2)
 
 
-def test_stream_behind_a_long_transaction_says_what_expired(at: Scene) -> None:
+def test_stream_blocked_by_long_transaction_reports_expiry(at: Scene) -> None:
     query = at.query()
     query.plan()
     undecided = at.begin("undecided", long=True)
@@ -392,7 +392,7 @@ def test_stream_behind_a_long_transaction_says_what_expired(at: Scene) -> None:
         query.plan()
 
 
-def test_stream_beside_a_long_transaction_loses_nothing(at: Scene) -> None:
+def test_stream_with_unrelated_long_transaction_keeps_planning(at: Scene) -> None:
     query = at.query()
     at.server.manager.start_long()
     for number in range(15):
@@ -402,7 +402,7 @@ def test_stream_beside_a_long_transaction_loses_nothing(at: Scene) -> None:
         at.clock.advance(TTL_SECONDS * 100)
 
 
-def test_stream_that_missed_a_message_at_its_end_says_so(at: Scene) -> None:
+def test_stream_that_missed_late_commit_reports_possible_expiry(at: Scene) -> None:
     query = at.query()
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()
@@ -416,7 +416,7 @@ def test_stream_that_missed_a_message_at_its_end_says_so(at: Scene) -> None:
         query.plan()
 
 
-def test_stream_batch_that_expired_is_an_error_or_a_warning(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_expired_stream_batch_fails_or_warns(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
     for strict in (True, False):
         query = at.query(failOnDataLoss=str(strict).lower())
         at.publish(1, 2)
@@ -431,7 +431,7 @@ def test_stream_batch_that_expired_is_an_error_or_a_warning(at: Scene, caplog: p
             assert "its task read 0 messages" in caplog.text
 
 
-def test_stream_of_a_topic_made_again_is_an_error_or_a_warning(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_stream_of_recreated_topic_fails_or_warns(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
     strict, patient = at.query(), at.query(failOnDataLoss="false")
     at.publish(1)
     strict.plan()
@@ -451,7 +451,7 @@ def test_stream_of_a_topic_made_again_is_an_error_or_a_warning(at: Scene, caplog
     assert "deleted and created again" in caplog.text
 
 
-def test_stream_batch_with_late_rows_is_an_error(at: Scene) -> None:
+def test_stream_batch_with_late_rows_fails(at: Scene) -> None:
     query = at.query(committed="false")
     transaction = at.server.manager.start_short()
     at.client.store(ORDERS, [b"early"], transaction=transaction)
@@ -490,7 +490,7 @@ class _Answer:
         pass
 
 
-def test_stream_answer_that_breaks_off_goes_on_behind() -> None:
+def test_messages_continue_after_a_truncated_response() -> None:
     client: Any = Breaking(3)
     found = [message.id.sequence for message in messages(client, TopicId("a", "b"), EARLIEST, view=None, limit=6)]
     assert found == list(range(6))
@@ -499,7 +499,7 @@ def test_stream_answer_that_breaks_off_goes_on_behind() -> None:
     assert len(list(messages(just, TopicId("a", "b"), EARLIEST, view=None, limit=3))) == 3
 
 
-def test_given_answers_without_any_message_when_read_then_it_gives_up() -> None:
+def test_messages_of_empty_truncated_response_raise_unanswered() -> None:
     client: Any = Breaking(0)
     with pytest.raises(Unanswered):
         list(messages(client, TopicId("a", "b"), EARLIEST, view=None))
@@ -529,19 +529,19 @@ GIVEN = {"url": "http://127.0.0.1:1", "topic": ORDERS}
         ({"ca_file": "/nowhere"}, "ca_file is /nowhere"),
     ],
 )
-def test_stream_with_a_wrong_option_names_it(options: dict[str, str | None], message: str) -> None:
+def test_stream_with_wrong_option_names_it(options: dict[str, str | None], message: str) -> None:
     given = {name: value for name, value in {**GIVEN, **options}.items() if value is not None}
     with pytest.raises(ConfigurationError, match=message):
         TmsSource(given)
 
 
-def test_given_a_secret_when_options_are_refused_then_it_is_not_said() -> None:
+def test_rejected_options_do_not_reveal_a_secret() -> None:
     with pytest.raises(ConfigurationError) as caught:
         TmsSource({**GIVEN, "token": "secret"})
     assert "secret" not in str(caught.value)
 
 
-def test_given_options_of_the_one_when_the_other_is_asked_for_then_it_says_which() -> None:
+def test_options_of_the_other_reader_are_reported() -> None:
     stream, store = TmsSource(GIVEN), TmsSource({"leveldb": "/nowhere"})
     assert stream.schema() == STREAM_SCHEMA
     with pytest.raises(ConfigurationError, match=r"spark\.readStream"):
@@ -551,13 +551,13 @@ def test_given_options_of_the_one_when_the_other_is_asked_for_then_it_says_which
     stream.streamReader(stream.schema())
 
 
-def test_given_no_such_topic_when_planned_then_the_error_names_it(at: Scene) -> None:
+def test_stream_of_missing_topic_names_it(at: Scene) -> None:
     at.client.delete_topic(ORDERS)
     with pytest.raises(TopicNotFound, match=ORDERS):
         at.query().plan()
 
 
-def test_given_no_server_when_planned_then_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_with_unreachable_server_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "RETRIES", SOON)
     reader = StreamReader(Feed.parse(GIVEN))
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 "):
@@ -565,7 +565,7 @@ def test_given_no_server_when_planned_then_the_error_says_what_to_do(monkeypatch
     reader.stop()
 
 
-def test_given_a_token_that_nobody_knows_when_planned_then_the_error_says_so(tmp_path: Path) -> None:
+def test_stream_with_unknown_token_is_unauthorized(tmp_path: Path) -> None:
     identities = TokenIdentities(tmp_path)
     file = tmp_path / "token"
     file.write_text(identities.wrong("consumer"))
@@ -591,7 +591,7 @@ def test_given_a_token_that_nobody_knows_when_planned_then_the_error_says_so(tmp
         ({"next": "x"}, "cannot be read"),
     ],
 )
-def test_stream_of_a_foreign_checkpoint_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_stream_with_wrong_checkpoint_is_rejected(changes: dict[str, Any], message: str) -> None:
     offset = Offset(ORDERS, 1, EARLIEST, NOW_MS).to_json()
     alone = StreamOffset(ORDERS, 1, (Offset(ORDERS, 1, EARLIEST, NOW_MS),))
     assert StreamOffset.parse(offset, ORDERS) == alone
@@ -600,7 +600,7 @@ def test_stream_of_a_foreign_checkpoint_is_refused(changes: dict[str, Any], mess
         StreamOffset.parse({**offset, **changes}, ORDERS)
 
 
-def test_stream_of_offsets_with_a_gap_is_refused(at: Scene) -> None:
+def test_stream_with_gap_in_offsets_is_rejected(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=1)
     at.publish(1, 2, 3)
     query.drain()
@@ -609,7 +609,7 @@ def test_stream_of_offsets_with_a_gap_is_refused(at: Scene) -> None:
         query.rows(1)
 
 
-def test_given_a_batch_that_ends_where_it_begins_when_read_then_it_is_empty(at: Scene) -> None:
+def test_stream_batch_with_equal_offsets_is_empty(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     query.plan()
@@ -625,16 +625,16 @@ def test_given_a_batch_that_ends_where_it_begins_when_read_then_it_is_empty(at: 
     "place",
     [EARLIEST, StreamPosition(5), StreamPosition(MessageId(1, 2, 3, 4)), StreamPosition.after_message(MessageId(1, 2))],
 )
-def test_given_a_place_when_written_and_read_then_it_is_the_same(place: StreamPosition) -> None:
+def test_stream_position_round_trips(place: StreamPosition) -> None:
     assert StreamPosition.parse(str(place)) == place
 
 
-def test_given_a_time_when_a_place_begins_there_then_nothing_behind_it_is_older() -> None:
+def test_stream_position_ms_is_its_start_time() -> None:
     assert (EARLIEST.ms, StreamPosition(7).ms, StreamPosition(MessageId(9, 1)).ms) == (0, 7, 9)
     assert Feed.parse({**GIVEN, "startingPosition": "7"}).begin == StreamPosition(7)
 
 
-def test_given_a_partition_when_it_is_sent_then_nothing_of_the_client_goes_with_it(at: Scene) -> None:
+def test_stream_partition_contains_no_client(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     query.plan()

@@ -74,7 +74,7 @@ class Driver:
         )
 
 
-def test_stream_of_killed_drivers_copies_each_message_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_stream_with_killed_drivers_copies_each_message_once(spark: SparkSession, tmp_path: Path) -> None:
     with (
         Serve(configure(tmp_path)) as server,
         TransactionClient(server.transactions) as service,

@@ -38,7 +38,7 @@ def addresses() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("properties", [{}, {"partitions": "2"}], ids=["ordinary", "partitions"])
-def test_the_example_runs(
+def test_example_of_the_page_runs(
     properties: dict[str, str], spark: SparkSession, addresses: tuple[str, str], tmp_path: Path
 ) -> None:
     url, transactions = addresses
@@ -62,7 +62,9 @@ def test_the_example_runs(
     assert sorted(found) == [b"bill of one", b"bill of two"]
 
 
-def test_stream_without_a_topic_is_our_error(spark: SparkSession, addresses: tuple[str, str], tmp_path: Path) -> None:
+def test_stream_query_of_missing_topic_raises_topic_not_found(
+    spark: SparkSession, addresses: tuple[str, str], tmp_path: Path
+) -> None:
     url, transactions = addresses
     register(spark)
     stream = spark.readStream.format("tms").options(url=url, topic="default:none", transactions=transactions).load()
@@ -79,7 +81,7 @@ def test_stream_without_a_topic_is_our_error(spark: SparkSession, addresses: tup
         spark.readStream.format("tms").option("topic", "default:none").load()
 
 
-def test_every_option_and_column_is_on_the_page() -> None:
+def test_page_documents_every_option_and_column() -> None:
     table = {name for cell in re.findall(r"^\| (`.+?) \|", SECTION, flags=re.MULTILINE) for name in cell.split(", ")}
     with pytest.raises(ConfigurationError) as caught:
         Feed.parse({"wrong": ""})

@@ -54,7 +54,7 @@ def topics_of(query: Query, number: int) -> list[list[str]]:
     return [sorted({row["topic"] for row in part}) for part in query.parts(number)]
 
 
-def test_given_partitions_when_streamed_then_a_task_reads_each(at: Scene) -> None:
+def test_stream_reads_each_partition_in_its_own_task(at: Scene) -> None:
     query = at.query(topic=EVENTS)
     publish(at, *range(40))
     assert sorted(query.drain()) == sorted(texts(*range(40)))
@@ -64,7 +64,7 @@ def test_given_partitions_when_streamed_then_a_task_reads_each(at: Scene) -> Non
     assert not query.plan()
 
 
-def test_partitions_share_a_batch_that_is_full(at: Scene) -> None:
+def test_partitions_share_the_batch_limit(at: Scene) -> None:
     query, least = at.query(topic=EVENTS, maxMessagesPerBatch=8), at.query(topic=EVENTS, maxMessagesPerBatch=1)
     publish(at, *range(20))
     publish(at, *range(20, 28), key="one")
@@ -74,7 +74,7 @@ def test_partitions_share_a_batch_that_is_full(at: Scene) -> None:
     assert [len(part) for part in query.parts(0)] == [2] * 4
 
 
-def test_partitions_batch_is_the_same_after_changes(at: Scene) -> None:
+def test_batch_of_partitions_is_repeatable_after_changes(at: Scene) -> None:
     query = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, *range(12), key="one")
     query.drain()
@@ -88,7 +88,7 @@ def test_partitions_batch_is_the_same_after_changes(at: Scene) -> None:
         query.rows(1)
 
 
-def test_partitions_of_another_number_follow_the_former_ones(at: Scene) -> None:
+def test_new_partitions_are_read_after_the_previous_ones(at: Scene) -> None:
     query = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, 1, 2, 3)
     undecided = at.server.manager.start_short()
@@ -102,7 +102,7 @@ def test_partitions_of_another_number_follow_the_former_ones(at: Scene) -> None:
     assert topics_of(query, len(query.offsets) - 1)[0][0].startswith("events-f2-")
 
 
-def test_partitions_that_are_sealed_deliver_a_late_message(at: Scene) -> None:
+def test_sealed_partitions_return_a_late_message(at: Scene) -> None:
     query = at.query(topic=EVENTS)
     publish(at, 1)
     change(at, 2)
@@ -116,7 +116,7 @@ def test_partitions_that_are_sealed_deliver_a_late_message(at: Scene) -> None:
     assert query.drain() == [*texts(1, 2), b"late"]
 
 
-def test_partitions_of_an_ordinary_topic_go_on_from_its_place(at: Scene) -> None:
+def test_topic_that_gets_partitions_continues_from_its_offset(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=2)
     at.publish(*range(5))
     query.plan()
@@ -133,7 +133,9 @@ def test_partitions_of_an_ordinary_topic_go_on_from_its_place(at: Scene) -> None
 @pytest.mark.parametrize(
     ("begin", "expected"), [("latest", [3, 4]), (NOW_MS + 3, [2, 3, 4]), ("earliest", [1, 2, 3, 4])]
 )
-def test_partitions_of_two_families_start_at_a_place(begin: str | int, expected: list[int], at: Scene) -> None:
+def test_partitions_of_two_families_start_at_the_given_position(
+    begin: str | int, expected: list[int], at: Scene
+) -> None:
     publish(at, 1)
     change(at, 2)
     publish(at, 2)
@@ -146,7 +148,7 @@ def test_partitions_of_two_families_start_at_a_place(begin: str | int, expected:
     assert query.drain() == texts(*expected)
 
 
-def test_partitions_of_a_later_number_start_at_a_time_to_come(at: Scene) -> None:
+def test_new_partitions_start_at_a_future_time(at: Scene) -> None:
     query = at.query(topic=EVENTS, startingPosition=NOW_MS + 1000)
     query.plan()
     change(at, 2)
@@ -157,7 +159,7 @@ def test_partitions_of_a_later_number_start_at_a_time_to_come(at: Scene) -> None
     assert query.drain() == texts(2)
 
 
-def test_partitions_that_come_later_do_not_extend_a_query(at: Scene) -> None:
+def test_available_now_query_ignores_later_partitions(at: Scene) -> None:
     query = at.query(topic=EVENTS)
     publish(at, 1, 2)
     query.reader = query.new_reader()
@@ -170,7 +172,7 @@ def test_partitions_that_come_later_do_not_extend_a_query(at: Scene) -> None:
     assert sorted(query.drain()) == texts(1, 2, 3, 4)
 
 
-def test_partitions_that_are_gone_say_what_expired_in_them(at: Scene) -> None:
+def test_deleted_partitions_report_expired_messages(at: Scene) -> None:
     strict, patient = at.query(topic=EVENTS), at.query(topic=EVENTS, failOnDataLoss="false")
     full = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, *range(12), key="one")
@@ -195,7 +197,7 @@ def test_partitions_that_are_gone_say_what_expired_in_them(at: Scene) -> None:
     assert patient.rows(0) == []
 
 
-def test_partitions_of_a_topic_made_again_are_reported(at: Scene) -> None:
+def test_partitions_of_recreated_topic_are_reported(at: Scene) -> None:
     strict, patient = at.query(topic=EVENTS), at.query(topic=EVENTS, failOnDataLoss="false")
     change(at, 2)
     publish(at, 1)
@@ -210,7 +212,7 @@ def test_partitions_of_a_topic_made_again_are_reported(at: Scene) -> None:
     assert (row["payload"], row["generation"]) == (b"2", 2)
 
 
-def test_given_a_topic_with_routes_when_streamed_then_the_routes_are_named(at: Scene) -> None:
+def test_stream_of_topic_with_routes_names_the_routes(at: Scene) -> None:
     at.client.create_topic("default:clicks", properties={"routes": '{"users": 2, "pages": 3}'})
     with pytest.raises(Refused, match=r"topic .*default:clicks-users, default:clicks-pages"):
         at.query(topic="default:clicks").plan()
@@ -269,7 +271,7 @@ class History:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(6))
-def test_partitions_of_a_random_history_keep_the_order_of_keys(seed: int, at: Scene) -> None:
+def test_partitions_of_random_history_keep_order_per_key(seed: int, at: Scene) -> None:
     history = History(at, seed)
     steps = {"produce": 8, "begin": 2, "decide": 3, "change": 1.5, "plan": 5, "kill": 1}
     for step in history.random.choices(tuple(steps), tuple(steps.values()), k=80):

@@ -83,7 +83,7 @@ def adopted(scene: Scene) -> tuple[SaltedStore, SqliteState]:
 @pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7))
 @settings(max_examples=settings().max_examples // 2)
-def test_tasks_on_a_random_store_do_what_one_process_does(scene: Scene, batch_rows: int) -> None:
+def test_tasks_on_random_store_match_one_process(scene: Scene, batch_rows: int) -> None:
     outcomes = []
     for on_tasks in (True, False):
         store, state = adopted(scene)
@@ -104,7 +104,7 @@ def test_tasks_on_a_random_store_do_what_one_process_does(scene: Scene, batch_ro
 @pytest.mark.no_cover
 @given(scenes(), st.data())
 @settings(max_examples=settings().max_examples // 2)
-def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, data: st.DataObject) -> None:
+def test_sweep_of_randomly_cut_salts_matches_one_process(scene: Scene, data: st.DataObject) -> None:
     cuts = sorted(set(data.draw(st.lists(st.sampled_from([b"a:t1:", *scene.messages, *scene.payloads]), max_size=3))))
 
     def cut(run: Run) -> list[tuple[Part, Reads]]:
@@ -131,7 +131,7 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
     assert outcomes[0] == outcomes[1]
 
 
-def test_parts_without_rows_get_no_task_and_no_share_of_the_rate() -> None:
+def test_parts_without_rows_get_no_task_and_no_rate_share() -> None:
     store = SaltedStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
     kit = kit_on(store, rows_per_second=400)
@@ -143,7 +143,7 @@ def test_parts_without_rows_get_no_task_and_no_share_of_the_rate() -> None:
 @pytest.mark.no_cover
 @given(scenes(), st.data())
 @settings(max_examples=settings().max_examples // 2)
-def test_tasks_plan_pieces_cut_anywhere_as_one_does(scene: Scene, data: st.DataObject) -> None:
+def test_plan_of_randomly_cut_pieces_matches_one_process(scene: Scene, data: st.DataObject) -> None:
     store = MemoryStore()
     scene.fill(store)
     cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *scene.messages, *scene.payloads]), max_size=4))
@@ -202,7 +202,7 @@ def run_of(kit: LocalKit) -> Run:
     return make_run(kit.engine.deps, prepare(kit.engine.deps), kind="full")
 
 
-def test_tasks_that_run_twice_delete_once_and_are_in_the_ledger() -> None:
+def test_duplicate_tasks_delete_once_and_are_in_the_ledger() -> None:
     kit = kit_on(filled())
     kit.sender.times = 2
     report = kit.engine.run_once(adopt=True)
@@ -220,7 +220,7 @@ def test_tasks_that_run_twice_delete_once_and_are_in_the_ledger() -> None:
     assert run.result == "done"
 
 
-def test_task_that_is_killed_beside_another_is_in_the_ledger() -> None:
+def test_killed_duplicate_task_is_in_the_ledger() -> None:
     store, expiries = filled(), Expiries(MemorySide())
     early = MessageKey(TopicId("default", "orders"), 1, NOW_MS - MINUTE, 0).pack()
     expiries.put([(early, NOW_MS)])
@@ -248,7 +248,7 @@ def test_task_that_is_killed_beside_another_is_in_the_ledger() -> None:
     assert lost[0].start < early, "and not what the driver itself took, of which it knows the number"
 
 
-def test_task_that_fails_for_good_fails_the_run_with_its_ranges() -> None:
+def test_permanently_failed_task_fails_the_run() -> None:
     kit = kit_on(filled())
 
     def fail(part: Part) -> None:
@@ -269,7 +269,7 @@ def test_task_that_fails_for_good_fails_the_run_with_its_ranges() -> None:
     assert rows_of(kit.store) == swept(filled())
 
 
-def test_task_with_a_store_that_fails_names_step_and_part() -> None:
+def test_task_with_failing_store_names_its_part() -> None:
     kit = kit_on(filled())
 
     store = kit.store.parts()[1]
@@ -279,7 +279,7 @@ def test_task_with_a_store_that_fails_names_step_and_part() -> None:
         perform(environment, Part(run_of(kit), 1, 7), 0)
 
 
-def test_task_that_meets_another_topic_plans_it_again() -> None:
+def test_task_with_changed_topic_plans_it_again() -> None:
     store = filled()
     kit = kit_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
@@ -302,7 +302,7 @@ def test_task_that_meets_another_topic_plans_it_again() -> None:
     assert topic(store, "default:retired", ttl_seconds=1, generation=-1).times() == []
 
 
-def test_given_a_topic_that_never_rests_when_swept_then_it_is_left_for_the_next_run() -> None:
+def test_constantly_changing_topic_is_left_for_the_next_run() -> None:
     store = filled()
     kit = kit_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
@@ -317,7 +317,7 @@ def test_given_a_topic_that_never_rests_when_swept_then_it_is_left_for_the_next_
     assert kit.state.runs(1)[0].result == "partial"
 
 
-def test_given_a_pause_while_tasks_are_at_work_then_nothing_more_goes() -> None:
+def test_pause_during_tasks_stops_deletes() -> None:
     kit = kit_on(filled())
     before = rows_of(kit.store)
     kit.sender.before = lambda *_: kit.state.pause("default:*", NOW_MS)
@@ -325,7 +325,7 @@ def test_given_a_pause_while_tasks_are_at_work_then_nothing_more_goes() -> None:
     assert rows_of(kit.store) == before
 
 
-def test_task_without_the_state_ends_the_run_without_a_proof() -> None:
+def test_task_without_state_fails_the_run_without_evidence() -> None:
     kit = kit_on(filled())
     closed = SqliteState.in_memory()
     closed.close()
@@ -343,7 +343,7 @@ def test_task_without_the_state_ends_the_run_without_a_proof() -> None:
     assert [run.result for run in kit.state.runs(10)] == ["failed"]
 
 
-def test_task_that_loses_the_lease_ends_the_run() -> None:
+def test_task_that_loses_the_lease_stops_the_run() -> None:
     store, state, clock = filled(), SqliteState.in_memory(), ManualClock(NOW_MS, monotonic_ms=DAY)
     lease = Lease(state, "first", 60, clock)
     lease.acquire()
@@ -362,7 +362,7 @@ def test_task_that_loses_the_lease_ends_the_run() -> None:
     assert all(left < there for left, there in zip(after[:2], before[:2], strict=True))
 
 
-def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None:
+def test_task_of_a_finished_run_deletes_nothing() -> None:
     kit = kit_on(filled())
     kit.engine.run_once(adopt=True)
     late = topic(kit.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 3 * HOUR)
@@ -375,7 +375,7 @@ def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None
     assert rows_of(kit.store) == before
 
 
-def test_task_may_write_under_the_lease_of_its_run_alone() -> None:
+def test_followed_lease_accepts_only_the_lease_of_its_run() -> None:
     state, clock = SqliteState.in_memory(), ManualClock(NOW_MS)
     lease = Lease(state, "driver", 60, clock)
     lease.acquire()
@@ -398,7 +398,7 @@ def test_task_may_write_under_the_lease_of_its_run_alone() -> None:
         followed.check()
 
 
-def test_tasks_of_a_driver_that_stops_are_ended(spark: SparkSession, tmp_path: Path) -> None:
+def test_stop_request_cancels_running_tasks(spark: SparkSession, tmp_path: Path) -> None:
     kit = kit_on(filled())
     mark = tmp_path / "at-work"
     part = Part(run_of(kit), 0, 0)
@@ -413,7 +413,7 @@ def test_tasks_of_a_driver_that_stops_are_ended(spark: SparkSession, tmp_path: P
     assert spark.range(3).count() == 3
 
 
-def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
+def test_rate_limit_is_divided_among_tasks() -> None:
     kit = kit_on(filled(), rows_per_second=400)
     started_ms = kit.clock.monotonic_ms()
     report = kit.engine.run_once(adopt=True)
@@ -427,7 +427,7 @@ def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
     assert kit.clock.monotonic_ms() - started_ms >= rows / fastest * 1000 - 100
 
 
-def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_goes(tmp_path: Path) -> None:
+def test_tasks_archive_every_deleted_row_once(tmp_path: Path) -> None:
     kit = kit_on(filled())
     archive = ParquetArchive(tmp_path, kit.clock)
     kit.sender.environment.keeper = archive.begin
@@ -441,7 +441,7 @@ def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_
     assert {summarise(path).run_id for path in files} == {report.id}
 
 
-def test_tasks_after_a_crash_with_an_archive_lose_no_row(tmp_path: Path) -> None:
+def test_crash_before_delete_leaves_rows_archived_and_stored(tmp_path: Path) -> None:
     kit = kit_on(filled())
     archive = ParquetArchive(tmp_path, kit.clock)
     kit.sender.environment.keeper = archive.begin
@@ -459,7 +459,7 @@ def test_tasks_after_a_crash_with_an_archive_lose_no_row(tmp_path: Path) -> None
     assert archived
 
 
-def test_tasks_without_room_in_the_archive_delete_nothing() -> None:
+def test_tasks_with_full_archive_delete_nothing() -> None:
     class Full:
         def save(self, *_: Any) -> Any:
             raise ArchiveError("the disk is full.")
@@ -472,7 +472,7 @@ def test_tasks_without_room_in_the_archive_delete_nothing() -> None:
     assert any("archived" in error for error in report.errors)
 
 
-def test_given_a_leveldb_store_when_cut_then_its_shares_cover_it_once(place: Path) -> None:
+def test_shares_of_leveldb_store_cover_each_key_once(place: Path) -> None:
     with LevelDBStore(place, create=True) as store:
         made = topic(store, "default:orders", ttl_seconds=3600)
         bodies = random.Random(7)
