@@ -37,7 +37,7 @@ def topic(program: Program, request: pytest.FixtureRequest) -> str:
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_when_cdap_goes_through_its_life_then_each_step_is_as_in_cdap(program: Program) -> None:
+def test_cdap_client_creates_updates_and_deletes_a_topic(program: Program) -> None:
     program.call("create", "life", properties={"ttl": 60, "owner": "me"})
     assert program.call("get", "life") == {"generation": "1", "owner": "me", "ttl": "60"}
     with pytest.raises(Refused, match="TopicAlreadyExists"):
@@ -61,20 +61,20 @@ def test_given_a_topic_when_cdap_goes_through_its_life_then_each_step_is_as_in_c
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_cdap_fetches_the_bytes_it_published_in_order(program: Program, topic: str) -> None:
+def test_cdap_client_fetches_published_bytes_in_order(program: Program, topic: str) -> None:
     messages = [b"a", b"", b"\xff\x00", b"x" * 100_000]
     assert program.publish(topic, *messages) is None
     assert program.publish(topic, b"last") is None
     assert program.fetch(topic) == [*messages, b"last"]
 
 
-def test_given_more_than_many_chunks_when_cdap_fetches_then_all_of_them_are_there(program: Program, topic: str) -> None:
+def test_cdap_client_fetches_all_chunks_of_a_long_response(program: Program, topic: str) -> None:
     messages = [number.to_bytes(4, "big") * 250 for number in range(2000)]
     program.publish(topic, *messages)
     assert program.fetch(topic) == messages
 
 
-def test_cdap_fetch_by_start_time_and_limit_is_ours(program: Program, topic: str) -> None:
+def test_cdap_client_fetches_by_id_time_and_limit(program: Program, topic: str) -> None:
     program.publish(topic, b"a", b"b", b"c", b"d")
     ids = program.ids(topic)
     assert program.fetch(topic, id=ids[1], inclusive=True) == [b"b", b"c", b"d"]
@@ -87,7 +87,7 @@ def test_cdap_fetch_by_start_time_and_limit_is_ours(program: Program, topic: str
     assert program.fetch(topic, time=time_ms + 1) == []
 
 
-def test_given_stored_payloads_when_cdap_pages_through_them_then_none_is_lost(program: Program, topic: str) -> None:
+def test_cdap_client_pages_through_all_stored_payloads(program: Program, topic: str) -> None:
     payloads = [bytes([number]) for number in range(10)]
     transaction = program.call("begin")
     program.call("store", topic, transaction=transaction, messages=[payload.hex() for payload in payloads[:6]])
@@ -107,7 +107,7 @@ def test_given_stored_payloads_when_cdap_pages_through_them_then_none_is_lost(pr
 # --- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_cdap_sees_a_committed_transaction_in_a_later_one(program: Program, topic: str) -> None:
+def test_cdap_client_reads_committed_messages_in_later_transaction(program: Program, topic: str) -> None:
     writing = program.call("begin")
     program.publish(topic, b"a", b"b", transaction=writing)
     meanwhile = program.call("begin")
@@ -118,7 +118,7 @@ def test_cdap_sees_a_committed_transaction_in_a_later_one(program: Program, topi
     assert program.fetch(topic, transaction=program.call("begin")) == [b"a", b"b"]
 
 
-def test_cdap_sees_no_publish_that_was_rolled_back(program: Program, topic: str) -> None:
+def test_cdap_client_skips_rolled_back_publish_in_a_transaction(program: Program, topic: str) -> None:
     writing = program.call("begin")
     published = program.publish(topic, b"a", transaction=writing)
     kept = program.publish(topic, b"b", transaction=writing)
@@ -129,7 +129,7 @@ def test_cdap_sees_no_publish_that_was_rolled_back(program: Program, topic: str)
     assert program.fetch(topic) == [b"a", b"b"]
 
 
-def test_cdap_skips_an_invalid_transaction(program: Program, topic: str) -> None:
+def test_cdap_client_skips_messages_of_invalid_transaction(program: Program, topic: str) -> None:
     failing, good = program.call("begin"), program.call("begin")
     program.publish(topic, b"bad", transaction=failing)
     program.publish(topic, b"good", transaction=good)
@@ -139,7 +139,7 @@ def test_cdap_skips_an_invalid_transaction(program: Program, topic: str) -> None
     assert program.fetch(topic, transaction=program.call("begin")) == [b"good"]
 
 
-def test_given_a_transaction_past_its_lifetime_when_cdap_publishes_then_it_fails(program: Program, topic: str) -> None:
+def test_cdap_publish_in_transaction_past_its_lifetime_fails(program: Program, topic: str) -> None:
     with pytest.raises(Refused, match="lifetime"):
         program.publish(topic, b"a", pointer=5)
     assert program.fetch(topic) == []
@@ -148,7 +148,7 @@ def test_given_a_transaction_past_its_lifetime_when_cdap_publishes_then_it_fails
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_cdap_rolls_back_rows_by_negative_sequence_numbers(java: Interop, tmp_path: Path) -> None:
+def test_cdap_client_rolls_back_negative_sequence_numbers(java: Interop, tmp_path: Path) -> None:
     ahead = ManualClock(SystemClock().now_ms() + 30_000, monotonic_ms=86_400_000)
     with (
         LevelDBStore(tmp_path / "messaging", create=True) as store,

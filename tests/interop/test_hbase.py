@@ -75,7 +75,7 @@ def kit(hbase_tables: Tables, our_tables: str) -> Iterator[Kit]:
 # --- tables made by CDAP ---------------------------------------------------------------------------------------------
 
 
-def test_tables_of_cdap_after_a_sweep_have_what_is_live(
+def test_sweep_of_cdap_tables_on_hbase_keeps_live_messages(
     java: Interop, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
 ) -> None:
     # Given
@@ -108,7 +108,7 @@ def test_tables_of_cdap_after_a_sweep_have_what_is_live(
     assert all(line in again for line in served_by(java, place, emptied))
 
 
-def test_tables_of_cdap_have_the_attributes_of_ours(
+def test_cdap_tables_have_same_attributes_as_created_tables(
     java: Interop, hbase: HBaseServer, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
 ) -> None:
     java.run("write", place, 1, "--rows", 1, "--topics", 1, "--snapshots", tmp_path)
@@ -134,7 +134,7 @@ def test_tables_of_cdap_have_the_attributes_of_ours(
 # --- tables made by us -----------------------------------------------------------------------------------------------
 
 
-def test_tables_of_ours_are_read_and_written_by_cdap(start: Callable[[], Program], kit: Kit) -> None:
+def test_created_tables_are_read_and_written_by_cdap(start: Callable[[], Program], kit: Kit) -> None:
     # Given
     begun = kit.clock.now_ms() * 1_000_000
     kit.create("orders", ttl="3600", owner="we & they")
@@ -178,7 +178,7 @@ def test_tables_of_ours_are_read_and_written_by_cdap(start: Callable[[], Program
         assert program.fetch("orders") == [*ours, *theirs, b"last"]
 
 
-def test_topics_of_either_side_have_the_same_life_for_both(start: Callable[[], Program], kit: Kit) -> None:
+def test_topic_changes_by_either_server_are_read_by_both(start: Callable[[], Program], kit: Kit) -> None:
     """CDAP remembers topics; so one that is started later reads what we have changed."""
 
     def agree(program: Program, topic: str) -> dict[str, str]:

@@ -10,20 +10,20 @@ from tests.interop import java as module
 from tests.interop.java import Interop, JavaFailed
 
 
-def test_missing_maven_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_maven_names_the_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for tool in ("java", "javac"):
         (tmp_path / tool).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "apt-get install maven" in (Interop.available() or "")
 
 
-def test_given_a_failing_command_when_run_then_the_error_carries_what_java_said(java: Interop, tmp_path: Path) -> None:
+def test_failed_java_command_reports_its_message(java: Interop, tmp_path: Path) -> None:
     with pytest.raises(JavaFailed, match="no table 'nope': meta, message or payload"):
         java.run("raw", tmp_path, "nope")
 
 
 @pytest.mark.parametrize("arguments", [["bogus"], ["prune"], ["prune", "somewhere", "--rows", "1"], ["fill", "--now"]])
-def test_given_a_wrong_command_line_when_run_then_it_is_refused(java: Interop, arguments: list[str]) -> None:
+def test_wrong_java_command_line_is_rejected(java: Interop, arguments: list[str]) -> None:
     with pytest.raises(JavaFailed, match="IllegalArgumentException"):
         java.run(*arguments)
 

@@ -70,7 +70,7 @@ def served(java: Interop, tmp_path: Path) -> Iterator[ServedStore]:
             yield ServedStore(java, tmp_path, service, janitor(store, state=state, clock=clock, archive=archive))
 
 
-def test_late_rollback_of_a_former_topic_stays_hidden_when_restored(served: ServedStore) -> None:
+def test_restored_messages_of_aborted_transaction_stay_hidden(served: ServedStore) -> None:
     served.create(ORDERS)
     for write_pointer, payload in ((ABORTED, b"aborted"), (COMMITTED, b"committed")):
         served.service.publish(ORDERS, [payload], pointer=write_pointer)
@@ -87,7 +87,7 @@ def test_late_rollback_of_a_former_topic_stays_hidden_when_restored(served: Serv
     assert read[True] == {said(ORDERS, b"live")}
 
 
-def test_restore_to_another_topic_is_read_by_cdap_as_it_was(served: ServedStore) -> None:
+def test_rejected_restore_leaves_cdap_reads_unchanged(served: ServedStore) -> None:
     for topic, payload, ttl_seconds in ((ORDERS, b"A1", 60), (FOUND, b"B0", TTL_SECONDS)):
         served.create(topic, ttl_seconds)
         served.service.store(topic, [payload], pointer=COMMITTED)

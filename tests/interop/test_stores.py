@@ -18,7 +18,7 @@ NOW_MS = 1_700_000_000_000
 TABLES = ("meta", "message", "payload")
 
 
-def test_given_a_written_store_when_dumped_then_every_live_message_is_read_back(java: Interop, tmp_path: Path) -> None:
+def test_dump_returns_every_written_live_message(java: Interop, tmp_path: Path) -> None:
     directory = tmp_path / "messaging"
     written = _generations(java.run("write", directory, 1, "--now", NOW_MS))
     entries: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -35,7 +35,7 @@ def test_given_a_written_store_when_dumped_then_every_live_message_is_read_back(
         assert len(lines) - len(inline) == written[name]["references"]
 
 
-def test_store_read_raw_has_rows_of_all_generations(java: Interop, tmp_path: Path) -> None:
+def test_raw_read_returns_rows_of_all_generations(java: Interop, tmp_path: Path) -> None:
     directory = tmp_path / "messaging"
     written = _generations(java.run("write", directory, 2, "--now", NOW_MS)).values()
     assert len(java.raw(directory, "message")) == sum(line["messages"] + line["references"] for line in written)
@@ -44,7 +44,7 @@ def test_store_read_raw_has_rows_of_all_generations(java: Interop, tmp_path: Pat
     assert int(_checksum(payloads), 16) == sum(int(line["payloads_checksum"], 16) for line in written) % 2**64
 
 
-def test_given_one_seed_when_written_twice_then_rows_and_snapshot_are_the_same(java: Interop, tmp_path: Path) -> None:
+def test_writer_with_equal_seed_is_deterministic(java: Interop, tmp_path: Path) -> None:
     first, again, other = (tmp_path / name / "messaging" for name in ("first", "again", "other"))
     for directory, seed in ((first, 3), (again, 3), (other, 4)):
         java.run("write", directory, seed, "--now", NOW_MS)
@@ -57,7 +57,7 @@ def test_given_one_seed_when_written_twice_then_rows_and_snapshot_are_the_same(j
     assert {tx["type"] for tx in decoded["inProgress"]} == {"LONG", "CHECKPOINT"}
 
 
-def test_given_a_writer_that_was_killed_when_read_then_nothing_is_missing(java: Interop, tmp_path: Path) -> None:
+def test_store_of_killed_writer_has_all_rows(java: Interop, tmp_path: Path) -> None:
     killed, closed = tmp_path / "killed" / "messaging", tmp_path / "closed" / "messaging"
     java.run("write", killed, 5, "--now", NOW_MS, "--kill")
     java.run("write", closed, 5, "--now", NOW_MS)
@@ -66,21 +66,21 @@ def test_given_a_writer_that_was_killed_when_read_then_nothing_is_missing(java: 
     assert [java.raw(killed, table) for table in TABLES] == [java.raw(closed, table) for table in TABLES]
 
 
-def test_store_with_enough_rows_has_recorded_wrong_sizes(java: Interop, tmp_path: Path) -> None:
+def test_large_cdap_store_is_unreadable_by_plyvel(java: Interop, tmp_path: Path) -> None:
     java.run("write", tmp_path / "messaging", 7, "--now", NOW_MS, "--rows", 40_000, "--payload-bytes", 1000)
     database = plyvel.DB(str(tmp_path / "messaging" / "system.tms.message"))
     with closing(database), pytest.raises(plyvel.IOError, match=r"\.sst: Invalid argument"):
         list(database)
 
 
-def test_given_a_filled_store_when_cdap_prunes_then_half_of_it_is_gone(java: Interop, tmp_path: Path) -> None:
+def test_cdap_prune_deletes_half_of_a_filled_store(java: Interop, tmp_path: Path) -> None:
     java.run("fill", tmp_path, "--now", NOW_MS, "--rows", 8_000, "--topics", 2)
     [result] = java.run("prune", tmp_path, "--now", NOW_MS)
     assert (result["message_rows"], result["messages_deleted"]) == (8_000, 4_000)
     assert len(java.raw(tmp_path, "message")) == 4_000
 
 
-def test_given_a_snapshot_as_json_when_encoded_and_decoded_then_it_is_the_same(java: Interop, tmp_path: Path) -> None:
+def test_snapshot_as_json_round_trips(java: Interop, tmp_path: Path) -> None:
     pointer = NOW_MS * 1_000_000
     checkpoint = {"visibilityUpperBound": pointer, "expiration": NOW_MS + 30_000, "checkpointWritePointers": []}
     snapshot = {

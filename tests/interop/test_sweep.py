@@ -61,7 +61,7 @@ def assert_only_leveldb_files(messaging: Path) -> None:
     assert not strangers
 
 
-def test_sweep_of_a_cdap_store_leaves_javas_rows_of_the_manifest(java: Interop, vector: Vector) -> None:
+def test_sweep_of_cdap_store_matches_the_manifest_for_java(java: Interop, vector: Vector) -> None:
     # When
     sweep(vector.directory, vector.snapshot.parent, vector.now_ms)
     # Then
@@ -77,7 +77,7 @@ def test_sweep_of_a_cdap_store_leaves_javas_rows_of_the_manifest(java: Interop, 
     assert java.raw(vector.directory, "meta") == metadata
 
 
-def test_sweep_of_a_cdap_store_leaves_live_messages_of_every_topic(java: Interop, vector: Vector) -> None:
+def test_sweep_of_cdap_store_keeps_live_messages_of_every_topic(java: Interop, vector: Vector) -> None:
     before = java.run("dump", vector.directory)
     sweep(vector.directory, vector.snapshot.parent, vector.now_ms)
     after = java.run("dump", vector.directory)
@@ -88,7 +88,7 @@ def test_sweep_of_a_cdap_store_leaves_live_messages_of_every_topic(java: Interop
     assert [_identity(line) for line in read] == [_identity(line) for line in expected]
 
 
-def test_sweep_of_a_cdap_store_hides_invalid_messages_from_cdap(java: Interop, sample: Vector) -> None:
+def test_sweep_of_cdap_store_hides_invalid_messages_from_cdap(java: Interop, sample: Vector) -> None:
     before = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
     sweep(sample.directory, sample.snapshot.parent, sample.now_ms)
     with_list = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
@@ -102,7 +102,7 @@ def test_sweep_of_a_cdap_store_hides_invalid_messages_from_cdap(java: Interop, s
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_sweep_of_a_random_cdap_store_is_as_the_rules_say(java: Interop, tmp_path: Path, seed: int) -> None:
+def test_sweep_of_random_cdap_store_obeys_deletion_rules(java: Interop, tmp_path: Path, seed: int) -> None:
     # Given
     messaging = tmp_path / "messaging"
     options = ["--kill"] if seed % 2 else ["--rows", 40_000, "--payload-bytes", 1000]
@@ -120,7 +120,7 @@ def test_sweep_of_a_random_cdap_store_is_as_the_rules_say(java: Interop, tmp_pat
     assert java.run("read-service", messaging)
 
 
-def test_store_that_cdap_opened_between_two_runs_is_the_same(java: Interop, sample: Vector) -> None:
+def test_store_opened_by_cdap_between_runs_trips_no_guard(java: Interop, sample: Vector) -> None:
     with SqliteState.in_memory() as state:
         for _ in range(4):
             with LevelDBStore(sample.directory) as store:
@@ -132,7 +132,7 @@ def test_store_that_cdap_opened_between_two_runs_is_the_same(java: Interop, samp
             assert java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
 
 
-def test_sweep_killed_in_the_middle_leaves_tables_named_for_cdap(java: Interop, sample: Vector) -> None:
+def test_sweep_after_killed_sweep_leaves_tables_readable_by_cdap(java: Interop, sample: Vector) -> None:
     # Given a process that is killed with half of its batches written and tables under C++ names
     child = textwrap.dedent("""
         import os, signal, sys

@@ -64,7 +64,7 @@ def without_time(expected: dict[str, Any]) -> dict[str, Any]:
 # --- Tephra's client, our service ------------------------------------------------------------------------------------
 
 
-def test_java_starts_and_commits_as_with_tephra(client: TephraSession, manager: TransactionManager) -> None:
+def test_java_client_starts_and_commits_transactions(client: TephraSession, manager: TransactionManager) -> None:
     first = client.call("startShort")
     second = client.call("startLong")
     third = client.call("startShort", 5)
@@ -78,7 +78,7 @@ def test_java_starts_and_commits_as_with_tephra(client: TephraSession, manager: 
     assert client.call("startShort")["readPointer"] == first["id"]
 
 
-def test_java_learns_of_a_conflict_of_two_changes(client: TephraSession) -> None:
+def test_java_client_gets_conflict_exception_with_key_and_client(client: TephraSession) -> None:
     first, second = client.call("startShort"), client.call("startShort")
     client.call("canCommit", first["id"], [KEY])
     client.call("canCommit", second["id"], [KEY])
@@ -94,7 +94,7 @@ def test_java_learns_of_a_conflict_of_two_changes(client: TephraSession) -> None
     client.call("commit", third["id"])
 
 
-def test_java_gets_false_for_a_conflict_where_tephra_says_so(client: TephraSession) -> None:
+def test_java_client_gets_false_for_conflict_from_old_can_commit(client: TephraSession) -> None:
     first, second = client.call("startShort"), client.call("startShort")
     assert client.call("oldCanCommit", first["id"], [KEY]) is True
     assert client.call("oldCanCommit", second["id"], [OTHER_KEY]) is True
@@ -104,27 +104,27 @@ def test_java_gets_false_for_a_conflict_where_tephra_says_so(client: TephraSessi
 
 
 @pytest.mark.parametrize("call", ["commit", "checkpoint"])
-def test_java_is_told_that_its_transaction_has_ended(client: TephraSession, call: str) -> None:
+def test_java_client_call_in_finished_transaction_fails(client: TephraSession, call: str) -> None:
     ended = client.call("startShort")
     client.call("commit", ended["id"])
     with pytest.raises(JavaRaised, match=f"{ended['id']} .* ?is not in progress|{ended['id']} that is not in progress"):
         client.call(call, ended["id"])
 
 
-def test_java_is_told_how_many_changes_are_allowed(client: TephraSession) -> None:
+def test_java_client_gets_size_exception_for_too_many_changes(client: TephraSession) -> None:
     one = client.call("startShort")
     with pytest.raises(JavaRaised, match=r"\b4 .*\b3\b") as raised:
         client.call("canCommit", one["id"], ["00", "01", "02", "03"])
     assert raised.value.name == "TransactionSizeException"
 
 
-def test_given_a_timeout_below_1_when_java_starts_then_it_is_an_illegal_argument(client: TephraSession) -> None:
+def test_java_client_start_with_timeout_below_1_is_rejected(client: TephraSession) -> None:
     with pytest.raises(JavaRaised, match=r"\b0 seconds") as raised:
         client.call("startShort", 0)
     assert raised.value.name == "IllegalArgumentException"
 
 
-def test_java_aborts_all_pointers_of_checkpoints(client: TephraSession, manager: TransactionManager) -> None:
+def test_java_client_abort_covers_all_checkpoint_pointers(client: TephraSession, manager: TransactionManager) -> None:
     one = client.call("startShort")
     first = client.call("checkpoint", one["id"])
     second = client.call("checkpoint", one["id"])
@@ -134,7 +134,9 @@ def test_java_aborts_all_pointers_of_checkpoints(client: TephraSession, manager:
     assert len(state(manager).visibility.in_progress) == 1
 
 
-def test_java_administers_transactions(client: TephraSession, manager: TransactionManager, clock: ManualClock) -> None:
+def test_java_client_invalidates_truncates_and_resets(
+    client: TephraSession, manager: TransactionManager, clock: ManualClock
+) -> None:
     one, two = client.call("startShort"), client.call("startShort")
     assert client.call("invalidate", one["id"]) is True
     assert client.call("invalidate", one["id"]) is False
@@ -153,7 +155,7 @@ def test_java_administers_transactions(client: TephraSession, manager: Transacti
     assert client.call("startShort")["id"] > two["id"]
 
 
-def test_java_decodes_our_snapshot_over_thrift(client: TephraSession, manager: TransactionManager) -> None:
+def test_java_client_decodes_snapshot_over_thrift(client: TephraSession, manager: TransactionManager) -> None:
     busy(manager)
     assert snapshot_of(client.call("getSnapshot")) == state(manager)
 
@@ -161,7 +163,7 @@ def test_java_decodes_our_snapshot_over_thrift(client: TephraSession, manager: T
 # --- our client, Tephra's service ------------------------------------------------------------------------------------
 
 
-def test_client_of_ours_is_understood_by_tephras_service(tephra: TephraSession) -> None:
+def test_transaction_client_works_with_tephra_service(tephra: TephraSession) -> None:
     with TransactionClient(f"127.0.0.1:{tephra.call('serve')}", PATIENCE_SECONDS) as client:
         assert client.status() == "OK"
         first, second = client.start_short(60, "me"), client.start_short(client="you")
@@ -208,7 +210,7 @@ def busy(manager: TransactionManager) -> None:
     manager.truncate_invalid([gone])
 
 
-def test_given_our_log_when_javas_manager_recovers_then_it_has_our_state(
+def test_tephra_recovers_the_state_from_the_transaction_log(
     tephra: TephraSession, manager: TransactionManager, tmp_path: Path
 ) -> None:
     busy(manager)
@@ -217,16 +219,14 @@ def test_given_our_log_when_javas_manager_recovers_then_it_has_our_state(
     assert snapshot_of(without_time(tephra.call("recover", str(tmp_path / "tx")))) == state(manager)
 
 
-def test_given_our_snapshot_when_javas_codec_reads_it_then_it_has_our_state(
-    tephra: TephraSession, manager: TransactionManager, tmp_path: Path
-) -> None:
+def test_tephra_decodes_a_snapshot_file(tephra: TephraSession, manager: TransactionManager, tmp_path: Path) -> None:
     busy(manager)
     manager.take_snapshot()
     newest = max((tmp_path / "tx").glob("snapshot.*"), key=lambda path: int(path.suffix[1:]))
     assert snapshot_of(without_time(tephra.call("snapshot", str(newest)))) == state(manager)
 
 
-def test_given_a_directory_that_goes_to_java_and_back_then_nothing_is_lost(
+def test_transaction_directory_used_by_tephra_is_read_back(
     tephra: TephraSession, manager: TransactionManager, tmp_path: Path, clock: ManualClock
 ) -> None:
     busy(manager)

@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("Upgrade.java")
 JDK = 11
 
 
-def test_java_client_reads_each_body_of_its_own_topics() -> None:
+def test_java_http_client_proposing_http2_reads_each_response() -> None:
     java = require_tool("java", "apt-get install openjdk-17-jdk-headless")
     require_tool("javac", "apt-get install openjdk-17-jdk-headless")  # it compiles the program, unseen
     version = subprocess.run(

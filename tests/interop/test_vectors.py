@@ -13,12 +13,12 @@ from tests.interop.java import Interop
 
 
 @pytest.mark.parametrize("table", ["meta", "message", "payload"])
-def test_java_reads_the_rows_of_the_manifest_raw(java: Interop, vector: Vector, table: str) -> None:
+def test_raw_rows_match_the_manifest(java: Interop, vector: Vector, table: str) -> None:
     expected = {bytes.fromhex(row["key"]): _value_hash(row) for row in vector.table(table)}
     assert java.raw(vector.directory, table) == expected
 
 
-def test_java_dumps_every_entry_of_a_live_topic(java: Interop, vector: Vector) -> None:
+def test_dump_returns_every_entry_of_a_live_topic(java: Interop, vector: Vector) -> None:
     lines = java.run("dump", vector.directory)
     topics = [(line["topic"], line["generation"]) for line in lines if line["kind"] == "topic"]
     assert len(topics) == len(vector.table("meta"))
@@ -39,7 +39,7 @@ def test_java_dumps_every_entry_of_a_live_topic(java: Interop, vector: Vector) -
         assert named[name] == sum(row["reason"] != "unrecognized" or row["time"] < 0 for row in rows)
 
 
-def test_java_dumps_references_with_their_payloads(java: Interop, vector: Vector) -> None:
+def test_dump_returns_references_with_their_payloads(java: Interop, vector: Vector) -> None:
     references = [line for line in java.run("dump", vector.directory) if line.get("payloads") is not None]
     assert references
     for reference in references:
@@ -51,7 +51,7 @@ def test_java_dumps_references_with_their_payloads(java: Interop, vector: Vector
         ]
 
 
-def test_cdap_prunes_exactly_the_marked_rows(java: Interop, sample: Vector) -> None:
+def test_cdap_prune_deletes_exactly_the_marked_rows(java: Interop, sample: Vector) -> None:
     [result] = java.run("prune", sample.directory, "--now", sample.now_ms)
     for table in ("message", "payload"):
         rows = sample.table(table)
@@ -61,7 +61,7 @@ def test_cdap_prunes_exactly_the_marked_rows(java: Interop, sample: Vector) -> N
         assert result[f"{table}s_deleted"] == len(gone)
 
 
-def test_java_hides_invalid_and_undecided_rows_by_a_snapshot(java: Interop, sample: Vector) -> None:
+def test_cdap_read_with_snapshot_hides_invalid_and_undecided_rows(java: Interop, sample: Vector) -> None:
     [snapshot] = java.run("snapshot", sample.snapshot)
     lines = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
     counts = {(line["topic"], line["in_transaction"]): line["messages"] for line in lines}
