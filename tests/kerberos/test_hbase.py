@@ -105,7 +105,9 @@ def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[s
     return asked
 
 
-def test_sweep_after_a_login_does_as_elsewhere(settings: HBaseSettings, run: Callable[..., tuple[int, Any]]) -> None:
+def test_sweep_and_doctor_work_after_kerberos_login(
+    settings: HBaseSettings, run: Callable[..., tuple[int, Any]]
+) -> None:
     live, doomed = (
         list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10)),
         list(range(NOW_MS - HOUR // 2, NOW_MS - HOUR // 2 + 5)),
@@ -125,7 +127,7 @@ def test_sweep_after_a_login_does_as_elsewhere(settings: HBaseSettings, run: Cal
         assert (status, said.startswith(f"janitor@{REALM}, ")) == ("ok", True)
 
 
-def test_servers_that_log_in_take_over_from_each_other(settings: HBaseSettings, tmp_path: Path) -> None:
+def test_restarted_server_with_login_reads_earlier_messages(settings: HBaseSettings, tmp_path: Path) -> None:
     config = tmp_path / "tms.yaml"
     storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
     written = {"storage": storage, "transactions": {"source": "none"}, "server": {"port": 0}}
@@ -139,7 +141,7 @@ def test_servers_that_log_in_take_over_from_each_other(settings: HBaseSettings, 
             orders.publish("first" if not before else "second")
 
 
-def test_executors_of_spark_log_in_by_themselves(settings: HBaseSettings, tmp_path: Path) -> None:
+def test_spark_executors_log_in(settings: HBaseSettings, tmp_path: Path) -> None:
     now_ms = SystemClock().now_ms()
     with HBaseStore(settings) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
@@ -167,7 +169,7 @@ def test_executors_of_spark_log_in_by_themselves(settings: HBaseSettings, tmp_pa
         assert orders.times() == [now_ms]
 
 
-def test_lease_in_the_state_keeps_a_second_janitor_out(settings: HBaseSettings) -> None:
+def test_lease_in_state_excludes_a_second_janitor(settings: HBaseSettings) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
     with HBaseState(settings, clock) as one, HBaseState(settings, clock) as other:
         first = Lease(one, "one:1", 60, clock)
@@ -179,7 +181,7 @@ def test_lease_in_the_state_keeps_a_second_janitor_out(settings: HBaseSettings) 
 
 
 @pytest.mark.parametrize("qop", ["auth", "auth-int", "auth-conf"])
-def test_quality_of_a_real_server_is_spoken(qop: str, hbase: HBaseServer, settings: HBaseSettings) -> None:
+def test_sasl_quality_of_hbase_server_is_negotiated(qop: str, hbase: HBaseServer, settings: HBaseSettings) -> None:
     port = hbase.command("start-thrift", "thrift", 0, f"hbase.thrift.security.qop={qop}")
     wanted = settings.model_copy(update={"thrift": (f"localhost:{port}",)})
     try:
@@ -228,13 +230,13 @@ def test_thrift_over_http_logs_in_with_spnego(hbase: HBaseServer, settings: HBas
         hbase.command("stop-thrift", port)
 
 
-def test_user_without_permission_is_refused_by_hbase_itself(settings: HBaseSettings, realm: Realm) -> None:
+def test_user_without_permission_is_rejected_by_hbase(settings: HBaseSettings, realm: Realm) -> None:
     stranger = HBaseKerberosSettings(principal="stranger", keytab=realm.keytab("stranger"))
     with pytest.raises(StoreError, match=r"AccessDenied.*user .stranger"):
         HBaseStore(settings.model_copy(update={"kerberos": stranger}))
 
 
-def test_server_whose_key_is_not_the_realms_refuses_the_login(settings: HBaseSettings, realm: Realm) -> None:
+def test_login_to_service_with_unknown_key_is_rejected(settings: HBaseSettings, realm: Realm) -> None:
     realm.admin("addprinc -randkey nothbase/localhost")
     wrong = settings.kerberos.model_copy(update={"service": "nothbase/_HOST"}) if settings.kerberos else None
     with pytest.raises(StoreError, match="GSS initiate failed"):

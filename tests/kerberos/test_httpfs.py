@@ -107,7 +107,7 @@ def source(place: str, ca_file: Path, kerberos: KerberosSettings | None) -> Snap
     return found
 
 
-def test_snapshot_is_read_from_httpfs_after_a_login(httpfs: tuple[str, Path], realm: Realm) -> None:
+def test_snapshot_is_read_from_httpfs_after_login(httpfs: tuple[str, Path], realm: Realm) -> None:
     reader = KerberosSettings(keytab=realm.keytab("httpreader"))
     assert source(*httpfs, reader).latest().snapshot.write_pointer == 5000
     with pytest.raises(NoSnapshot, match="Kerberos"):

@@ -32,14 +32,14 @@ def service(realm: Realm) -> Path:
 
 
 @pytest.mark.usefixtures("service")
-def test_keytab_without_principal_logs_in_as_its_first_one(realm: Realm) -> None:
+def test_keytab_without_principal_uses_its_first_principal(realm: Realm) -> None:
     one = login(keytab=realm.keytab("first", "second"))
     assert one.describe().startswith(f"first@{REALM}, ")
     assert one.exchange("hbase/localhost").step()
 
 
 @pytest.mark.usefixtures("service")
-def test_ticket_that_expires_is_fetched_again_by_the_keytab(realm: Realm) -> None:
+def test_expired_ticket_is_renewed_with_the_keytab(realm: Realm) -> None:
     one = login(keytab=realm.keytab("short", options="-maxlife 2s"), principal="short")
     exchange = one.exchange("hbase/localhost")
     exchange.step()
@@ -53,7 +53,7 @@ def test_ticket_that_expires_is_fetched_again_by_the_keytab(realm: Realm) -> Non
 
 
 @pytest.mark.usefixtures("service")
-def test_ticket_cache_that_is_filled_again_is_read_again(realm: Realm) -> None:
+def test_refilled_ticket_cache_is_read_again(realm: Realm) -> None:
     keytab = realm.keytab("cached")
     cache = realm.ticket(keytab, "cached", "-l", "1s")
     one = login(ticket_cache=cache)
@@ -64,12 +64,12 @@ def test_ticket_cache_that_is_filled_again_is_read_again(realm: Realm) -> None:
     assert one.describe().startswith(f"cached@{REALM}")
 
 
-def test_cache_without_a_ticket_is_named(tmp_path: Path) -> None:
+def test_cache_without_ticket_is_reported(tmp_path: Path) -> None:
     said = failure(login(ticket_cache=f"FILE:{tmp_path}/none", principal="somebody"))
     assert re.search(r"no ticket.*\(kinit somebody\)", said)
 
 
-def test_principal_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
+def test_principal_unknown_to_the_realm_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("gone")
     realm.admin("delprinc -force gone")
     said = failure(login(keytab=keytab, principal="gone"))
@@ -77,30 +77,30 @@ def test_principal_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
     assert " gone" in said
 
 
-def test_principal_that_is_not_in_the_keytab_is_named(realm: Realm) -> None:
+def test_principal_missing_from_the_keytab_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("present")
     said = failure(login(keytab=keytab, principal="absent"))
     assert re.search(rf"{keytab} .*absent.*\(klist -k {keytab}\)", said)
 
 
-def test_key_that_is_not_the_realms_any_more_is_named(realm: Realm) -> None:
+def test_outdated_key_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("stale")
     realm.admin("cpw -randkey stale")
     assert "the realm has another key of stale. Create" in failure(login(keytab=keytab, principal="stale"))
 
 
-def test_principal_that_has_expired_is_named(realm: Realm) -> None:
+def test_expired_principal_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("old", options="-expire yesterday")
     assert "old has expired. Extend" in failure(login(keytab=keytab, principal="old"))
 
 
-def test_service_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
+def test_service_unknown_to_the_realm_is_reported(realm: Realm) -> None:
     one = login(keytab=realm.keytab("curious"))
     service = f"hbase/elsewhere@{REALM}"
     assert service in failure(one, service)
 
 
-def test_realm_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_unreachable_realm_is_reported(tmp_path: Path) -> None:
     with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
         keytab = other.keytab("patient")
         other.stop()
@@ -110,7 +110,7 @@ def test_realm_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shift", ["+2h", "-2h"])
 @pytest.mark.parametrize("options", ["", "+requires_preauth"])
-def test_clock_of_the_realm_that_is_wrong_is_named(tmp_path: Path, shift: str, options: str) -> None:
+def test_wrong_clock_of_the_realm_is_reported(tmp_path: Path, shift: str, options: str) -> None:
     with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
         keytab = other.keytab("late", options=options)
         other.stop()
@@ -124,7 +124,7 @@ def test_clock_of_the_realm_that_is_wrong_is_named(tmp_path: Path, shift: str, o
 
 @pytest.mark.parametrize("contents", [b"", b"\x05\x02", b"this is no keytab at all", None])
 @pytest.mark.parametrize("principal", [None, "whole"])
-def test_keytab_without_a_key_is_named(
+def test_keytab_without_usable_key_is_reported(
     realm: Realm, tmp_path: Path, contents: bytes | None, principal: str | None
 ) -> None:
     keytab = tmp_path / "broken.keytab"
@@ -134,7 +134,7 @@ def test_keytab_without_a_key_is_named(
     assert re.search(rf"{keytab} .*{principal or 'its principal'}.*\(klist -k {keytab}\)", said)
 
 
-def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
+def test_unreadable_keytab_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("private")
     one = login(keytab=keytab)
     keytab.chmod(0o000)
@@ -150,18 +150,18 @@ def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
 
 
 @pytest.mark.parametrize("contents", [b"", b"this is no cache"])
-def test_ticket_cache_that_is_damaged_is_named(tmp_path: Path, contents: bytes) -> None:
+def test_damaged_ticket_cache_is_reported(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "cache").write_bytes(contents)
     said = failure(login(ticket_cache=f"FILE:{tmp_path}/cache", principal="somebody"))
     assert re.search(r"cannot be used \(.*\(kinit somebody\)", said)
 
 
-def test_principal_that_is_no_name_is_named(realm: Realm) -> None:
+def test_malformed_principal_is_reported(realm: Realm) -> None:
     said = failure(login(keytab=realm.keytab("plain"), principal="one@two@three"))
     assert "one@two@three is not the name of a principal. Correct storage.hbase.kerberos.principal." in said
 
 
-def test_realm_that_is_gone_is_named_and_used_again_when_back(tmp_path: Path) -> None:
+def test_login_succeeds_after_realm_outage(tmp_path: Path) -> None:
     with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KRB5_CONFIG", str(other.config))
         other.keytab("hbase/localhost")
@@ -176,7 +176,7 @@ def test_realm_that_is_gone_is_named_and_used_again_when_back(tmp_path: Path) ->
         assert one.exchange("hbase/localhost").step()
 
 
-def test_keytab_that_is_missing_or_open_to_others_is_refused_at_the_start(realm: Realm, tmp_path: Path) -> None:
+def test_missing_or_public_keytab_is_rejected_at_startup(realm: Realm, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"storage\.hbase\.kerberos\.keytab .*none .*No such file"):
         login(keytab=tmp_path / "none")
     keytab = realm.keytab("open")
@@ -185,7 +185,7 @@ def test_keytab_that_is_missing_or_open_to_others_is_refused_at_the_start(realm:
         login(keytab=keytab)
 
 
-def test_keytab_that_is_taken_away_later_is_named(realm: Realm) -> None:
+def test_keytab_deleted_after_startup_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("moved")
     one = login(keytab=keytab)
     keytab.unlink()

@@ -50,7 +50,7 @@ def pool_of(
 
 
 @pytest.mark.parametrize("qop", QOPS)
-def test_calls_have_the_quality_of_the_server(qop: str, thrift: FakeThrift, service: Path, keytab: Path) -> None:
+def test_calls_use_the_sasl_quality_of_the_server(qop: str, thrift: FakeThrift, service: Path, keytab: Path) -> None:
     long = b"x" * 300_000
     with SaslFront(thrift.address, service, qop) as front, pool_of(front.address, keytab) as pool:
         assert [get(pool, row) for row in (b"a", long, b"b")] == [b"a", long, b"b"]
@@ -64,7 +64,7 @@ def test_calls_have_the_quality_of_the_server(qop: str, thrift: FakeThrift, serv
         assert (max(front.frames) > 65_536) == (qop == "auth")
 
 
-def test_server_that_refuses_the_login_is_quoted(thrift: FakeThrift, service: Path, keytab: Path) -> None:
+def test_rejected_login_quotes_the_server(thrift: FakeThrift, service: Path, keytab: Path) -> None:
     with SaslFront(thrift.address, service) as front, pool_of(front.address, keytab) as pool:
         front.refusal = "GSS initiate failed"
         with pytest.raises(StoreUnavailable) as caught:
@@ -74,7 +74,7 @@ def test_server_that_refuses_the_login_is_quoted(thrift: FakeThrift, service: Pa
     )
 
 
-def test_ticket_that_cannot_be_had_is_said_with_the_server(thrift: FakeThrift, service: Path, realm: Realm) -> None:
+def test_missing_ticket_is_reported_before_login(thrift: FakeThrift, service: Path, realm: Realm) -> None:
     keytab = realm.keytab("dropped")
     realm.admin("delprinc -force dropped")
     with (
@@ -87,7 +87,7 @@ def test_ticket_that_cannot_be_had_is_said_with_the_server(thrift: FakeThrift, s
 
 
 @pytest.mark.usefixtures("service")
-def test_server_that_does_not_answer_the_login_is_named(keytab: Path) -> None:
+def test_login_to_silent_server_is_reported(keytab: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pool_of(f"localhost:{silent.getsockname()[1]}", keytab, seconds=0.5) as pool,
@@ -98,7 +98,7 @@ def test_server_that_does_not_answer_the_login_is_named(keytab: Path) -> None:
 
 
 @pytest.mark.parametrize("qop", ["auth-int", "auth-conf"])
-def test_answer_changed_on_its_way_is_never_used(qop: str, thrift: FakeThrift, service: Path, keytab: Path) -> None:
+def test_response_modified_in_transit_is_discarded(qop: str, thrift: FakeThrift, service: Path, keytab: Path) -> None:
     with SaslFront(thrift.address, service, qop) as front, pool_of(front.address, keytab) as pool:
         assert get(pool, b"a") == b"a"
         front.damage = True
@@ -107,7 +107,7 @@ def test_answer_changed_on_its_way_is_never_used(qop: str, thrift: FakeThrift, s
         assert len(front.users) == 2
 
 
-def test_connection_whose_ticket_has_expired_is_not_used_again(
+def test_connection_with_expired_ticket_is_not_reused(
     thrift: FakeThrift, service: Path, keytab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SaslFront(thrift.address, service) as front, pool_of(front.address, keytab) as pool:
@@ -117,7 +117,7 @@ def test_connection_whose_ticket_has_expired_is_not_used_again(
         assert len(front.users) == 2
 
 
-def test_realm_gone_in_a_long_run_is_used_again_when_back(thrift: FakeThrift, tmp_path: Path) -> None:
+def test_pool_recovers_after_realm_outage(thrift: FakeThrift, tmp_path: Path) -> None:
     with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KRB5_CONFIG", str(other.config))
         service, own = other.keytab("hbase/localhost"), other.keytab("lasting", options="-maxlife 2s")
@@ -134,7 +134,7 @@ def test_realm_gone_in_a_long_run_is_used_again_when_back(thrift: FakeThrift, tm
         assert front.users == [f"lasting@{REALM}"] * 2
 
 
-def test_login_over_tls_has_both(thrift: FakeThrift, service: Path, keytab: Path, tmp_path: Path) -> None:
+def test_login_over_tls_succeeds(thrift: FakeThrift, service: Path, keytab: Path, tmp_path: Path) -> None:
     tls = make_certificate(tmp_path / "server.pem", tmp_path / "server.key")
     with (
         SaslFront(thrift.address, service) as front,

@@ -98,13 +98,13 @@ def source(place: str, keytab: Path, tmp_path: Path) -> DirectorySource:
     return found
 
 
-def test_snapshot_is_read_after_a_login(guarded: str, keytabs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_snapshot_is_read_from_webhdfs_after_login(guarded: str, keytabs: tuple[Path, Path], tmp_path: Path) -> None:
     assert source(guarded, keytabs[1], tmp_path).latest().name == "snapshot.2"
     assert set(Guarded.users) == {f"reader@{REALM}"}
 
 
 @pytest.mark.parametrize(("proof", "said"), [(b"anything", "Kerberos login failed"), (b"", "identity")])
-def test_namenode_that_cannot_prove_who_it_is_is_not_believed(
+def test_namenode_without_valid_proof_is_rejected(
     guarded: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, said: str
 ) -> None:
     found = source(guarded, keytabs[1], tmp_path)
@@ -117,7 +117,7 @@ def test_namenode_that_cannot_prove_who_it_is_is_not_believed(
         """A redirect that an unknown server sends."""
 
 
-def test_login_that_fails_and_login_that_is_not_set_are_said(guarded: str, realm: Realm, tmp_path: Path) -> None:
+def test_failed_or_missing_login_is_reported(guarded: str, realm: Realm, tmp_path: Path) -> None:
     keytab = realm.keytab("expelled")
     realm.admin("delprinc -force expelled")
     with pytest.raises(NoSnapshot) as caught:
@@ -129,7 +129,7 @@ def test_login_that_fails_and_login_that_is_not_set_are_said(guarded: str, realm
         DirectorySource.at(guarded, ca_file=ca_file).latest()
 
 
-def test_log_and_errors_contain_neither_tokens_nor_keys(
+def test_log_and_errors_contain_no_tokens_or_keys(
     guarded: str,
     keytabs: tuple[Path, Path],
     tmp_path: Path,
@@ -158,6 +158,6 @@ def test_log_and_errors_contain_neither_tokens_nor_keys(
     assert not [each for each in secrets if each.hex() in text or base64.b64encode(each).decode() in text]
 
 
-def test_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_authority_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"transactions\.hdfs_ca_file .*none "):
         DirectorySource.at("swebhdfs://localhost:1/tx", ca_file=tmp_path / "none")
