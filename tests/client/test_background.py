@@ -169,14 +169,14 @@ def test_flush_of_many_messages_keeps_order_and_ends_the_thread(server: InProces
     assert payloads(client, BILLS) == [b"x", b"y"]
 
 
-def test_publish_async_with_a_lost_answer_is_sent_again(server: InProcess, client: Client, faults: Faults) -> None:
+def test_publish_async_with_a_lost_response_is_sent_again(server: InProcess, client: Client, faults: Faults) -> None:
     faults.at("publish", "after", times=1)
     with faulty_client(server, faults, buffer=Buffer(retry=SOON)) as producer:
         producer.publish_async(ORDERS, [b"1"])
     assert payloads(client, ORDERS) == [b"1", b"1"]
 
 
-def test_publish_async_without_answers_reports_each_loss(
+def test_publish_async_without_responses_reports_each_loss(
     server: InProcess, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.at("publish", "before")
@@ -295,7 +295,9 @@ def test_failed_batch_leaves_all_others_published(
 
 @pytest.mark.parametrize("messages", [b"one", "two", [b"good", "three"], [None], 5])
 @in_event_loop
-async def test_publish_of_no_payload_is_refused_alone(server: InProcess, client: Client, messages: list[bytes]) -> None:
+async def test_publish_without_a_payload_is_rejected_alone(
+    server: InProcess, client: Client, messages: list[bytes]
+) -> None:
     with pytest.raises(BadRequest):
         client.publish_async(ORDERS, messages)
     for ttl in (None, 5):
@@ -391,7 +393,7 @@ def test_async_close_publishes_all_in_order(server: InProcess, client: Client, f
 
 
 @in_event_loop
-async def test_async_flush_without_answers_reports_the_loss(server: InProcess, faults: Faults) -> None:
+async def test_async_flush_without_responses_reports_the_loss(server: InProcess, faults: Faults) -> None:
     faults.at("publish", "before")
     async with faulty_async_client(server, faults, buffer=Buffer(retry=SOON)) as producer:
         await producer.publish_async(ORDERS, [b"1", b"2"])

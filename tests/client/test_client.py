@@ -59,7 +59,7 @@ def test_ping_of_a_server_that_answers_returns(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "a:b:c", "a b:c", ""])
-def test_wrong_name_of_a_topic_is_refused_with_its_form(client: Client, name: str) -> None:
+def test_wrong_name_of_a_topic_is_rejected_with_its_form(client: Client, name: str) -> None:
     with pytest.raises(BadRequest, match="namespace:topic"):
         client.topic(name)
 
@@ -132,7 +132,7 @@ def test_position_of_a_consumer_is_shown_and_deleted(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "?", "x" * 256, ""])
-def test_name_that_cannot_be_a_consumer_is_refused(client: Client, name: str) -> None:
+def test_name_that_cannot_be_a_consumer_is_rejected(client: Client, name: str) -> None:
     with pytest.raises(BadRequest, match=re.escape(repr(name))):
         client.set_position(TOPIC, name, MessageId(0, 0))
 
@@ -141,7 +141,7 @@ def test_name_that_cannot_be_a_consumer_is_refused(client: Client, name: str) ->
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_publish_without_an_answer_is_not_sent_again(server: InProcess, faults: Faults, when: str) -> None:
+def test_publish_without_a_response_is_not_sent_again(server: InProcess, faults: Faults, when: str) -> None:
     faults.at("publish", "before" if when == "before" else "after", times=1)
     with faulty_client(server, faults) as client:
         with pytest.raises(Unanswered, match="publish"):
@@ -150,7 +150,7 @@ def test_publish_without_an_answer_is_not_sent_again(server: InProcess, faults: 
         assert payloads(client.poll(TOPIC)) == ([b"x"] if when == "after" else [])
 
 
-def test_poll_without_an_answer_is_sent_again(server: InProcess, faults: Faults, client: Client) -> None:
+def test_poll_without_a_response_is_sent_again(server: InProcess, faults: Faults, client: Client) -> None:
     client.publish(TOPIC, [b"x"])
     faults.at("poll", "after", times=2)
     with faulty_client(server, faults) as faulty:
@@ -185,7 +185,7 @@ def test_retries_pause_longer_each_time_and_never_after_the_last(server: InProce
 
 @pytest.mark.parametrize(("status", "error"), [(302, BadRequest), (405, BadRequest), (502, ServerFailed)])
 @pytest.mark.parametrize("content", [b"This is why.", b""])
-def test_status_of_a_proxy_is_an_error_with_its_own_sentence(
+def test_status_of_a_proxy_is_an_error_with_status_and_body(
     server: InProcess, status: int, error: type[Exception], content: bytes
 ) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))
@@ -208,7 +208,7 @@ def test_foreign_response_is_a_clear_error(server: InProcess, body: bytes) -> No
             list(client.poll(TOPIC))
 
 
-def test_bad_arguments_are_refused_before_anything_is_sent(server: InProcess, faults: Faults) -> None:
+def test_bad_arguments_are_rejected_before_anything_is_sent(server: InProcess, faults: Faults) -> None:
     wrong: Any = "x"
     missing: Any = None
     with faulty_client(server, faults) as client:
@@ -311,7 +311,7 @@ async def test_every_method_of_the_async_client_works(server: InProcess) -> None
         client.consume("shop:carts")
 
 
-def test_async_client_in_another_event_loop_is_refused(server: InProcess) -> None:
+def test_async_client_in_another_event_loop_is_rejected(server: InProcess) -> None:
     client = server.async_client()
 
     async def publish() -> None:

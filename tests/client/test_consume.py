@@ -85,7 +85,7 @@ def test_consume_pauses_grow_until_a_message_comes(server: InProcess, client: Cl
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_consume_goes_on_after_a_failed_poll(server: InProcess, client: Client, faults: Faults, when: When) -> None:
+def test_consume_continues_after_a_failed_poll(server: InProcess, client: Client, faults: Faults, when: When) -> None:
     client.publish(ORDERS, [b"1"])
     happenings = Happenings(nothing, nothing, faults.heal, lambda: client.publish(ORDERS, [b"2"]))
     with faulty_client(server, faults, pause=happenings) as reader, reader.consume(ORDERS) as messages:
@@ -118,7 +118,7 @@ class _CutBody(httpx2.SyncByteStream):
         raise httpx2.ReadError("cut")
 
 
-def test_consume_of_cut_answers_gives_each_message_once(server: InProcess, client: Client) -> None:
+def test_consume_of_truncated_responses_gives_each_message_once(server: InProcess, client: Client) -> None:
     sent = [b"message %d" % number for number in range(100)]
     client.publish(ORDERS, sent)
     cut = Cut(server)
@@ -246,7 +246,7 @@ def test_consume_of_committed_messages_keeps_their_order(server: InProcess, clie
         assert take(messages, 2) == [b"open", b"plain"]
 
 
-def test_consume_goes_on_when_the_service_is_back(server: InProcess, client: Client, faults: Faults) -> None:
+def test_consume_continues_when_the_service_is_back(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("start", "before")
     happenings = Happenings(nothing, faults.heal)

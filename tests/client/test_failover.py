@@ -397,7 +397,7 @@ async def test_hook_of_an_async_client_sees_each_status(server: InProcess) -> No
 
 
 @pytest.mark.parametrize("header", [{"x-trace": " 1"}, {"x-trace": "a\nb"}, {"x trace": "1"}, {"x-trace": "\xe9"}])
-def test_request_with_a_bad_header_is_refused_and_not_repeated(server: InProcess, header: dict[str, str]) -> None:
+def test_request_with_a_bad_header_is_rejected_and_not_repeated(server: InProcess, header: dict[str, str]) -> None:
     tried: list[Attempt] = []
 
     @contextmanager

@@ -149,7 +149,7 @@ async def test_async_client_distinguishes_failures() -> None:
                 await anext(messages)
 
 
-def test_poll_of_a_cut_answer_over_http_is_unanswered() -> None:
+def test_poll_of_a_truncated_response_over_http_is_unanswered() -> None:
     item = b"\x02\x28" + bytes(20) + b"\x04hi"
     with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server, Client(url(server.port)) as client:
         messages = client.poll(TOPIC)

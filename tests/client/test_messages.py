@@ -78,7 +78,7 @@ def test_response_to_a_publish_is_sent_unchanged_in_a_rollback(published: Rollba
         (decode_published_json, b'{"transactionWritePointer": "x", "rollbackRange": {}}'),
     ],
 )
-def test_decode_of_no_answer_to_a_publish_is_refused(decode: Callable[[bytes], object], body: bytes) -> None:
+def test_decode_of_an_invalid_publish_response_is_rejected(decode: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(FormatError):
         decode(body)
 
@@ -144,7 +144,7 @@ def test_message_time_is_the_time_of_its_publish() -> None:
         (datetime(1969, 12, 31, tzinfo=UTC), "before 1970"),
     ],
 )
-def test_time_without_a_zone_or_before_1970_is_refused(time: datetime, said: str) -> None:
+def test_time_without_a_zone_or_before_1970_is_rejected(time: datetime, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         milliseconds(time)
 

@@ -170,7 +170,7 @@ def test_commit_with_one_lost_response_is_retried(case: Case, step: str, when: W
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("step", "told", "left"), [("start", [], 0), ("canCommit", ["rollback"], 1)])
-def test_start_or_can_commit_without_answers_never_aborts(
+def test_start_or_can_commit_without_responses_never_aborts(
     case: Case, when: When, step: str, told: list[str], left: int
 ) -> None:
     case.faults.at(step, when)
@@ -184,7 +184,7 @@ def test_start_or_can_commit_without_answers_never_aborts(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["store", "publish"])
-def test_write_without_an_answer_invalidates_and_never_aborts(case: Case, step: str, when: When) -> None:
+def test_write_without_a_response_invalidates_and_never_aborts(case: Case, step: str, when: When) -> None:
     case.faults.at(step, when, times=1)
     with pytest.raises(Unanswered):
         case.transact()
@@ -272,7 +272,7 @@ def test_commit_at_a_dead_service_leaves_all_or_nothing(case: Case, when: When, 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_invalidation_without_an_answer_is_found_out(case: Case, when: When) -> None:
+def test_invalidation_without_a_response_is_found_out(case: Case, when: When) -> None:
     case.faults.at("commit", "before")
     case.faults.at("invalidate", when, times=1)
     with pytest.raises(Invalidated):
@@ -282,7 +282,7 @@ def test_invalidation_without_an_answer_is_found_out(case: Case, when: When) -> 
 
 @pytest.mark.parametrize(("times", "aborted"), [(1, True), (1_000_000, False)], ids=["lost once", "never answered"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_rollback_without_answers_aborts_or_invalidates(case: Case, when: When, times: int, aborted: bool) -> None:
+def test_rollback_without_responses_aborts_or_invalidates(case: Case, when: When, times: int, aborted: bool) -> None:
     case.faults.at("rollback", when, times=times)
     with pytest.raises(Conflict):
         case.transact_with_conflict()
@@ -321,7 +321,7 @@ def test_retry_after_no_answer_at_a_step_counts_reads_once(
     assert visible(server) == [b"1", b"1"]
 
 
-def test_refused_publish_takes_back_and_aborts(case: Case) -> None:
+def test_rejected_publish_rolls_back_and_aborts(case: Case) -> None:
     with pytest.raises(TopicNotFound):
         case.transact(fail_last=True)
     assert case.changes.told == ["commit", "rollback"]

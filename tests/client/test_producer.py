@@ -166,7 +166,7 @@ def test_transaction_that_publishes_sends_nothing_else(server: InProcess, faults
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("times", [1, 1000])
-def test_note_without_an_answer_leaves_all_or_nothing(
+def test_note_without_a_response_leaves_all_or_nothing(
     server: InProcess, client: Client, faults: Faults, when: When, times: int
 ) -> None:
     client.publish(ORDERS, [b"1"])
@@ -208,13 +208,13 @@ def test_next_instance_receives_a_label_of_any_characters_unchanged(client: Clie
 
 
 @pytest.mark.parametrize("label", ["\ud800", b"x", 17, None])
-def test_label_of_another_type_is_refused_first(server: InProcess, client: Client, label: str) -> None:
+def test_label_of_another_type_is_rejected_first(server: InProcess, client: Client, label: str) -> None:
     with client.producer(BILLS, "importer") as producer, pytest.raises(BadRequest, match=re.escape(repr(label))):
         producer.transaction(label)
     assert server.manager.clients() == {}
 
 
-def test_label_that_is_too_long_is_refused_before_anything_is_done(client: Client) -> None:
+def test_label_that_is_too_long_is_rejected_before_anything_is_done(client: Client) -> None:
     with client.producer(BILLS, "importer") as producer:
         for label in ("x" * 1001, "ü" * 501):
             with pytest.raises(BadRequest, match="is too long"):
@@ -242,7 +242,7 @@ def test_next_instance_knows_the_last_transaction_of_the_previous(server: InProc
     assert committed(client, ORDERS) == ([b"aa"] if end == "commit" else [])
 
 
-def test_register_with_transactions_elsewhere_finds_out_the_outcome(server: InProcess, client: Client) -> None:
+def test_register_with_transactions_elsewhere_finds_the_outcome(server: InProcess, client: Client) -> None:
     elsewhere(server)
     expected = None
     for outcome in ("aborted", "committed", "aborted"):
@@ -367,7 +367,7 @@ def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, cli
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["importer", "publish", "store", "commit"])
-def test_lost_answer_leaves_everything_there_once(server: InProcess, faults: Faults, step: str, when: When) -> None:
+def test_lost_response_leaves_everything_there_once(server: InProcess, faults: Faults, step: str, when: When) -> None:
     faults.at(step, when, times=1)
     with faulty_client(server, faults, limits=SMALL) as client:
         with client.producer(BILLS, "importer") as producer:
@@ -387,7 +387,7 @@ def test_lost_answer_leaves_everything_there_once(server: InProcess, faults: Fau
     assert found.outcome == "committed"
 
 
-def test_producer_goes_on_after_a_request_without_an_answer(server: InProcess, faults: Faults) -> None:
+def test_producer_continues_after_a_request_without_a_response(server: InProcess, faults: Faults) -> None:
     with faulty_client(server, faults) as client, client.producer(BILLS, "importer") as producer:
         faults.at("publish", "after")
         with pytest.raises(Unanswered):

@@ -103,7 +103,7 @@ def test_rejected_client_publish_does_not_fail_the_transaction(client: Client, s
     assert visible(server) == [b"a"]
 
 
-def test_publish_of_the_client_without_an_answer_cannot_be_committed(server: InProcess, faults: Faults) -> None:
+def test_publish_of_the_client_without_a_response_cannot_be_committed(server: InProcess, faults: Faults) -> None:
     faults.at("publish", "after")
 
     def work() -> None:
@@ -126,7 +126,7 @@ def test_unanswered_client_publish_invalidates_the_transaction(server: InProcess
 
 
 @pytest.mark.parametrize("ended", ["committed", "rolled back"])
-def test_roll_back_after_the_end_is_refused(client: Client, server: InProcess, ended: str) -> None:
+def test_roll_back_after_the_end_is_rejected(client: Client, server: InProcess, ended: str) -> None:
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
         if ended == "rolled back":
@@ -136,7 +136,7 @@ def test_roll_back_after_the_end_is_refused(client: Client, server: InProcess, e
     assert visible(server) == ([b"a"] if ended == "committed" else [])
 
 
-def test_everything_after_a_roll_back_is_refused(client: Client, server: InProcess) -> None:
+def test_everything_after_a_roll_back_is_rejected(client: Client, server: InProcess) -> None:
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
         tx.roll_back()
@@ -185,7 +185,7 @@ with in_process() as server, server.client() as client:
 """
 
 
-def test_transaction_in_a_forked_child_is_refused_and_stays_the_parents() -> None:
+def test_transaction_in_a_forked_child_is_rejected_and_stays_the_parents() -> None:
     command = [sys.executable, "-c", FORKED]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert ended.stdout == "4 [b'1']\n", ended.stderr
@@ -363,7 +363,7 @@ async def test_async_participants_are_awaited(server: InProcess) -> None:
     assert visible(server) == [b"a"]
 
 
-def test_participant_that_waits_without_a_loop_is_refused(client: Client, server: InProcess) -> None:
+def test_participant_that_waits_without_a_loop_is_rejected(client: Client, server: InProcess) -> None:
     slow = Slow()
     with pytest.raises(TypeError, match="AsyncClient"):
         transact(client, slow)
@@ -616,7 +616,7 @@ def test_transaction_entered_twice_is_rejected(client: Client, server: InProcess
 
 
 @pytest.mark.parametrize("messages", [b"one", "two", ["three"], [None], 5])
-def test_publish_of_no_payload_is_refused(client: Client, server: InProcess, messages: list[bytes]) -> None:
+def test_publish_without_a_payload_is_rejected(client: Client, server: InProcess, messages: list[bytes]) -> None:
     with pytest.raises(BadRequest), client.transaction() as tx:
         tx.publish(ORDERS, messages)
     assert visible(server) == []

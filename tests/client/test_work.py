@@ -88,7 +88,7 @@ def test_consume_left_early_gives_the_rest_next(client: Client) -> None:
     assert client.claims(ORDERS, "billing") == []
 
 
-def test_consume_gives_as_many_as_asked_and_goes_on(client: Client) -> None:
+def test_consume_gives_as_many_as_asked_and_continues(client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
     with client.transaction() as tx:
         found = [[order.payload for order in tx.consume(ORDERS, "billing", limit=limit)] for limit in (2, None, None)]
@@ -170,7 +170,7 @@ def test_bad_arguments_of_work_are_rejected(client: Client) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["poll", "rollback", "PUT billing"])
-def test_consume_after_a_lost_answer_bills_each_order_once(
+def test_consume_after_a_lost_response_bills_each_order_once(
     server: InProcess, client: Client, faults: Faults, clock: ManualClock, step: str, when: When
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
@@ -345,7 +345,7 @@ def test_work_after_a_cut_counts_no_delivery(server: InProcess, client: Client, 
 
 
 @pytest.mark.parametrize("pattern", [False, True])
-def test_work_on_a_topic_without_room_for_dead_letters_is_refused(client: Client, pattern: bool) -> None:
+def test_work_on_a_topic_without_room_for_dead_letters_is_rejected(client: Client, pattern: bool) -> None:
     long, longest = "default:" + "x" * 250, "default:" + "y" * 251
     for topic in (long, longest):
         client.create_topic(topic)
@@ -385,7 +385,7 @@ def test_idle_work_starts_few_transactions(server: InProcess, client: Client, mo
 
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
-def test_work_without_an_answer_to_a_commit_bills_each_order_once(
+def test_work_without_a_response_to_a_commit_bills_each_order_once(
     server: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When
 ) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
