@@ -176,7 +176,7 @@ def test_fetch_after_the_janitor_deleted_shows_nothing_from_memory(kit: Kit) -> 
     assert kit.payloads("short") == stored
 
 
-def test_forget_after_foreign_rows_shows_them_and_ids_go_on(kit: Kit) -> None:
+def test_forget_after_foreign_rows_shows_them_and_ids_continue(kit: Kit) -> None:
     kit.publish("orders", b"a")
     theirs = MessageKey(named("orders"), 1, NOW_MS + 7, 9).pack()
     kit.store.message.put([(theirs, MessageValue(P, b"theirs"))])
@@ -301,7 +301,7 @@ def test_shared_run_hides_expired_messages(kit: Kit) -> None:
 
 
 @pytest.mark.usefixtures("encoded")
-def test_shared_run_of_a_topic_made_again_is_not_shown(kit: Kit) -> None:
+def test_shared_run_of_a_recreated_topic_is_not_shown(kit: Kit) -> None:
     kit.publish("orders", *MANY)
     assert answer(kit) == MANY
     before = kit.ids()

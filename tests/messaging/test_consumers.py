@@ -72,7 +72,7 @@ def test_unread_message_after_its_ttl_stays_visible_until_read(held: Kit) -> Non
     assert shown(held) == b""
 
 
-def test_unread_message_after_the_longest_hold_is_gone(held: Kit) -> None:
+def test_unread_message_after_the_longest_hold_is_hidden(held: Kit) -> None:
     put(held, READ_NONE)
     held.clock.advance(TTL_MS - 5 * SECOND + HOLD_SECONDS * SECOND)
     assert shown(held) == b"abcde"
@@ -109,7 +109,7 @@ def test_messages_without_a_consumer_hold_expire_unread(held: Kit) -> None:
     assert shown(held) == b"de"
 
 
-def test_consumer_of_a_topic_made_again_holds_nothing(held: Kit) -> None:
+def test_consumer_of_a_recreated_topic_holds_nothing(held: Kit) -> None:
     put(held, READ_NONE)
     put(held, READ_NONE, "other")
     held.service.delete_topic(ORDERS)
@@ -140,7 +140,7 @@ def test_unread_payloads_of_a_transaction_stay_visible(held: Kit) -> None:
 # --- how many there may be -------------------------------------------------------------------------------------------
 
 
-def test_consumer_beyond_the_most_names_is_refused(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumer_beyond_the_most_names_is_rejected(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MAX_NAMES", 3)
     kit.create("bills")
     for name in ("a", "b", "c"):

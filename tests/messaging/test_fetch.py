@@ -82,7 +82,7 @@ def test_fetch_at_the_ttl_hides_a_message_as_the_janitor_deletes_it(kit: Kit, ag
     assert kit.payloads() == kit.payloads(start=0) == kit.payloads(start=MessageId(NOW_MS, 0)) == expected
 
 
-def test_fetch_behind_an_expired_id_skips_no_message(kit: Kit) -> None:
+def test_fetch_after_an_expired_id_skips_no_message(kit: Kit) -> None:
     kit.create("short", ttl="1")
     kit.put("short", P, b"x", b"y")
     first = kit.publish("short", pointer=P)
@@ -351,7 +351,7 @@ def test_roll_back_of_a_range_leaves_the_rest(kit: Kit) -> None:
     assert len(kit.payloads()) == 2502
 
 
-def test_rollback_after_a_topic_was_made_again_reaches_earlier_generations(kit: Kit) -> None:
+def test_rollback_after_a_topic_was_recreated_reaches_earlier_generations(kit: Kit) -> None:
     published = [kit.publish("orders", b"a", pointer=P), kit.publish("orders", b"q", pointer=Q)]
     kit.store.message.put([(named("orders").prefix + b"\0\0\1", MessageValue(P, b"foreign"))])
     for generation in (2, 3, 4):

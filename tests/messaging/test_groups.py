@@ -85,7 +85,7 @@ def test_poll_after_a_restart_is_held_if_the_group_moved_since(kit: GroupKit) ->
     assert kit.poll(kit.begin(), 1) == [b"b"]
 
 
-def test_poll_after_a_restart_goes_on_if_the_group_did_not_move(kit: GroupKit) -> None:
+def test_poll_after_a_restart_continues_if_the_group_did_not_move(kit: GroupKit) -> None:
     kit.publish(b"a")
     kit.clock.advance(1)
     reader = kit.begin()
@@ -204,7 +204,7 @@ def test_base_moves_past_messages_of_invalid_transactions(kit: GroupKit) -> None
     assert kit.base() == kit.ids()[-1]
 
 
-def test_poll_of_stored_payloads_goes_on_inside_after_a_limit(kit: GroupKit) -> None:
+def test_poll_of_stored_payloads_continues_inside_after_a_limit(kit: GroupKit) -> None:
     producer = kit.begin()
     kit.service.store(ORDERS, [b"a", b"b", b"c"], pointer=producer.write_pointer)
     kit.publish(tx=producer)
@@ -584,7 +584,7 @@ def test_trap_a_roll_back_frees_the_claim_before_the_abort(kit: GroupKit) -> Non
     assert kit.poll(kit.begin()) == [b"a"]
 
 
-def test_trap_a_roll_back_after_the_commit_is_refused(kit: GroupKit) -> None:
+def test_trap_a_roll_back_after_the_commit_is_rejected(kit: GroupKit) -> None:
     kit.publish(b"a")
     one = kit.begin()
     kit.poll(one)
@@ -675,7 +675,7 @@ def test_poll_of_a_transaction_that_ends_takes_its_claim_back(kit: GroupKit, mon
 
 
 @pytest.mark.parametrize("end", ["abort", "commit"])
-def test_poll_without_an_answer_keeps_messages_once(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_poll_without_a_response_keeps_messages_once(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     kit.publish(b"a", b"b", b"c")
     one = kit.begin()
     assert kit.poll(one, 1) == [b"a"]
@@ -712,7 +712,7 @@ def test_trap_g_recreated_topic_has_no_claims(kit: GroupKit) -> None:
     assert kit.poll(kit.begin()) == [b"b"]
 
 
-def test_trap_c_late_claim_of_a_former_server_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trap_c_late_claim_of_a_former_server_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.publish(b"a")
     kit.roll_back(kit.begin())
     next_one, one, two = kit.serve(), kit.begin(), kit.begin()
@@ -779,7 +779,7 @@ def test_poll_with_the_largest_limit_still_limits_bytes(kit: GroupKit) -> None:
     assert len(found.messages) == 8
 
 
-def test_poll_of_an_idle_group_says_where_the_next_message_may_come(kit: GroupKit) -> None:
+def test_poll_of_an_idle_group_has_the_next_position(kit: GroupKit) -> None:
     empty = kit.ask(kit.begin()).position
     kit.publish(b"a")
     one = kit.begin()

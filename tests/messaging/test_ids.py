@@ -117,7 +117,7 @@ def test_honest_clock_that_is_right_again_publishes(off_ms: int, looks: bool) ->
         assert honest.publish_ms() == clock.now_ms()
 
 
-def test_honest_clock_that_is_right_again_refuses_a_jump() -> None:
+def test_honest_clock_that_is_right_again_rejects_a_jump() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for step_ms in (-DAY, DAY):
@@ -162,7 +162,7 @@ def test_honest_clock_that_started_late_accepts_the_way_to_now(behind_ms: int, o
 
 
 @pytest.mark.parametrize("past_ms", [NOW_MS - 1, NOW_MS, NOW_MS + 1000])
-def test_honest_clock_that_started_right_refuses_a_jump_whatever_had_passed(past_ms: int) -> None:
+def test_honest_clock_that_started_right_rejects_a_jump_at_any_time(past_ms: int) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     honest.note_past(past_ms)
@@ -187,7 +187,7 @@ def test_honest_clock_takes_many_fast_steps_for_a_jump() -> None:
     assert honest.publish_ms() == clock.now_ms()
 
 
-def test_honest_clock_after_a_jump_refuses_until_it_is_right() -> None:
+def test_honest_clock_after_a_jump_rejects_until_it_is_right() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.step(HOUR)

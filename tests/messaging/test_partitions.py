@@ -490,7 +490,9 @@ def payloads(given: Any) -> list[bytes]:
     return [message.payload for message in given.messages]
 
 
-def test_groups_that_drain_a_partition_both_go_on(service: MessagingService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_drain_a_partition_both_continue(
+    service: MessagingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed(service, "billing", "audit")
     for group in ("billing", "audit"):
         assert payloads(polled(service, "orders-0", group)) == [b"old"]
@@ -575,7 +577,7 @@ def test_position_set_during_a_poll_is_not_drained(service: MessagingService, mo
     assert polled(service, "orders-f2-1").earlier_partition == named("orders-0")
 
 
-def test_group_of_a_topic_made_again_has_drained_nothing(service: MessagingService) -> None:
+def test_group_of_a_recreated_topic_has_drained_no_partition(service: MessagingService) -> None:
     changed(service, GROUP)
     read_to_the_end(service)
     service.delete_topic(ORDERS)

@@ -225,7 +225,7 @@ def test_register_aborts_an_open_transaction_that_only_reads(kit: GroupKit) -> N
     assert (everything(kit), kit.poll(kit.begin())) == ([], [])
 
 
-def test_note_of_begun_transactions_keeps_open_and_refuses_ended_ones(kit: GroupKit) -> None:
+def test_note_of_begun_transactions_keeps_open_and_rejects_ended_ones(kit: GroupKit) -> None:
     one = Instance(kit)
     for number in range(5):
         tx = kit.begin()
@@ -380,7 +380,7 @@ def test_interrupted_deletion_is_finished_by_a_repeat(kit: GroupKit, at: int, *,
     assert Instance(kit).generation > one.generation + 1
 
 
-def test_producer_beyond_the_most_names_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_beyond_the_most_names_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MAX_NAMES", 3)
     for name in ("a", "b", "c"):
         kit.service.producers.register(BILLS, name, uuid4())
@@ -1133,7 +1133,7 @@ def meanwhile(
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
-def test_write_in_an_ended_transaction_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_write_in_an_ended_transaction_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     tx = kit.begin()
     kit.manager.abort(tx) if end == "abort" else getattr(kit.manager, end)(tx.transaction_id)
     with held(kit, monkeypatch):
@@ -1248,7 +1248,7 @@ def test_request_during_its_roll_back_is_not_seen(kit: GroupKit, monkeypatch: py
     assert seen(kit) == []
 
 
-def test_register_waits_for_a_request_under_way(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_waits_for_a_request_in_flight(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
     one, heir = Instance(kit), uuid4()
 
@@ -1396,7 +1396,7 @@ def test_producer_of_a_recreated_topic_has_to_register_again(kit: GroupKit) -> N
     assert everything(kit) == [b"b"]
 
 
-def test_register_in_a_topic_made_again_in_one_millisecond_fences_older_instances(kit: GroupKit) -> None:
+def test_register_in_a_topic_recreated_at_once_fences_older_instances(kit: GroupKit) -> None:
     instances = [Instance(kit)]
     instances[0].publish(b"0", topic=ORDERS)
     for number in (1, 2):
@@ -1412,7 +1412,7 @@ def test_register_in_a_topic_made_again_in_one_millisecond_fences_older_instance
 
 
 @pytest.mark.parametrize("swept", [False, True])
-def test_register_after_its_topic_was_made_again_hides_older_requests(kit: GroupKit, *, swept: bool) -> None:
+def test_register_after_its_topic_was_recreated_hides_older_requests(kit: GroupKit, *, swept: bool) -> None:
     for turn in range(2):
         one, tx = Instance(kit), kit.begin()
         one.publish(b"%d" % turn, tx=tx, topic=ORDERS)
@@ -1433,7 +1433,7 @@ def test_register_after_its_topic_was_made_again_hides_older_requests(kit: Group
     assert seen(kit, ORDERS) == []
 
 
-def test_register_in_a_topic_made_again_waits_for_requests(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_in_a_recreated_topic_waits_for_requests(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
     one, tx = Instance(kit), kit.begin()
 
@@ -1458,7 +1458,7 @@ def test_request_of_an_instance_registered_at_another_server_is_written(kit: Gro
     assert everything(kit) == [b"a", b"b"]
 
 
-def test_request_fenced_before_its_announcement_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_fenced_before_its_announcement_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit.side, "private", False)
     one, exchange = Instance(kit), kit.side.exchange_each
     one.publish(b"a")
@@ -1490,7 +1490,7 @@ def test_request_of_a_fenced_producer_fails_no_other_of_its_batch(
     assert everything(kit) == [b"b"]
 
 
-def test_registration_that_waits_for_a_request_goes_on_when_the_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_waits_until_the_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a limit: the registration goes on only if it is woken.
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", None)
     requests = InFlight()

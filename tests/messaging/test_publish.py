@@ -207,7 +207,7 @@ def test_store_after_a_restart_overwrites_nothing(kit: Kit) -> None:
     assert kit.payloads() == [b"a", b"b", b"c"]
 
 
-def test_publish_to_a_topic_made_again_gives_ids_from_the_clock_on(kit: Kit) -> None:
+def test_publish_to_a_recreated_topic_gives_ids_from_the_clock_on(kit: Kit) -> None:
     kit.publish("orders", b"a", b"b")
     kit.service.delete_topic(named("orders"))
     kit.create("orders")
@@ -240,7 +240,7 @@ def test_publish_after_a_row_with_the_highest_id_is_unavailable(kit: Kit) -> Non
 # --- a clock that jumps ----------------------------------------------------------------------------------------------
 
 
-def test_publish_after_a_clock_jump_is_refused_until_it_is_right(kit: Kit) -> None:
+def test_publish_after_a_clock_jump_is_rejected_until_it_is_right(kit: Kit) -> None:
     kit.clock.step(5 * MINUTE)
     kit.publish("orders", b"within the allowance")
     kit.clock.step(1)
@@ -364,7 +364,7 @@ def held_back(kit: Kit, submit: Callable[[], Answers]) -> Answers:
     return submitted
 
 
-def test_publish_queued_for_a_topic_made_again_goes_to_the_new_one(kit: Kit) -> None:
+def test_publish_queued_for_a_recreated_topic_goes_to_the_new_one(kit: Kit) -> None:
     def submit() -> Answers:
         queued = kit.service.submit_publish(named("orders"), [b"new"], pointer=None)
         kit.service.delete_topic(named("orders"))
@@ -376,7 +376,7 @@ def test_publish_queued_for_a_topic_made_again_goes_to_the_new_one(kit: Kit) -> 
     assert kit.payloads() == [b"new"]
 
 
-def test_publish_with_a_pointer_never_issued_is_refused(kit: Kit) -> None:
+def test_publish_with_a_pointer_never_issued_is_rejected(kit: Kit) -> None:
     manager = TransactionManager(MemoryStorage(), kit.clock)
     kit.restart(transactions=manager)
     issued = manager.start_long().write_pointer
@@ -406,7 +406,7 @@ def test_publish_that_fails_keeps_the_error_of_a_rejected_request(kit: Kit) -> N
 # --- transactions, as the topic wants them ---------------------------------------------------------------------------
 
 
-def test_publish_against_the_transaction_rule_of_a_topic_is_refused(kit: Kit) -> None:
+def test_publish_against_the_transaction_rule_of_a_topic_is_rejected(kit: Kit) -> None:
     kit.create("inside", transactions="required")
     kit.create("outside", transactions="forbidden")
     kit.create("either", transactions="optional")
@@ -438,7 +438,7 @@ def test_batch_with_a_rejected_request_writes_the_others(kit: Kit) -> None:
     assert kit.payloads("outside") == [b"0", b"2"]
 
 
-def test_create_with_a_bad_transaction_rule_is_refused(kit: Kit) -> None:
+def test_create_with_a_bad_transaction_rule_is_rejected(kit: Kit) -> None:
     for word in ("", "Required", "yes"):
         with pytest.raises(BadRequest, match=r"required.*forbidden.*optional"):
             kit.create("other", transactions=word)
@@ -447,7 +447,7 @@ def test_create_with_a_bad_transaction_rule_is_refused(kit: Kit) -> None:
 # --- what is stored, and then published with messages ----------------------------------------------------------------
 
 
-def test_publish_beside_stored_payloads_is_refused(kit: Kit) -> None:
+def test_publish_with_pending_stored_payloads_is_rejected(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
     with pytest.raises(BadRequest, match=f"{P} .*default:orders"):
         kit.publish("orders", b"c", pointer=P)
@@ -461,7 +461,7 @@ def test_publish_beside_stored_payloads_is_refused(kit: Kit) -> None:
         kit.publish("orders", b"e", pointer=P)
 
 
-def test_publish_beside_stored_payloads_after_a_restart_is_refused(kit: Kit) -> None:
+def test_publish_with_pending_payloads_after_a_restart_is_rejected(kit: Kit) -> None:
     kit.put("orders", P, b"a")
     kit.put("orders", P + 1, b"b")
     kit.publish("orders", pointer=P + 1)
@@ -481,7 +481,7 @@ def test_publish_beside_stored_payloads_after_a_restart_is_refused(kit: Kit) -> 
     assert kit.payloads("orders") == [b"b", b"c", b"f", b"g", b"a", b"h"]
 
 
-def test_publish_beside_stored_payloads_of_another_server_is_refused(kit: Kit) -> None:
+def test_publish_with_pending_payloads_of_another_server_is_rejected(kit: Kit) -> None:
     kit.publish("orders", b"a", pointer=P)
     other = kit.serve()
     other.store(named("orders"), [b"b"], pointer=P)
@@ -509,7 +509,7 @@ def test_publish_in_a_transaction_after_the_start_asks_no_payloads(kit: Kit, mon
 # --- all of a transaction taken back ---------------------------------------------------------------------------------
 
 
-def test_rollback_of_a_pointer_takes_back_all_of_it_in_the_topic(kit: Kit) -> None:
+def test_rollback_of_a_pointer_covers_all_its_messages_in_the_topic(kit: Kit) -> None:
     kit.publish("orders", b"1", pointer=P)
     kit.publish("orders", b"2", pointer=P + 1)
     kit.publish("orders", b"3")

@@ -56,7 +56,7 @@ def kept(kit: GroupKit, tmp_path: Path) -> Path:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_commit_while_a_roll_back_is_under_way_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_while_a_roll_back_is_in_flight_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     tx = kit.begin()
     published = kit.publish(b"a", tx=tx)
     assert published is not None
@@ -175,7 +175,7 @@ def test_abort_after_a_roll_back_that_failed_makes_it_invalid(monkeypatch: pytes
 # --- groups and producers --------------------------------------------------------------------------------------------
 
 
-def test_abort_of_a_claim_makes_it_invalid_and_the_messages_come_again(kit: GroupKit) -> None:
+def test_abort_of_a_claim_invalidates_and_redelivers_its_messages(kit: GroupKit) -> None:
     kit.publish(b"order")
     tx = kit.begin()
     assert kit.poll(tx) == [b"order"]

@@ -49,7 +49,7 @@ def test_create_puts_properties_over_defaults_and_escapes_them(kit: Kit) -> None
         *({"hold": hold} for hold in ("", "none")),
     ],
 )
-def test_topic_with_a_bad_ttl_retention_or_hold_is_refused(kit: Kit, properties: dict[str, str]) -> None:
+def test_topic_with_a_bad_ttl_retention_or_hold_is_rejected(kit: Kit, properties: dict[str, str]) -> None:
     with pytest.raises(BadRequest):
         kit.create("other", **properties)
     with pytest.raises(BadRequest):
@@ -257,7 +257,7 @@ def test_create_with_a_name_above_255_bytes_is_rejected(kit: Kit) -> None:
             kit.service.topic(topic)
 
 
-def test_topic_with_more_than_64_kb_of_properties_is_refused(kit: Kit) -> None:
+def test_topic_with_more_than_64_kb_of_properties_is_rejected(kit: Kit) -> None:
     rest = len(b'{"a":"","generation":"1","ttl":"604800"}') - len(b',"generation":"1"')
     kit.create("other", a="x" * (65536 - rest))
     with pytest.raises(BadRequest, match="65536"):
@@ -267,7 +267,7 @@ def test_topic_with_more_than_64_kb_of_properties_is_refused(kit: Kit) -> None:
     assert set(kit.service.topics("default")) == {"orders", "other"}
 
 
-def test_topic_with_names_that_are_written_alike_is_refused(kit: Kit) -> None:
+def test_topic_with_property_names_encoded_alike_is_rejected(kit: Kit) -> None:
     # Half a surrogate pair is written as a question mark, as Java does it.
     kit.service.update_topic(named("orders"), {"\ud800": "1"})
     for names in (("\ud800", "\udfff"), ("?", "\udfff")):

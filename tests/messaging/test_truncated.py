@@ -60,7 +60,7 @@ WAYS = [by_id, before_now, before_a_later_time, reset]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_claims_of_an_id_that_leaves_the_list_come_again(
+def test_claims_of_a_truncated_id_are_delivered_again(
     kit: GroupKit, caplog: pytest.LogCaptureFixture, way: Callable[[TransactionManager, Transaction], object]
 ) -> None:
     kit.publish(b"a", b"b")
