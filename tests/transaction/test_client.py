@@ -81,7 +81,7 @@ def test_client_calls_reach_the_manager(
     assert (client.invalid_size(), client.status()) == (0, "OK")
 
 
-def test_client_of_a_restarted_service_goes_on(
+def test_client_of_a_restarted_service_continues(
     service: TransactionService, manager: TransactionManager, client: TransactionClient
 ) -> None:
     one = client.start_short()

@@ -36,7 +36,7 @@ PAIRS = list(zip(VECTORS, EDITS, strict=True))
 STARTED = bytes.fromhex(VECTORS[0]["hex"])
 
 
-def test_there_is_a_vector_of_each_state() -> None:
+def test_vectors_cover_each_edit_state() -> None:
     assert {edit.state for edit in EDITS} == set(EditState)
     assert len(VECTORS) == len(EDITS)
 
@@ -110,7 +110,7 @@ def test_decode_of_a_damaged_edit_names_the_damage(at: int, damage: bytes, messa
         decode_edit(STARTED[:at] + damage + STARTED[at + len(damage) :])
 
 
-def test_read_of_an_absurd_length_sets_no_memory_aside() -> None:
+def test_read_of_an_absurd_length_allocates_no_memory() -> None:
     asked: list[int] = []
 
     class Stream(io.BytesIO):

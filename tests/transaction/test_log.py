@@ -118,7 +118,7 @@ def test_read_log_with_trailing_zeros_returns_whole_records(tmp_path: Path, zero
 
 
 @pytest.mark.parametrize(("behind", "sure"), [(1, False), (50, False), (0, True), (-1, True)])
-def test_zeros_that_may_begin_in_the_last_record_are_refused(tmp_path: Path, behind: int, sure: bool) -> None:
+def test_zeros_that_may_start_in_the_last_record_are_rejected(tmp_path: Path, behind: int, sure: bool) -> None:
     # So many bytes of the last record, all of them zeros, lie behind the end of a block of the disk.
     last = Edit(1, EditState.ABORTED, type=TransactionType.SHORT, checkpoints=())
     ended = bytes(8) + encode_edit(last)
@@ -188,7 +188,7 @@ def test_read_log_skips_sync_bytes_between_records(tmp_path: Path) -> None:
         (bytes(8) + b"\x07" + bytes(70), "version 7"),
     ],
 )
-def test_damage_inside_a_log_is_refused_with_its_place(tmp_path: Path, data: bytes, message: str) -> None:
+def test_damage_inside_a_log_is_rejected_with_its_place(tmp_path: Path, data: bytes, message: str) -> None:
     path = log(tmp_path, data)
     with pytest.raises(FormatError) as caught:
         list(read_log(path))

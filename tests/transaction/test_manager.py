@@ -98,7 +98,7 @@ def test_changes_conflict_with_every_commit_since_the_start(manager: Transaction
                 manager.can_commit(one.transaction_id, [key])
 
 
-def test_commit_that_conflicts_is_refused_each_time(manager: TransactionManager) -> None:
+def test_commit_that_conflicts_is_rejected_each_time(manager: TransactionManager) -> None:
     first, second = manager.start_short().transaction_id, manager.start_short().transaction_id
     for one in (first, second):
         manager.can_commit(one, [b"k"])
@@ -167,7 +167,7 @@ def test_checkpoint_is_listed_once_with_the_timeout_of_its_transaction(manager: 
 
 
 @pytest.mark.parametrize("end", ["can_commit", "commit", "commit_and_start", "checkpoint"])
-def test_call_with_the_pointer_of_a_checkpoint_is_refused(manager: TransactionManager, end: str) -> None:
+def test_call_with_the_pointer_of_a_checkpoint_is_rejected(manager: TransactionManager, end: str) -> None:
     one = manager.checkpoint(manager.start_short())
     calls: dict[str, Callable[[], object]] = {
         "can_commit": lambda: manager.can_commit(one.write_pointer, []),
@@ -182,7 +182,7 @@ def test_call_with_the_pointer_of_a_checkpoint_is_refused(manager: TransactionMa
     assert manager.start_short().is_visible(one.write_pointer)
 
 
-def test_question_for_an_owner_does_not_make_one(manager: TransactionManager) -> None:
+def test_belongs_to_does_not_set_an_owner(manager: TransactionManager) -> None:
     one = manager.start_short().transaction_id
     assert manager.belongs_to(one, "ada")
     assert manager.begin_write(one, "bob")
@@ -394,7 +394,7 @@ def test_decisions_are_synced_before_they_are_answered(clock: ManualClock) -> No
     assert storage.happened[9:] == ["append", "sync 4"]
 
 
-def test_snapshot_syncs_the_old_log_and_begins_a_new_one(clock: ManualClock) -> None:
+def test_snapshot_syncs_the_old_log_and_starts_a_new_one(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short()
@@ -404,7 +404,7 @@ def test_snapshot_syncs_the_old_log_and_begins_a_new_one(clock: ManualClock) -> 
     assert storage.happened == ["sync 1", "log", "save", "append", "sync 1"]
 
 
-def test_log_that_cannot_be_written_silences_the_manager(clock: ManualClock) -> None:
+def test_failed_log_write_stops_the_manager_until_a_snapshot(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short()
@@ -455,7 +455,7 @@ def test_ledger_of_invalid_transactions_is_bounded_and_complete(
     assert manager.status(clean.transaction_id) == "ended"
 
 
-def test_manager_with_a_damaged_log_does_not_begin_again(clock: ManualClock) -> None:
+def test_manager_with_a_damaged_log_does_not_start_again(clock: ManualClock) -> None:
     class Damaged(SpyStorage):
         def recover(self) -> RecoveredLog:
             if self.failure is not None:

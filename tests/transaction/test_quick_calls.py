@@ -259,7 +259,7 @@ async def test_bytes_after_a_held_call_are_read_with_it_from_the_stream(
 
 
 @in_event_loop
-async def test_bytes_behind_a_call_that_began_go_to_the_stream(manager: TransactionManager) -> None:
+async def test_bytes_after_a_call_that_began_go_to_the_stream(manager: TransactionManager) -> None:
     alone = Alone(manager)
     for data in (b"whole", START):
         alone.connection.data_received(data)

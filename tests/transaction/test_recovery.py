@@ -171,7 +171,7 @@ def test_replay_of_an_abort_never_issued_shows_nothing_to_come() -> None:
     assert (seen.read_pointer, seen.write_pointer) == (BASE + 1, BASE + 1)
 
 
-def test_replay_of_an_edit_no_manager_writes_is_refused() -> None:
+def test_replay_of_an_edit_no_manager_writes_is_rejected() -> None:
     with pytest.raises(FormatError, match="MOVE_WATERMARK"):
         replayed(NOTHING, Edit(1, EditState.MOVE_WATERMARK))
 

@@ -333,7 +333,7 @@ def test_client_of_another_protocol_is_cut_off_alone(service: TransactionService
     assert client.status() == "OK"
 
 
-def test_connection_above_the_limit_is_refused_alone(
+def test_connection_above_the_limit_is_rejected_alone(
     service: TransactionService, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client.status() == "OK"
@@ -484,7 +484,7 @@ def test_start_with_a_port_in_use_names_the_setting(service: TransactionService,
         TransactionService(manager, service.address).start()
 
 
-def test_stop_answers_a_call_under_way_and_closes_silent_ones(clock: ManualClock) -> None:
+def test_stop_answers_a_call_in_flight_and_closes_silent_ones(clock: ManualClock) -> None:
     storage = SlowStorage()
     with (
         served(TransactionManager(storage, clock)) as service,
@@ -577,7 +577,7 @@ def test_failed_snapshot_is_logged_and_retried(clock: ManualClock, caplog: pytes
 
 
 @pytest.mark.parametrize("name", ["canCommitOrThrow", "canCommitTx", "truncateInvalidTx"])
-def test_change_set_of_too_many_keys_is_refused_before_it_is_read(manager: TransactionManager, name: str) -> None:
+def test_change_set_of_too_many_keys_is_rejected_before_it_is_read(manager: TransactionManager, name: str) -> None:
     transaction = manager.start_short()
     first = (
         wire.structure(1, *transaction_fields(transaction))
@@ -632,7 +632,7 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
         assert asked(connection, large).name == "canCommitOrThrow"
 
 
-def test_large_call_without_memory_is_answered_and_the_connection_goes_on(service: TransactionService) -> None:
+def test_large_call_without_memory_is_answered_and_the_connection_continues(service: TransactionService) -> None:
     @asynccontextmanager
     async def no_room(size: int, abort: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
         if size:
@@ -717,7 +717,7 @@ class Counted(FailedAttempts):
         self.note(address)
 
 
-def test_attempts_without_the_token_are_slowed_down_and_good_ones_are_not(
+def test_only_attempts_without_the_token_are_slowed_down(
     guarded: TransactionService, tmp_path: Path, clock: ManualClock
 ) -> None:
     guarded.failed = failed = Counted(clock)

@@ -114,7 +114,7 @@ def test_snapshot_that_tephra_rejects_is_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names("snapshots-odd", "visonly-*"))
-def test_damage_after_visibility_is_refused(name: str) -> None:
+def test_damage_after_visibility_is_rejected(name: str) -> None:
     data = vector(f"snapshots-odd/{name}")
     for read in (read_complete_visibility, read_snapshot):
         with pytest.raises(SnapshotError):
@@ -249,7 +249,7 @@ LIST = "invalid ids, .*byte"
         (bytes(2) + varint(1) + varint(9) + varint(1) + varint(-1), "length of -1, .*committing change sets"),
     ],
 )
-def test_bytes_of_no_snapshot_are_refused_with_their_place(body: bytes, message: str) -> None:
+def test_bytes_of_no_snapshot_are_rejected_with_their_place(body: bytes, message: str) -> None:
     with pytest.raises(SnapshotError) as caught:
         read_snapshot(io.BytesIO(HEAD + body))
     assert re.search(message, caught.value.message)
@@ -262,7 +262,7 @@ def test_varint_with_the_longest_padding_is_read() -> None:
 
 @pytest.mark.parametrize("count", [2**31, 2**62, 2**63 - 1])
 @pytest.mark.parametrize("before", [b"", bytes(1), bytes(2), bytes(3), bytes(2) + varint(1) + varint(9)])
-def test_read_of_an_absurd_count_sets_no_memory_aside(count: int, before: bytes) -> None:
+def test_read_of_an_absurd_count_allocates_no_memory(count: int, before: bytes) -> None:
     with pytest.raises(TruncatedSnapshot):
         read_snapshot(io.BytesIO(HEAD + before + varint(count) + bytes(1)))
     with pytest.raises(TruncatedSnapshot):
@@ -270,7 +270,7 @@ def test_read_of_an_absurd_count_sets_no_memory_aside(count: int, before: bytes)
 
 
 @pytest.mark.parametrize("version", [-1, 0, 5])
-def test_version_that_is_not_known_is_refused(version: int) -> None:
+def test_version_that_is_not_known_is_rejected(version: int) -> None:
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):
         write_snapshot(io.BytesIO(), Snapshot(with_invalid([])), version)
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):

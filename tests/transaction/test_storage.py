@@ -371,7 +371,7 @@ def torn(file: int, data: bytes) -> int:
     ("name", "failure", "first", "is_there"),
     [("write", torn, False, False), ("fdatasync", fails, False, True), ("open", fails, True, False)],
 )
-def test_log_that_failed_goes_on_from_what_is_there(
+def test_failed_log_continues_from_the_stored_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, failure: Any, first: bool, is_there: bool
 ) -> None:
     manager = opened(tmp_path / "tx")

@@ -132,9 +132,7 @@ def test_garbage_at_a_service_with_tls_is_cut_off(service: TransactionService, d
         assert is_closed(connection) or is_closed(connection)
 
 
-def test_client_over_tls_of_a_plain_service_learns_what_is_missing(
-    manager: TransactionManager, tls: TlsSettings
-) -> None:
+def test_tls_client_of_a_plain_service_is_a_clear_error(manager: TransactionManager, tls: TlsSettings) -> None:
     with (
         served(manager) as plain,
         TransactionClient.configured(settings_for(plain, tls.certificate)) as client,
@@ -167,7 +165,7 @@ def test_many_connections_without_a_handshake_do_not_keep_others_out(
         assert is_closed(silent[0])
 
 
-def test_certificate_that_is_renewed_is_shown_to_new_connections_and_open_ones_go_on(
+def test_renewed_certificate_is_shown_and_open_connections_continue(
     manager: TransactionManager, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0.01)
@@ -192,7 +190,7 @@ def test_certificate_that_is_renewed_is_shown_to_new_connections_and_open_ones_g
     ("mode", "message"),
     [(0o644, r"transactions\.tls\.key .* other users"), (None, r"transactions\.tls\.key .* cannot be read")],
 )
-def test_key_that_is_missing_or_open_to_others_is_refused(
+def test_key_that_is_missing_or_open_to_others_is_rejected(
     manager: TransactionManager, tls: TlsSettings, mode: int | None, message: str
 ) -> None:
     if mode is None:

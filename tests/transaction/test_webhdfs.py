@@ -206,7 +206,7 @@ def test_rejection_of_a_namenode_is_a_readable_error(
 
 
 @pytest.mark.parametrize(("location", "status"), [("http", "refused"), ("https", "served")])
-def test_webhdfs_redirect_to_a_weaker_scheme_is_refused(
+def test_webhdfs_redirect_to_a_weaker_scheme_is_rejected(
     monkeypatch: pytest.MonkeyPatch, location: str, status: str
 ) -> None:
     seen = []
@@ -264,7 +264,7 @@ def test_invalid_hdfs_url_is_rejected_with_an_example(url: str) -> None:
     assert "webhdfs://NAMENODE:PORT/PATH" in caught.value.hint
 
 
-def test_webhdfs_that_refuses_a_ticket_is_quoted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhdfs_that_rejects_a_ticket_is_quoted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     page = "<h2>HTTP ERROR 403 GSSException: Failure (Mechanism level: Clock skew too great (37))</h2>\n<p>more</p>"
     transport = httpx2.MockTransport(lambda _: httpx2.Response(403, text=page))
     client = partial(httpx2.Client, transport=transport)
