@@ -166,7 +166,7 @@ def test_the_page_says_who_may_ask_for_what() -> None:
     assert said == WHO
 
 
-def test_route_without_its_permission_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, server: Serving) -> None:
+def test_route_without_its_permission_is_rejected_at_once(monkeypatch: pytest.MonkeyPatch, server: Serving) -> None:
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
         """Never reached."""
 
@@ -239,7 +239,7 @@ def orders_admin(tmp_path: Path) -> Iterator[tuple[Serving, Client, dict[str, st
 
 
 @pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": '{"users": 1}'}])
-def test_topic_creation_without_permission_on_a_part_is_refused(
+def test_topic_creation_without_permission_on_a_part_is_rejected(
     orders_admin: tuple[Serving, Client, dict[str, str]], properties: dict[str, str]
 ) -> None:
     server, client, known = orders_admin
@@ -250,7 +250,7 @@ def test_topic_creation_without_permission_on_a_part_is_refused(
     assert server.service.topics("default") == []
 
 
-def test_refused_creation_does_not_tell_whether_a_part_exists(
+def test_rejected_creation_does_not_tell_whether_a_part_exists(
     orders_admin: tuple[Serving, Client, dict[str, str]],
 ) -> None:
     server, client, known = orders_admin

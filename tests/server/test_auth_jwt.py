@@ -122,7 +122,7 @@ def test_principal_claim_setting_selects_the_claim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "HS256", "HS512", "ES256K", "RS256", "", "ES384", ["ES256"], 5])
-def test_jwt_with_another_algorithm_than_its_key_is_refused(tmp_path: Path, algorithm: object) -> None:
+def test_jwt_with_another_algorithm_than_its_key_is_rejected(tmp_path: Path, algorithm: object) -> None:
     known = issuer(tmp_path)
     _, payload, signature = sign().split(".")
     for end in (signature, ""):
@@ -131,7 +131,7 @@ def test_jwt_with_another_algorithm_than_its_key_is_refused(tmp_path: Path, algo
 
 
 @pytest.mark.parametrize("contents", [pem(RSA), jwks(jwk(RSA))], ids=["pem", "jwks"])
-def test_jwt_signed_with_the_public_key_as_a_secret_is_refused(tmp_path: Path, contents: bytes) -> None:
+def test_jwt_signed_with_the_public_key_as_a_secret_is_rejected(tmp_path: Path, contents: bytes) -> None:
     known = issuer(tmp_path, contents)
     header, payload = segment({"alg": "HS256", "typ": "JWT"}), segment(CLAIMS)
     for secret in (pem(RSA), pem(RSA).strip(), contents):
@@ -140,7 +140,7 @@ def test_jwt_signed_with_the_public_key_as_a_secret_is_refused(tmp_path: Path, c
         refused(known, f"{header}.{payload}.{urlsafe_b64encode(signature).decode().rstrip('=')}")
 
 
-def test_jwt_with_an_algorithm_that_is_not_allowed_is_refused(tmp_path: Path) -> None:
+def test_jwt_with_an_algorithm_that_is_not_allowed_is_rejected(tmp_path: Path) -> None:
     known = issuer(tmp_path, pem(RSA), algorithms=["RS256"])
     assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
     assert "do not match exactly one key" in refused(known, sign(RSA, "PS256"))
@@ -176,7 +176,7 @@ def test_jwt_with_an_algorithm_that_is_not_allowed_is_refused(tmp_path: Path) ->
         ({"aud": ["another"]}, "InvalidAudienceError"),
     ],
 )
-def test_jwt_with_wrong_claims_is_refused(tmp_path: Path, claims: dict[str, Any], said: str) -> None:
+def test_jwt_with_wrong_claims_is_rejected(tmp_path: Path, claims: dict[str, Any], said: str) -> None:
     assert said in refused(issuer(tmp_path), sign(**claims))
 
 
@@ -185,7 +185,7 @@ def test_jwt_within_the_clock_leeway_is_good(tmp_path: Path, claims: dict[str, A
     assert issuer(tmp_path).identify(sign(**claims).encode()).principal == "ada"
 
 
-def test_jwt_of_another_issuer_or_audience_is_refused(tmp_path: Path) -> None:
+def test_jwt_of_another_issuer_or_audience_is_rejected(tmp_path: Path) -> None:
     known = issuer(tmp_path, issuer="https://id.example.com", audience="tms")
     right: dict[str, Any] = {"iss": "https://id.example.com", "aud": "tms"}
     assert known.identify(sign(**right).encode()).principal == "ada"
@@ -229,7 +229,7 @@ def test_any_change_of_a_valid_jwt_is_rejected(
 
 
 @given(st.binary(max_size=200))
-def test_jwt_of_any_bytes_is_refused(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
+def test_jwt_of_any_bytes_is_rejected(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     known = issuer(tmp_path_factory.mktemp("keys"))
     text = urlsafe_b64encode(noise).decode().rstrip("=")
     header, payload, signature = TOKEN.decode().split(".")
@@ -277,7 +277,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_key_file_that_is_bad_is_refused_and_not_quoted(tmp_path: Path, name: str) -> None:
+def test_key_file_that_is_bad_is_rejected_and_not_quoted(tmp_path: Path, name: str) -> None:
     contents, said = BAD_FILES[name]
     with pytest.raises(ConfigurationError) as caught:
         issuer(tmp_path, contents)
@@ -305,14 +305,14 @@ def test_jwk_with_any_members_keeps_other_keys_usable(
 
 
 @given(_JSON)
-def test_jwks_of_any_json_is_refused_in_a_sentence(tmp_path_factory: pytest.TempPathFactory, keys: object) -> None:
+def test_jwks_of_any_json_is_rejected(tmp_path_factory: pytest.TempPathFactory, keys: object) -> None:
     folder = tmp_path_factory.mktemp("keys")
     for contents in ({"keys": keys}, {"keys": [keys]}):
         with pytest.raises(ConfigurationError):
             issuer(folder, json.dumps(contents).encode())
 
 
-def test_jwks_that_is_too_deep_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_jwks_that_is_too_deep_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="JWKS"):
         issuer(tmp_path, b'{"keys": ' + b"[" * 100_000)
 

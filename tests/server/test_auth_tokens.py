@@ -124,7 +124,7 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
         (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 .*line 1"),
     ],
 )
-def test_bad_tokens_file_is_refused_by_line_and_not_quoted(file: Path, contents: str, said: str) -> None:
+def test_bad_tokens_file_is_rejected_by_line_and_not_quoted(file: Path, contents: str, said: str) -> None:
     file.write_bytes(contents.encode("utf-8", "surrogateescape"))
     message = refused(file)
     assert message.startswith(f"server.auth.tokens_file {file}")
@@ -320,7 +320,7 @@ def test_bearer_header_ignores_case_and_spaces(value: bytes) -> None:
     assert gate.principal([(b"host", b"x"), (b"authorization", value)]) == "ada"
 
 
-def test_request_with_two_tokens_is_refused() -> None:
+def test_request_with_two_tokens_is_rejected() -> None:
     _, _, gate = counting()
     with pytest.raises(Unauthorized, match="no bearer token"):
         gate.principal([*bearer("ada"), *bearer("ada")])
@@ -384,7 +384,7 @@ def test_rule_to_observe_needs_no_topics_and_any_other_does() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["*", "prod*", "a:b:c", ":x", "x:"])
-def test_rule_pattern_without_one_colon_is_refused(pattern: str) -> None:
+def test_rule_pattern_without_one_colon_is_rejected(pattern: str) -> None:
     with pytest.raises(ValidationError, match="NAMESPACE:TOPIC"):
         rule("ada", [pattern], "consume")
 
@@ -414,7 +414,7 @@ def test_rules_keep_nothing_of_a_name_that_is_too_long() -> None:
     assert kept < 60_000
 
 
-def test_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+def test_file_that_is_a_pipe_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert str(tmp_path / "pipe") in refused(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match=r"server\.token .*pipe"):

@@ -39,7 +39,7 @@ def two() -> Iterator[TwoServers]:
 # --- who may ---------------------------------------------------------------------------------------------------------
 
 
-def test_follower_refuses_requests_and_changes_nothing(two: TwoServers) -> None:
+def test_follower_rejects_requests_and_changes_nothing(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
     service = two.other.service
     refused: list[Callable[[], object]] = [
@@ -462,7 +462,7 @@ def test_failed_write_is_not_decided_beside_gaps_of_another_server(two: TwoServe
 # --- threads that are held up while they seal ------------------------------------------------------------------------
 
 
-def test_next_leader_after_a_slow_clock_begins_behind_its_first_ids(two: TwoServers) -> None:
+def test_next_leader_after_a_slow_clock_starts_after_its_first_ids(two: TwoServers) -> None:
     two.clock.step(200 * SECOND)
     two.one.service.publish(TOPIC, [b"a"])
     two.one.lease.renew()
@@ -483,7 +483,7 @@ def test_next_leader_after_a_slow_clock_begins_behind_its_first_ids(two: TwoServ
 # --- reads and changes -----------------------------------------------------------------------------------------------
 
 
-def test_next_leader_begins_after_a_consumer_that_is_ahead(two: TwoServers) -> None:
+def test_next_leader_starts_after_a_consumer_that_is_ahead(two: TwoServers) -> None:
     def meanwhile() -> None:
         two.other.take_over()
         two.other.service.publish(TOPIC, [b"b"])

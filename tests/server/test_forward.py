@@ -264,7 +264,7 @@ def test_forward_of_an_answer_in_gzip_leaves_it_packed(client: Client) -> None:
     assert len(answer.body) < 1000
 
 
-def test_forward_without_a_leader_is_503_and_says_when_to_try_again(client: Client) -> None:
+def test_forward_without_a_leader_is_503_with_retry_after(client: Client) -> None:
     answer = client.ask("GET", PATH)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert answer.headers["x-tms-error"] == "TMS-UNAVAILABLE"
@@ -291,7 +291,7 @@ def test_forward_to_a_leader_that_dies_is_unanswered(following: Following, clien
 
 
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
-def test_forward_of_a_cut_answer_is_cut_short(following: Following, client: Client, length: bytes) -> None:
+def test_forward_of_a_truncated_response_is_truncated(following: Following, client: Client, length: bytes) -> None:
     def behave(connection: socket.socket) -> None:
         head_of(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n" % length)
@@ -417,6 +417,6 @@ def test_forwarder_with_a_new_ca_file_trusts_it_alone(tmp_path: Path, monkeypatc
     assert statuses == [503, 404, 404, 503]
 
 
-def test_forwarder_with_a_ca_file_that_is_none_names_the_setting(tmp_path: Path) -> None:
+def test_forwarder_with_a_bad_ca_file_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"server\.leader\.ca_file"):
         Forwarder(Slots([]), tmp_path / "nothing.pem")

@@ -98,7 +98,7 @@ def test_avro_poll_of_a_group_has_the_bytes_of_a_poll(group: GroupClient) -> Non
     assert (group.shown()["position"], "claims" in group.shown()) == (START, False)
 
 
-def test_poll_while_failed_messages_wait_says_when_they_come_again(
+def test_poll_while_failed_messages_wait_has_their_retry_time(
     group: GroupClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group.service.groups, "_backoff", Backoff(8_000, 8_000))

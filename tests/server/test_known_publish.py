@@ -423,7 +423,7 @@ def test_publish_that_is_unusual_is_parsed_each_time(
     assert served == []
 
 
-def test_request_inside_a_body_of_a_known_head_is_never_carried_out(both: list[Serving], served: list[bytes]) -> None:
+def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serving], served: list[bytes]) -> None:
     with topic_on(both[0]) as (connection, topic):
         inside = _on_topic("DELETE", None)(topic)
         data = publishing(topic, avro(inside))
@@ -452,7 +452,7 @@ def test_heads_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch, serve
 # --- what is checked each time ---------------------------------------------------------------------------------------
 
 
-def test_token_that_has_expired_is_refused_though_its_head_is_known(tmp_path: Path, served: list[bytes]) -> None:
+def test_expired_token_is_rejected_with_a_known_head(tmp_path: Path, served: list[bytes]) -> None:
     jwt = JwtIdentities(tmp_path)
     token = jwt.good("publisher")
     with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
@@ -580,7 +580,9 @@ def test_silence_meanwhile_does_not_end_the_connection(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("error", "code"), [(StoreError("It failed.", "Look."), 500), (Unavailable("Not now.", "Later."), 503)]
 )
-def test_failed_write_is_answered_alike_and_not_repeated(served: list[bytes], error: TmsError, code: int) -> None:
+def test_failed_write_gets_the_same_response_and_is_not_repeated(
+    served: list[bytes], error: TmsError, code: int
+) -> None:
     answers, written = [], []
     for knows_heads in (True, False):
         failing: list[bool] = []
@@ -693,14 +695,14 @@ def test_requests_of_a_producer_are_served_by_their_head_whatever_their_number(s
     assert [data.count(b"X-TMS-Sequence") for data in served] == [1] * 4
 
 
-def test_producer_that_leaves_its_number_empty_is_refused_though_its_head_is_known(served: list[bytes]) -> None:
+def test_producer_with_an_empty_number_is_rejected_with_a_known_head(served: list[bytes]) -> None:
     with serving() as server, producer_on(server) as (_, topic, publish):
         assert [publish(f"X-TMS-Sequence: {number}") for number in (1, 2, "")] == [200, 200, 400]
         assert len(stored(server, topic)[0]) == 2
     assert len(served) == 1
 
 
-def test_fenced_producer_is_refused_though_its_head_is_known(served: list[bytes]) -> None:
+def test_fenced_producer_is_rejected_with_a_known_head(served: list[bytes]) -> None:
     with serving() as server, producer_on(server) as (connection, topic, publish):
         assert [publish(f"X-TMS-Sequence: {number}") for number in (1, 2)] == [200, 200]
         assert ask(connection, _registration(2)(topic)) == 200

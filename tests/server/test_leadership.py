@@ -160,7 +160,7 @@ def test_leader_after_two_resignations_knows_a_former_that_may_wake(node: Nodes,
         last.leadership.resign()
 
 
-def test_hand_back_waits_for_a_write_under_way(node: Nodes) -> None:
+def test_hand_back_waits_for_a_write_in_flight(node: Nodes) -> None:
     first = node("a")
     first.step()
     with first.leadership.writing() as term:
@@ -176,7 +176,7 @@ def test_hand_back_waits_for_a_write_under_way(node: Nodes) -> None:
     assert first.step(), "no other server wants it"
 
 
-def test_resignation_without_an_answer_ends_the_term(node: Nodes) -> None:
+def test_resignation_without_a_response_ends_the_term(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     term, still = first.leadership.term(), first.leadership.tenure()
@@ -234,7 +234,7 @@ def test_term_is_over_at_once_when_another_leads(node: Nodes) -> None:
     assert not first.leadership.is_still(term)
 
 
-def test_write_without_an_answer_of_the_store_is_in_doubt(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_without_a_response_of_the_store_is_in_doubt(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     first = node("a")
     first.step()
     monkeypatch.setattr(node.cell, "lease", raising(StoreError("HBase is away.")))

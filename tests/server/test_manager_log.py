@@ -150,7 +150,7 @@ def test_commit_after_a_takeover_asks_again_first(shared: Shared, clock: ManualC
 # --- several servers -------------------------------------------------------------------------------------------------
 
 
-def test_former_manager_finds_its_place_in_the_log_taken(side: MemorySide, clock: ManualClock) -> None:
+def test_former_manager_cannot_write_to_the_log_of_its_successor(side: MemorySide, clock: ManualClock) -> None:
     former = manager_of(side, clock)
     manager = manager_of(side, clock)
     with pytest.raises(LogFailed, match=leadership_lost().message):

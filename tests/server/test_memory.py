@@ -51,7 +51,7 @@ async def test_take_with_room_does_not_wait() -> None:
 
 
 @in_event_loop
-async def test_brief_take_goes_on_without_room_for_lasting_ones() -> None:
+async def test_brief_take_continues_without_room_for_lasting_ones() -> None:
     shares = Shares(9)
     await shares.held("holder", 9)
     waiting = asyncio.ensure_future(shares().take(1))
@@ -66,7 +66,7 @@ async def test_brief_take_goes_on_without_room_for_lasting_ones() -> None:
 
 
 @in_event_loop
-async def test_waiters_go_on_in_their_order() -> None:
+async def test_waiters_continue_in_their_order() -> None:
     shares = Shares(10)
     holder = await shares.held("holder", 10)
     waiting = [shares() for _ in range(3)]
@@ -143,7 +143,7 @@ async def test_largest_of_mutually_waiting_principals_is_rejected() -> None:
 
 
 @in_event_loop
-async def test_one_of_two_that_wait_for_each_other_is_refused() -> None:
+async def test_one_of_two_that_wait_for_each_other_is_rejected() -> None:
     shares = Shares(10)
     one, other, third = shares("one"), shares("other"), shares("third")
     for share, size in ((one, 4), (other, 4), (third, 2)):

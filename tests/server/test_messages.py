@@ -64,7 +64,7 @@ def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_
         ("rollback", {"transactionWritePointer": "5", "rollbackRange": []}, "rollbackRange"),
     ],
 )
-def test_bad_request_is_400_with_a_sentence(topic: TopicClient, verb: str, body: object, reason: str) -> None:
+def test_bad_request_is_400_with_the_reason(topic: TopicClient, verb: str, body: object, reason: str) -> None:
     answer = topic.post(verb, body)
     assert (answer.status, answer.headers["content-type"]) == (400, "text/plain; charset=utf-8")
     assert reason in answer.text
@@ -107,14 +107,14 @@ MOST_MESSAGES = MAX_REQUEST_BYTES // MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("content_type", [AVRO, JSON])
-def test_publish_of_the_most_messages_is_taken(topic: TopicClient, content_type: str) -> None:
+def test_publish_of_the_most_messages_is_accepted(topic: TopicClient, content_type: str) -> None:
     messages = [b""] * MOST_MESSAGES
     body = avro(*messages) if content_type == AVRO else json.dumps({"messages": [""] * MOST_MESSAGES}).encode()
     assert topic.post("publish", body, content_type=content_type).status == 200
     assert payloads(topic) == messages
 
 
-def test_body_of_the_largest_size_is_taken(topic: TopicClient) -> None:
+def test_body_of_the_largest_size_is_accepted(topic: TopicClient) -> None:
     body = avro(b"x" * (MAX_REQUEST_BYTES - 7))
     assert len(body) == MAX_REQUEST_BYTES
     assert topic.post("publish", body, content_type=AVRO).status == 200
@@ -190,7 +190,7 @@ def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
     ],
     ids=["above the limit when unpacked", "cut", "longer", "no gzip", "another compression"],
 )
-def test_publish_of_a_compressed_body_that_is_bad_is_refused(
+def test_publish_of_a_compressed_body_that_is_bad_is_rejected(
     topic: TopicClient, body: bytes, encoding: str, status: int, said: str
 ) -> None:
     answer = topic.post("publish", body, content_type=AVRO, content_encoding=encoding)
@@ -257,7 +257,7 @@ def figures(server: Serving) -> tuple[float, float]:
 # --- how far it has looked, waiting, limits --------------------------------------------------------------------------
 
 
-def test_poll_of_hidden_messages_says_where_to_go_on(topic: TopicClient) -> None:
+def test_poll_of_hidden_messages_has_the_next_position(topic: TopicClient) -> None:
     for _ in range(3):
         written = topic.publish("a", "b", transactionWritePointer=str(NOW_POINTER))
         topic.post("rollback", written.body)
@@ -271,7 +271,7 @@ def test_poll_of_hidden_messages_says_where_to_go_on(topic: TopicClient) -> None
     assert topic.poll(**behind) == ["new"]
 
 
-def test_poll_before_an_undecided_message_says_its_position(topic: TopicClient) -> None:
+def test_poll_before_an_undecided_message_has_its_position(topic: TopicClient) -> None:
     topic.publish("a")
     written = topic.publish("b", transactionWritePointer=str(NOW_POINTER)).json["rollbackRange"]
     found = topic.post("poll", {"transaction": reading(NOW_POINTER + 1, own=NOW_POINTER + 2, open_=(NOW_POINTER,))})
@@ -376,7 +376,7 @@ def test_publish_in_avro_takes_the_ttl_of_its_header() -> None:
         assert topic.poll() == ["b"]
 
 
-def test_poll_in_json_behind_a_time_skips_its_millisecond() -> None:
+def test_poll_in_json_after_a_time_skips_its_millisecond() -> None:
     clock = ManualClock(NOW_MS)
     with serving(clock=clock) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()

@@ -161,7 +161,7 @@ def test_force_ends_no_claims_of_another_principal(tenants: Tenants) -> None:
     assert tenants.manager.status(tx.transaction_id) == "invalid"
 
 
-def test_consumer_change_that_is_refused_takes_no_transaction(tenants: Tenants) -> None:
+def test_consumer_change_that_is_rejected_takes_no_transaction(tenants: Tenants) -> None:
     registry, topic = tenants.server.service.consumers, TopicId("default", "orders")
     tx = tenants.victims()
     assert tenants.claim("victim", VICTIMS, tx).status == 200
@@ -196,7 +196,7 @@ def test_registration_waits_for_transactions_of_another_principal(tenants: Tenan
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "truncate"])
-def test_roll_back_of_a_transaction_that_has_ended_is_refused(tenants: Tenants, end: str) -> None:
+def test_roll_back_of_a_transaction_that_has_ended_is_rejected(tenants: Tenants, end: str) -> None:
     tx = tenants.victims()
     if end == "commit":
         tenants.manager.commit(tx.transaction_id)
@@ -231,7 +231,7 @@ def test_offsets_of_ids_are_drawn_from_the_whole_millisecond() -> None:
     assert max(drawn) > TX_PER_MS // 2
 
 
-def test_ids_begin_somewhere_in_their_millisecond_and_grow() -> None:
+def test_ids_start_somewhere_in_their_millisecond_and_grow() -> None:
     clock, offsets = ManualClock(NOW_MS), iter([999_999, 5, 123_456, 7, 0])
     with TransactionManager(MemoryStorage(), clock, offset=lambda: next(offsets)) as manager:
         first = manager.start_short().transaction_id

@@ -194,7 +194,7 @@ def test_chunked_body_of_an_upgrade_request_is_read(echo: Echo, port: int) -> No
         b"GET /\xff HTTP/1.1\r\n\r\n",
     ],
 )
-def test_nonsense_is_refused_and_nothing_after_it_is_read(echo: Echo, port: int, said: bytes) -> None:
+def test_nonsense_is_rejected_and_nothing_after_it_is_read(echo: Echo, port: int, said: bytes) -> None:
     with Client(port) as client:
         client.socket.sendall(said + SMUGGLED)
         refusal = client.answer()
@@ -203,7 +203,7 @@ def test_nonsense_is_refused_and_nothing_after_it_is_read(echo: Echo, port: int,
     assert echo.asked == []
 
 
-def test_nonsense_behind_a_request_leaves_its_answer_alone(echo: Echo, port: int) -> None:
+def test_nonsense_after_a_request_does_not_change_its_response(echo: Echo, port: int) -> None:
     echo.may_answer.clear()
     with Client(port) as client:
         client.socket.sendall(request("POST", "/a", b"one"))
@@ -308,7 +308,7 @@ def test_wait_of_the_server_ends_no_client(monkeypatch: pytest.MonkeyPatch, echo
         assert client.answer().body == body
 
 
-def test_one_connection_too_many_is_refused_until_another_ends(echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_connection_too_many_is_rejected_until_another_ends(echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
     with listening(echo, max_connections=3) as port, ExitStack() as stack:
         _, _, first = all_ = [stack.enter_context(Client(port)) for _ in range(3)]
         assert [one.ask("GET", "/").status for one in all_] == [200] * 3
@@ -540,13 +540,15 @@ def test_renewed_certificate_is_shown_and_a_bad_one_is_not(
     assert caplog.text.count("Until then") == 1
 
 
-def test_private_key_that_others_may_read_is_refused(echo: Echo, tls: TlsSettings) -> None:
+def test_private_key_that_others_may_read_is_rejected(echo: Echo, tls: TlsSettings) -> None:
     tls.key.chmod(0o644)
     with pytest.raises(ConfigurationError, match=r"server\.tls\.key "), listening(echo, tls):
         raise AssertionError
 
 
-def test_server_goes_on_after_a_closed_tls_one(echo: Echo, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_continues_after_a_closed_tls_one(
+    echo: Echo, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     with listening(echo, tls) as port:
         for _ in range(2):
             with wrapped(tls, port) as connection:

@@ -48,7 +48,7 @@ def clock() -> ManualClock:
 # --- counting --------------------------------------------------------------------------------------------------------
 
 
-def test_requests_in_flight_above_the_quota_are_refused_until_one_ends(clock: ManualClock) -> None:
+def test_requests_in_flight_above_the_quota_are_rejected_until_one_ends(clock: ManualClock) -> None:
     quotas = Quotas([quota("*", requests=2)], clock)
     with quotas.request("ada"):
         with quotas.request("ada"), pytest.raises(QuotaExceeded, match="2 requests"), quotas.request("ada"):
@@ -150,7 +150,7 @@ def test_list_of_producers_hides_the_transactions_of_others(tenants: Tenants) ->
 
 
 @pytest.mark.parametrize("tenants", [[{"principal": "ada", "topics": 3}]], indirect=True)
-def test_topics_above_the_quota_are_refused_before_one_is_made(tenants: Tenants) -> None:
+def test_topics_above_the_quota_are_rejected_before_one_is_made(tenants: Tenants) -> None:
     refused = tenants.ask("ada", "PUT", "/u", {"partitions": "2"})
     assert (refused.status, refused.headers["retry-after"]) == (429, "60")
     assert tenants.ask("ada", "GET", "").json == ["t"]

@@ -89,7 +89,7 @@ def test_server_records_the_system_and_the_highest_pointer_of_its_log(folder: Pa
     assert recorded(folder).pointer == pointer > found.pointer
 
 
-def test_server_with_an_empty_log_is_refused_and_writes_nothing(folder: Path) -> None:
+def test_server_with_an_empty_log_is_rejected_and_writes_nothing(folder: Path) -> None:
     said = refused(folder, directory="elsewhere")
     assert f"{folder}/elsewhere has no transaction log" in said
     assert f"Set transactions.directory to {folder}/store.tx" in said
@@ -102,7 +102,7 @@ def test_server_with_an_empty_log_is_refused_and_writes_nothing(folder: Path) ->
     assert not (folder / "store.tx").exists()
 
 
-def test_server_with_the_log_of_another_store_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_server_with_the_log_of_another_store_is_rejected(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with served(other) as client, client.transaction():
@@ -113,7 +113,7 @@ def test_server_with_the_log_of_another_store_is_refused(folder: Path, tmp_path:
     assert "a transaction log that is not known to be this store's" in refused(folder, directory="other/store.tx")
 
 
-def test_server_with_a_log_that_was_set_back_is_refused_before_it_writes(folder: Path) -> None:
+def test_server_with_a_log_that_was_set_back_is_rejected_before_it_writes(folder: Path) -> None:
     shutil.copytree(folder / "store.tx", folder / "backup")
     with served(folder) as client, client.transaction():
         pass
@@ -187,7 +187,7 @@ def test_server_on_a_new_store_beside_an_old_log_starts_with_a_warning(
         caplog.clear()
 
 
-def test_server_without_its_side_table_is_refused_and_makes_none(folder: Path) -> None:
+def test_server_without_its_side_table_is_rejected_and_makes_none(folder: Path) -> None:
     shutil.rmtree(folder / "store.side")
     said = refused(folder)
     assert f"{folder}/store.side is missing or empty" in said
@@ -198,7 +198,7 @@ def test_server_without_its_side_table_is_refused_and_makes_none(folder: Path) -
         assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"first"]
 
 
-def test_server_with_an_emptied_side_table_is_refused(folder: Path) -> None:
+def test_server_with_an_emptied_side_table_is_rejected(folder: Path) -> None:
     shutil.rmtree(folder / "store.side")
     LevelDBSide(folder / "store.side").close()
     assert "The side table of this store is missing or empty" in refused(folder)
@@ -218,7 +218,7 @@ def test_server_killed_while_it_starts_a_log_starts_again(tmp_path: Path, steps:
     assert (recorded(tmp_path).id == recorded_begin.id) == (steps == "named")
 
 
-def test_server_with_snapshots_of_another_system_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_server_with_snapshots_of_another_system_is_rejected(folder: Path, tmp_path: Path) -> None:
     with served(folder, source="directory", directory="store.tx"):
         pass
     other = tmp_path / "other"
@@ -229,7 +229,7 @@ def test_server_with_snapshots_of_another_system_is_refused(folder: Path, tmp_pa
     assert f"The transaction snapshots in {other}/store.tx are of transaction system" in said
 
 
-def test_server_with_an_empty_log_after_snapshots_of_cdap_is_refused(folder: Path) -> None:
+def test_server_with_an_empty_log_after_snapshots_of_cdap_is_rejected(folder: Path) -> None:
     (folder / "store.tx" / SYSTEM_FILE).rename(folder / "kept")
     accept(folder)
     with LevelDBSide(folder / "store.side") as side:

@@ -62,7 +62,7 @@ def test_serve_with_the_janitor_deletes_rows_and_shows_all_metrics(tmp_path: Pat
         assert store.message.read(KEYS, b"default:t:", b"default:t;", 10).items == []
 
 
-def test_serve_on_sighup_sweeps_at_once_and_goes_on(tmp_path: Path) -> None:
+def test_serve_on_sighup_sweeps_at_once_and_continues(tmp_path: Path) -> None:
     config = configure(tmp_path)
     config.write_text(config.read_text().replace("every_seconds: 1", "every_seconds: 3600"))
     with Serve(config, janitor=True) as server, Client(server.port) as client:

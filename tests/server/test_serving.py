@@ -141,7 +141,7 @@ def test_publish_with_an_unissued_pointer_is_rejected(tmp_path: Path) -> None:
             assert topic.post("publish", issued).status == 200
 
 
-def test_companion_that_refuses_ends_the_start(guest: Guest, tmp_path: Path) -> None:
+def test_companion_with_an_error_ends_the_start(guest: Guest, tmp_path: Path) -> None:
     guest.refuses = True
     with pytest.raises(TmsError, match="There is no room"), serving(configure(tmp_path), {}, {}):
         pass
@@ -173,9 +173,7 @@ def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch,
         ("janitor", "hold_second", 1, "janitor.hold_second is not a setting"),
     ],
 )
-def test_start_that_is_refused_leaves_nothing_behind(
-    tmp_path: Path, section: str, setting: str, value: object, said: str
-) -> None:
+def test_rejected_start_leaves_no_files(tmp_path: Path, section: str, setting: str, value: object, said: str) -> None:
     config = configure(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -498,7 +496,9 @@ def test_token_of_transactions_is_demanded_of_commands(tmp_path: Path, capsys: p
     ("token", "mode", "message"),
     [("x" * 31, 0o600, "fewer than 32 bytes"), ("x" * 32, 0o644, "can be read or written by other users")],
 )
-def test_weak_or_readable_token_of_transactions_is_refused(tmp_path: Path, token: str, mode: int, message: str) -> None:
+def test_weak_or_readable_token_of_transactions_is_rejected(
+    tmp_path: Path, token: str, mode: int, message: str
+) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     file.chmod(mode)

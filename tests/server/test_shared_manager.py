@@ -153,7 +153,7 @@ def test_either_of_two_servers_uses_the_manager_of_the_leader(servers: Servers) 
     assert not servers.second.shared.manager.running
 
 
-def test_call_for_a_leader_that_is_gone_did_nothing(servers: Servers) -> None:
+def test_call_for_a_missing_leader_is_unavailable(servers: Servers) -> None:
     servers.clients[1].start_short()
     servers.first.service.stop()
     for _ in range(2):
@@ -444,7 +444,7 @@ def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_path: Path, slots: int) -> None:
+def test_managed_on_the_network_without_a_token_is_rejected_unless_allowed(tmp_path: Path, slots: int) -> None:
     settings = settings_of(tmp_path, slots, "0.0.0.0:0")
     refused = settings.transactions.model_copy(update={"allow_without_token": False})
     with pytest.raises(ConfigurationError, match=r"transactions\.thrift is 0\.0\.0\.0:0") as caught:
@@ -459,7 +459,7 @@ def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_pa
         assert made(allowed, MemorySide(), stack).address
 
 
-def test_several_servers_go_on_from_the_folder_of_one(tmp_path: Path) -> None:
+def test_several_servers_continue_from_the_folder_of_one(tmp_path: Path) -> None:
     with TransactionManager(DirectoryStorage(tmp_path / "tx"), ManualClock(NOW_MS)) as former:
         begun = former.start_short(3600).transaction_id
         former.invalidate(former.start_short().transaction_id)
@@ -542,7 +542,7 @@ def test_manager_in_memory_keeps_nothing_and_demands_its_token(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("mode", "token"), [(0o600, b"short"), (0o644, b"secret" * 8)])
-def test_administrative_token_that_is_refused_is_named_by_its_setting(tmp_path: Path, mode: int, token: bytes) -> None:
+def test_administrative_token_that_is_rejected_is_named_by_its_setting(tmp_path: Path, mode: int, token: bytes) -> None:
     file = tmp_path / "token"
     file.write_bytes(token)
     file.chmod(mode)

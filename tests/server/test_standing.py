@@ -138,7 +138,7 @@ def test_standby_run_now_reaches_only_a_running_janitor() -> None:
     assert janitor.hurried == 1
 
 
-def test_standby_janitor_that_fails_is_logged_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_standby_janitor_that_fails_is_logged_and_the_server_continues(caplog: pytest.LogCaptureFixture) -> None:
     janitor = Janitor(HELD, StoreError("HBase is away."))
     waiting = Standby("janitor", janitor, retry_seconds=0.01)
     waiting._thread.join(PATIENCE_SECONDS)

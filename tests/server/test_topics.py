@@ -94,7 +94,7 @@ def test_head_of_a_route_is_405_as_in_cdap(client: Client) -> None:
     assert (answer.status, answer.headers["allow"]) == (405, "GET")
 
 
-def test_path_that_does_not_exist_is_404_and_says_where_paths_are_listed(client: Client) -> None:
+def test_missing_path_is_404_and_names_the_list_of_paths(client: Client) -> None:
     answer = client.ask("GET", "/v1/namespaces/default/topics/t/nothing")
     assert (answer.status, "/openapi.json" in answer.text) == (404, True)
 
