@@ -194,7 +194,7 @@ def test_pack_of_a_drained_partition_has_the_bytes_of_the_page() -> None:
     assert list(all_claims(side)) == []
 
 
-def test_claims_of_groups_whose_topic_is_gone_are_freed() -> None:
+def test_claims_of_groups_of_a_deleted_topic_are_freed() -> None:
     side, lives = MemorySide(), GROUP._replace(generation=2)
     for group in (GROUP, lives):
         side.put([pack_drained(group, 7), pack(group, claim(1, 2, 7))])

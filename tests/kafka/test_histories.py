@@ -259,7 +259,7 @@ HISTORIES = {name: steps_of(text) for name, text in NAMED.items()} | {f"random {
 
 @pytest.mark.seeded
 @pytest.mark.parametrize("name", HISTORIES)
-def test_history_on_kafka_commits_and_refuses_the_same(name: str, network: tuple[Broker, Proxy]) -> None:
+def test_history_on_kafka_commits_and_rejects_the_same(name: str, network: tuple[Broker, Proxy]) -> None:
     with in_process() as site, site.client(limits=EAGER) as client:
         here = played(Here(client), HISTORIES[name])
     there = played(Kafka(network[0], list(HISTORIES).index(name)), HISTORIES[name])

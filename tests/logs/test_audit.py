@@ -77,7 +77,7 @@ def test_bounded_audit_limits_the_lines_per_minute(lines: Lines) -> None:
     assert [line.get("suppressed") for line in lines()[-2:]] == ["7", None]
 
 
-def test_requests_that_administer_force_or_are_refused_are_audited(lines: Lines, tmp_path: Path) -> None:
+def test_requests_that_administer_force_or_are_rejected_are_audited(lines: Lines, tmp_path: Path) -> None:
     identities = TokenIdentities(tmp_path)
     with serving(gate=identities.gate) as server, Client(server.port) as client:
 
@@ -150,7 +150,7 @@ def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_pat
     assert "a wrong token" not in str(lines())
 
 
-def test_refused_request_to_the_status_page_is_audited(lines: Lines, tmp_path: Path) -> None:
+def test_rejected_request_to_the_status_page_is_audited(lines: Lines, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.touch(0o600)
     file.write_text("0123456789abcdef" * 2)

@@ -80,7 +80,7 @@ def test_notification_that_fails_leaves_the_publish_answered() -> None:
     assert told == [1]
 
 
-def test_harmless_lets_the_caller_go_on_and_programs_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_harmless_prints_errors_and_propagates_interrupts(capsys: pytest.CaptureFixture[str]) -> None:
     harmless(failing)
     assert "Failing()" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
