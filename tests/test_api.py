@@ -11,7 +11,7 @@ from tools.reference import api
 
 
 @pytest.mark.parametrize("name", api.MODULES)
-def test_public_module_lists_names_that_are_there_and_say_what_they_are(name: str) -> None:
+def test_public_module_lists_existing_documented_names(name: str) -> None:
     module = import_module(name)
     assert module.__all__
     assert [each for each in module.__all__ if not inspect.getdoc(getattr(module, each))] == []

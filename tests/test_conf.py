@@ -38,7 +38,7 @@ def entries(unit: Path = UNIT) -> dict[str, list[str]]:
     return found
 
 
-def test_the_unit_starts_the_daemon_by_a_command_line_that_parses() -> None:
+def test_unit_starts_the_daemon_with_a_valid_command_line() -> None:
     [line] = entries()["Service.ExecStart"]
     program, *words = shlex.split(line)
     assert Path(program).name == "janitor"

@@ -110,7 +110,7 @@ def test_every_file_named_is_there(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_index_names_every_page() -> None:
+def test_index_names_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")} - {"README.md"}
     assert pages <= set(re.findall(r"\]\(([^)#]+)\)", index))
@@ -204,7 +204,7 @@ def tables(text: str) -> Iterator[list[list[str]]]:
         yield [rows[0], *rows[2:]]
 
 
-def test_the_worked_examples_are_what_the_code_makes() -> None:
+def test_worked_examples_match_the_code() -> None:
     shown = {}
     for head, *rows in tables(FORMATS):
         if head[-1] != "bytes":
@@ -215,7 +215,7 @@ def test_the_worked_examples_are_what_the_code_makes() -> None:
     assert shown == EXAMPLES
 
 
-def test_the_table_of_old_generations_is_what_the_code_says() -> None:
+def test_table_of_old_generations_matches_the_code() -> None:
     [rows] = [rows for head, *rows in tables(FORMATS) if head == ["data", "metadata", "old"]]
     for data, metadata, old in rows:
         assert TopicMetadata(TOPIC, int(metadata), 60).is_old(int(data)) == (old == "yes")
@@ -245,7 +245,7 @@ def planned(tmp_path: Path) -> dict[str, Any]:
     return document
 
 
-def test_the_tables_of_the_report_and_the_plan_file_name_every_field(planned: dict[str, Any]) -> None:
+def test_tables_of_the_report_and_the_plan_file_name_every_field(planned: dict[str, Any]) -> None:
     extra = names_after("What `plan --out FILE` writes")
     assert set(planned) == names_after("What `plan`, `apply` and") | extra
     assert set(planned["snapshot"]) == names_after("`snapshot`:")
@@ -261,7 +261,7 @@ def test_every_word_of_a_report_is_explained(word: str) -> None:
     assert f"`{word}`" in FORMATS
 
 
-def test_the_tables_of_the_state_name_every_column(tmp_path: Path) -> None:
+def test_tables_of_the_state_name_every_column(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
         made = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -287,12 +287,12 @@ def test_the_tables_of_the_state_name_every_column(tmp_path: Path) -> None:
         ("An entry of the ledger, ", LedgerEntry),
     ],
 )
-def test_the_records_of_the_state_are_documented_field_by_field_in_their_order(head: str, record: Any) -> None:
+def test_records_of_the_state_are_documented_by_field_in_order(head: str, record: Any) -> None:
     _, *rows = next(tables(FORMATS.partition(f"\n{head}")[2]))
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row[0])] == [each.name for each in fields(record)]
 
 
-def test_the_length_of_a_mark_is_the_one_documented() -> None:
+def test_length_of_a_mark_is_documented() -> None:
     mark = secrets.token_hex(16)
     assert len(successor_mark(mark, "another")) == len(mark) == 32
     assert "32 hex digits" in FORMATS
@@ -352,7 +352,7 @@ def quoted() -> list[str]:
     return re.findall(r"\*\*`([^`]+)`\*\*", MESSAGES)
 
 
-def test_the_reference_of_messages_quotes_what_the_program_says() -> None:
+def test_reference_of_messages_quotes_messages_of_the_program() -> None:
     texts = said(sources())
     assert len(quoted()) > 30
     for message in quoted():
@@ -394,7 +394,7 @@ def test_every_first_line_of_the_status_is_in_the_table_of_first_lines() -> None
     assert [text for text in sentences if not in_page(text, shown)] == []
 
 
-def test_every_group_of_metrics_has_its_section_beside_the_alerts() -> None:
+def test_every_group_of_metrics_has_a_section_on_the_page_of_alerts() -> None:
     metrics = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
     groups = re.findall(r"^## (.+)$", metrics, flags=re.MULTILINE)
     by_metric = ALERTS.partition("\n## By metric\n")[2].partition("\n## ")[0]
@@ -476,7 +476,7 @@ def demonstrate(folder: Path) -> int:
     return demo.main(folder, ManualClock(SHOWN_MS))
 
 
-def test_the_tutorials_commands_print_what_they_show(
+def test_commands_of_the_tutorials_print_the_shown_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pages = [ROOT / f"docs/tutorials/{name}.md" for name in ("clean-a-store", "run-the-daemon")]
@@ -502,7 +502,7 @@ def test_the_tutorials_commands_print_what_they_show(
 @pytest.mark.parametrize(
     "page", [path for path in PAGES if path.parent.name in ("operate", "how-to") and any(consoles(path))], ids=page_id
 )
-def test_the_commands_of_operations_print_what_they_show(
+def test_commands_of_the_operation_pages_print_the_shown_output(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data").mkdir()

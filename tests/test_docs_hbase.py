@@ -71,7 +71,7 @@ def test_every_setting_that_is_advised_has_its_reason_and_its_line_on_the_page()
     assert typed["SPLIT_POLICY"] == SPLIT_POLICY
 
 
-def test_the_tables_and_attributes_are_those_that_are_made() -> None:
+def test_tables_and_attributes_match_the_created_tables() -> None:
     specs = table_specs("cdap_system", 16, "NONE")
     [rows] = [rows for head, *rows in tables(FORMATS) if head == ["attribute", "of", "value"]]
     documented = {name: of for names, of, _ in rows for name in re.findall(r"`([^`]+)`", names)}
@@ -85,7 +85,7 @@ def test_the_tables_and_attributes_are_those_that_are_made() -> None:
 
 
 @pytest.mark.parametrize("key", [MESSAGE.pack(), PAYLOAD.pack(), W.to_bytes(8, "big")], ids=["message", "payload", "W"])
-def test_the_worked_example_of_rows_is_what_the_code_makes(key: bytes) -> None:
+def test_worked_example_of_rows_matches_the_code(key: bytes) -> None:
     [rows] = [rows for head, *rows in tables(FORMATS) if head[:2] == ["example, with 16 buckets", "row"]]
     shown = " ".join(cell for row in rows for cell in row)
     assert (key if len(key) == 8 else salt(key, 16) + key).hex(" ") in shown

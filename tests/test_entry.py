@@ -199,7 +199,7 @@ def _run(module: str, *arguments: str, **environ: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("program", [janitor_main, tms_main], ids=["janitor", "tms"])
-def test_the_sentence_that_a_list_of_commands_shows_is_that_of_the_command_itself(program: ModuleType) -> None:
+def test_list_of_commands_shows_the_short_help_of_each_command(program: ModuleType) -> None:
     group: click.Group = program.cli
     context = click.Context(group)
     formatter = click.HelpFormatter(width=200)

@@ -36,7 +36,7 @@ def pins(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_what_is_in_the_image_is_what_the_tests_ran_with(name: str) -> None:
+def test_lock_of_the_image_has_the_versions_of_the_tested_lock(name: str) -> None:
     tested, shipped = pins(ROOT / "requirements.lock"), pins(ROOT / "image" / name)
     assert shipped
     versions = {package: block.split()[0] for package, block in tested.items()}
@@ -47,7 +47,7 @@ def test_what_is_in_the_image_is_what_the_tests_ran_with(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*LOCKS, "kerberos.lock"])
-def test_the_locks_name_no_index_no_address_and_no_place(name: str) -> None:
+def test_locks_of_the_images_contain_no_index_url_or_path(name: str) -> None:
     text = (ROOT / "image" / name).read_text(encoding="utf-8")
     assert re.findall(r"://|\s@\s|^\s*-(?!-hash=sha256:)", text, flags=re.MULTILINE) == []
 
@@ -71,7 +71,7 @@ def test_kerberos_is_compiled_into_either_image_with_the_lock_the_tests_ran_with
 
 
 @pytest.mark.parametrize(("number", "stages"), [(0, ["${BASE_IMAGE}", "scratch"]), (1, ["${BASE_IMAGE}"] * 2)])
-def test_an_image_runs_as_nobody_is_made_of_its_base_only_and_says_of_what(number: int, stages: list[str]) -> None:
+def test_image_runs_without_privileges_and_has_its_stages_and_labels(number: int, stages: list[str]) -> None:
     last = DOCKERFILES[number].rpartition("\nFROM ")[2]
     assert "USER 65532:65532" in last
     assert re.findall(r"^FROM (\S+)", DOCKERFILES[number], flags=re.MULTILINE) == stages
@@ -80,13 +80,13 @@ def test_an_image_runs_as_nobody_is_made_of_its_base_only_and_says_of_what(numbe
         assert f'org.opencontainers.image.{name.lower()}="${{{name}}}"' in last
 
 
-def test_the_janitors_last_stage_runs_nothing() -> None:
+def test_last_stage_of_the_janitor_image_runs_no_command() -> None:
     last = DOCKERFILES[0].rpartition("\nFROM ")[2]
     assert 'ENTRYPOINT ["janitor"]' in last
     assert "RUN" not in last
 
 
-def test_the_commands_of_the_images_keep_a_sigterm_until_they_can_hear_it() -> None:
+def test_commands_of_the_images_start_with_sigterm_blocked() -> None:
     # tests/test_entry.py shows that this does it.
     blocked = "/usr/bin/env -S --block-signal=TERM /opt/tms/bin/python|' /opt/tms/bin/janitor /opt/tms/bin/tms"
     assert blocked in DOCKERFILES[0]
@@ -145,11 +145,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return tree
 
 
-def test_the_image_is_smaller_than_200_megabytes(tree: Tree) -> None:
+def test_image_is_smaller_than_200_megabytes(tree: Tree) -> None:
     assert sum(path.stat().st_size for path in tree.files()) < 200e6
 
 
-def test_there_is_no_shell_no_package_manager_and_no_perl_in_it(tree: Tree) -> None:
+def test_image_has_no_shell_package_manager_or_perl(tree: Tree) -> None:
     outside = [path for path in tree.files() if path.stat().st_mode & 0o111 and path.suffix not in (".py", ".so")]
     names = {path.name for path in outside if ".so." not in path.name}
     assert names == {"env", "janitor", "tms", Path(sys.executable).resolve().name}
@@ -158,7 +158,7 @@ def test_there_is_no_shell_no_package_manager_and_no_perl_in_it(tree: Tree) -> N
     assert tree.run("python", "-c", "import pip").returncode == 1
 
 
-def test_its_commands_start_and_find_all_they_need(tree: Tree) -> None:
+def test_commands_of_the_image_start_and_import_their_modules(tree: Tree) -> None:
     for command in ("janitor", "tms"):
         started = tree.run(command, "--version")
         assert re.fullmatch(rf"{command}, version \d.*\n", started.stdout), started.stderr
@@ -169,12 +169,12 @@ def test_its_commands_start_and_find_all_they_need(tree: Tree) -> None:
     assert said.stdout == f"{authorities} Europe/Berlin\n", said.stderr
 
 
-def test_everything_in_it_is_compiled_since_nothing_can_be_written_where_it_runs(tree: Tree) -> None:
+def test_image_has_compiled_modules(tree: Tree) -> None:
     [entry] = tree.root.rglob("tms_core/cli/entry.py")
     assert list((entry.parent / "__pycache__").glob("entry.*.pyc"))
 
 
-def test_it_says_which_of_debians_packages_it_has_something_of(tree: Tree) -> None:
+def test_image_names_the_debian_packages_it_contains(tree: Tree) -> None:
     if not sbom.DPKG.exists():
         require_or_skip("this machine has no dpkg, so there are no packages to name; run the tests on Debian")
     names = {package["name"] for package in sbom.debian_packages(tree.root / "var/lib/dpkg/status.d")}
@@ -253,7 +253,7 @@ def test_executor_has_options_in_order_before_the_classes() -> None:
     assert words[16] == spark_start.BACKEND
 
 
-def test_the_list_of_contents_names_what_is_installed(tmp_path: Path) -> None:
+def test_list_of_contents_names_the_installed_packages(tmp_path: Path) -> None:
     names = {package["name"]: package for package in sbom.python_packages()}
     assert names["tms-janitor"]["purl"].startswith("pkg:pypi/tms-janitor@")
     assert names["starlette"]["version"]

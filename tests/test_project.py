@@ -114,7 +114,7 @@ def test_require_tool_of_a_missing_tool_fails_in_ci_and_skips_elsewhere(
 
 
 @pytest.mark.parametrize("name", ["Makefile", "Dockerfile", "image/spark.Dockerfile"])
-def test_what_is_locked_is_installed_without_resolving_anything(name: str) -> None:
+def test_locked_requirements_are_installed_without_resolving(name: str) -> None:
     """A lock is whole. pip would look for a requirement with extras anew, and refuse a version that came out since."""
     text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
     installs = re.findall(r"pip [^&\n]*--require-hashes[^&\n]*", text)
@@ -128,7 +128,7 @@ def locked(lock: str = LOCK) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lock", [LOCK, RUN_LOCK], ids=["all", "run"])
-def test_the_lock_names_no_index_no_address_and_no_place(lock: str) -> None:
+def test_lock_contains_no_index_url_or_path(lock: str) -> None:
     assert re.findall(r"://|\s@\s|^\s*-(?!-hash=sha256:)", lock, flags=re.MULTILINE) == []
 
 
@@ -149,7 +149,7 @@ def test_every_locked_requirement_has_one_version_and_its_hashes(lock: str) -> N
     assert [block for block in blocks if not requirement.fullmatch(block)] == []
 
 
-def test_the_lock_holds_what_make_installs() -> None:
+def test_lock_satisfies_the_requirements_of_the_project() -> None:
     wanted = PYPROJECT["project"]["dependencies"] + PYPROJECT["project"]["optional-dependencies"]["dev"]
     wanted += PYPROJECT["build-system"]["requires"]
     pins = locked()
@@ -162,7 +162,7 @@ def test_the_lock_holds_what_make_installs() -> None:
 # --- the documents ---------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
+def test_newest_entry_of_the_changelog_is_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## \[(.+?)\]", changelog, flags=re.MULTILINE)
     assert newest
@@ -176,13 +176,13 @@ def test_each_console_script_says_the_version(command: str) -> None:
     assert version("tms-janitor") in answer.stdout
 
 
-def test_the_packages_say_that_they_are_typed() -> None:
+def test_packages_are_marked_as_typed() -> None:
     files = {str(file) for package in ("tms_core", "janitor") for file in (ROOT / package).glob("py.typed")}
     assert len(files) == 2
     assert distribution("tms-janitor").metadata["Name"] == "tms-janitor"
 
 
-def test_the_example_of_a_logging_configuration_is_one() -> None:
+def test_example_of_a_logging_configuration_is_valid() -> None:
     example = yaml.safe_load((ROOT / "conf/logging.yaml").read_text(encoding="utf-8"))
     logging.config.DictConfigurator(example)
     assert all(handler["stream"] == "ext://sys.stderr" for handler in example["handlers"].values())

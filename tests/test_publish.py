@@ -69,7 +69,7 @@ def published(folder: Path, *options: str, labels: dict[str, str] = LABELS) -> P
 
 
 @pytest.mark.parametrize("tag", ["1.2.3", "1.2.3-archive"])
-def test_each_image_is_joined_of_its_architectures_and_signed_by_its_digest(tmp_path: Path, tag: str) -> None:
+def test_image_index_joins_its_architectures_and_is_signed_by_digest(tmp_path: Path, tag: str) -> None:
     programs, name = published(tmp_path), f"{REGISTRY}/tms-janitor"
     manifests = [word for each in ("amd64", "arm64") for word in ("--manifest", f"{name}:{tag}-{each}")]
     assert programs.all("crane", "index", "append", *manifests) == [
@@ -79,7 +79,7 @@ def test_each_image_is_joined_of_its_architectures_and_signed_by_its_digest(tmp_
     assert programs.told.count(signed) == 1
 
 
-def test_nothing_is_signed_by_a_name_that_can_move(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signatures_refer_to_digests_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     programs = published(tmp_path)
     signed = [told[-1] for told in programs.all("cosign")]
     assert len(signed) == 2 * (1 + 2 * 2) + 1  # each image; what is said of each architecture's; the chart
@@ -87,7 +87,7 @@ def test_nothing_is_signed_by_a_name_that_can_move(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out.split() == [told[-1] for told in programs.all("cosign", "sign")]
 
 
-def test_each_architectures_image_has_its_own_contents_and_its_provenance(tmp_path: Path) -> None:
+def test_image_of_each_architecture_has_its_contents_and_provenance(tmp_path: Path) -> None:
     programs = published(tmp_path)
     for each in ("amd64", "arm64"):
         part = f"{REGISTRY}/tms-janitor:1.2.3-{each}"
@@ -110,7 +110,7 @@ def test_publish_with_a_key_uses_no_signing_service_or_log(tmp_path: Path) -> No
         assert "--tlog-upload=false" in told
 
 
-def test_wheel_beside_the_chart_is_attested_in_a_bundle(tmp_path: Path) -> None:
+def test_wheel_is_attested_in_a_bundle(tmp_path: Path) -> None:
     wheel = tmp_path / "tms_janitor-1.2.3-py3-none-any.whl"
     wheel.touch()
     [told] = published(tmp_path).all("cosign", "attest-blob")
@@ -124,7 +124,7 @@ def test_wheel_beside_the_chart_is_attested_in_a_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"version": "1.2.2"}, {"revision": ""}, {"source": ""}, {"base.name": ""}])
-def test_an_image_that_does_not_say_of_what_it_is_made_is_not_published(tmp_path: Path, wrong: dict[str, str]) -> None:
+def test_image_without_origin_labels_is_not_published(tmp_path: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(SystemExit, match=r"\b1\.2\.3\b"):
         published(tmp_path, labels={**LABELS, **wrong})
 
@@ -144,7 +144,7 @@ def test_published_chart_names_its_source_and_its_image(tmp_path: Path) -> None:
     assert own == {**given, "image": {**given["image"], "registry": REGISTRY}}
 
 
-def test_the_changes_of_a_version_are_its_own_with_their_kinds() -> None:
+def test_changes_of_a_version_are_its_entries_with_their_kinds() -> None:
     text = "# C\n\n## [2.0.0]\n\n### Fixed\n\n- one\n  and more\n- two\n\n### Odd\n\n- three\n\n"
     text += "## [1.0.0]\n\n### Added\n\n- old\n"
     assert changes(text, "2.0.0") == [

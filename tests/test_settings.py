@@ -85,7 +85,7 @@ def test_load_of_relative_paths_starts_at_folder_or_file(tmp_path: Path, monkeyp
     assert (settings.server.tls.certificate, settings.server.tls.key) == (tmp_path / "a.crt", Path("/keys/a.key"))
 
 
-def test_load_of_a_store_by_flag_puts_the_rest_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_of_a_store_by_flag_places_snapshots_next_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = "transactions.directory"
     found = loaded(tmp_path, "", leveldb="store")

@@ -141,7 +141,7 @@ def test_hbase_side_opened_again_has_its_rows(hbase_tables: Tables) -> None:
             side.put([(b"k", b"v")])
 
 
-def test_missing_side_table_in_hbase_is_not_made_by_a_read(hbase_tables: Tables) -> None:
+def test_missing_side_table_in_hbase_is_not_created_by_a_read(hbase_tables: Tables) -> None:
     namespace = hbase_tables.make()
     pools = [HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS) for _ in range(2)]
     with HBaseSide(pools[0], namespace, create=False) as looking:

@@ -108,13 +108,13 @@ def test_release_interrupted_by_ctrl_c_exits_130(
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_the_program_exits_with_the_commands_code(tmp_path: Path) -> None:
+def test_program_exits_with_the_code_of_the_command(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["admin", "release", str(tmp_path / "nowhere")])
     assert stopped.value.code == 1
 
 
-def test_the_installed_program_answers() -> None:
+def test_installed_program_runs() -> None:
     program = Path(sys.executable).with_name("tms")
     assert subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.startswith("tms, ")
 

@@ -484,7 +484,7 @@ def test_producer_commands_list_fence_and_delete(typed: Type) -> None:
 # --- consumers -------------------------------------------------------------------------------------------------------
 
 
-def test_consumer_list_shows_unread_messages_and_moves_nobody(typed: Type) -> None:
+def test_consumer_list_shows_unread_messages_and_moves_no_position(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"one", b"two", b"three"])
     first, _, last = typed.client.poll(typed.topic)
     typed.client.set_position(typed.topic, "billing", first.id)

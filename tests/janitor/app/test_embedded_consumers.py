@@ -38,7 +38,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_consumer_that_is_behind_finds_all_it_has_not_read(tmp_path: Path) -> None:
+def test_consumer_with_a_lag_finds_all_its_unread_messages(tmp_path: Path) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
     # At a clock that stands still, or they may expire before they are read.

@@ -85,7 +85,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         (2**63 - 1, "undecided"),
     ],
 )
-def test_commit_state_of_a_pointer_is_what_the_snapshot_says(stored: int | None, expected: str) -> None:
+def test_commit_state_of_a_pointer_is_that_of_the_snapshot(stored: int | None, expected: str) -> None:
     assert commit_state(stored, SNAPSHOT, Rule.EXPIRED) == expected
     assert commit_state(stored, SNAPSHOT, Rule.OLD_GENERATION) == ("undecided" if stored == COMMITTED else expected)
 
@@ -476,7 +476,7 @@ def test_expire_deletes_temporary_files_of_a_crash_after_two_days(undo: Undo, or
     assert saved.path.exists()
 
 
-def test_archive_behind_a_link_is_listed_and_expires(undo: Undo, orders: Topic, tmp_path: Path) -> None:
+def test_archive_through_a_link_is_listed_and_expires(undo: Undo, orders: Topic, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     undo.folder.symlink_to(tmp_path / "disk")
     undo.archive(orders.plain(NOW_MS))

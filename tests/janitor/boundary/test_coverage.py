@@ -193,7 +193,7 @@ def test_boundary_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
 
 
 @pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])
-def test_topic_that_changes_behind_a_part_is_not_proven(name: str) -> None:
+def test_topic_that_changes_after_its_part_was_searched_is_not_proven(name: str) -> None:
     store = Parts()
     kit, orders = prepared(store, workers=1, hold_seconds=0)
     # So that every part deletes something, and the second one finds out.
@@ -234,7 +234,7 @@ def die_at(kit: Kit, name: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("recorded", range(BUCKETS + 1))
-def test_run_after_a_death_searches_only_what_was_not_covered(recorded: int) -> None:
+def test_run_after_a_death_searches_only_uncovered_keys(recorded: int) -> None:
     store = Parts()
     kit, orders = prepared(store, workers=1)
     die_at(kit, "state.replace_evidence", recorded + 1)

@@ -62,7 +62,7 @@ def test_page_is_the_packaged_file_and_loads_nothing_external(app: Direct) -> No
     assert re.findall(rb"https?://|[\"'(]//|@import|\bsrc=|url\(", page) == []
 
 
-def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(app: Direct) -> None:
+def test_content_policy_allows_only_the_style_and_script_of_the_page(app: Direct) -> None:
     answer = app.ask("/")
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
 
@@ -93,7 +93,7 @@ def test_every_answer_carries_the_protecting_headers(app: Direct, path: str, hos
     assert "server" not in headers
 
 
-def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: StillViews) -> None:
+def test_status_response_is_the_status_with_derived_fields(app: Direct, views: StillViews) -> None:
     document = status(app)
     expected = json.loads(json.dumps(views.shown.to_json()))
     added = {name: document.pop(name) for name in ("alive", "ready", "health", "adopt_command")}
@@ -106,7 +106,7 @@ def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: St
     }
 
 
-def test_what_guards_and_runs_say_names_commands_that_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:
+def test_status_has_guard_messages_with_complete_commands(app: Direct, views: StillViews) -> None:
     note = GuardNote("adoption", True, "not adopted yet; look at janitor plan, then: janitor adopt")
     views.shown = replace(views.shown, guards=(note,))
     whole = "not adopted yet; look at janitor plan --config janitor.yaml, then: janitor adopt --config janitor.yaml"

@@ -163,7 +163,7 @@ def test_judge_old_boundary_of_a_store_just_adopted_is_healthy(adopted_seconds_a
 
 
 @pytest.mark.parametrize(("problem", "shown"), [("", True), ("stale", True), ("not_configured", False)])
-def test_metrics_without_a_transaction_system_omit_what_would_grow_old(problem: str, shown: bool) -> None:
+def test_metrics_without_a_transaction_system_omit_snapshot_and_boundary(problem: str, shown: bool) -> None:
     snapshot = SnapshotFigures(timestamp_ms=NOW_MS, problem=problem)
     metrics = Metrics("none", 1)
     metrics.update(replace(CALM, boundary=BoundaryFigures(str(NOW_MS * TX_PER_MS)), snapshot=snapshot))

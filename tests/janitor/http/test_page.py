@@ -555,7 +555,7 @@ def test_copy_without_a_clipboard_selects_the_command(look: Look) -> None:
     assert page.run("getSelection().toString()") == f"janitor resume {ARGUMENTS}"
 
 
-def test_the_filter_finds_topics_among_all_of_them(look: Look) -> None:
+def test_page_filter_searches_all_topics(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms))
     names = "#queues tbody th"
     assert len(page.texts(names)) == 50
@@ -589,7 +589,7 @@ def test_news_are_shown_and_leave_focus_and_filter_alone(look: Look) -> None:
     assert [view for view in views.asked if view == "past"] == ["past", "past"]
 
 
-def test_it_asks_every_five_seconds_and_not_while_nobody_looks(look: Look) -> None:
+def test_page_refreshes_every_five_seconds_only_while_visible(look: Look) -> None:
     views = StillViews(statuses.empty(look.now_ms))
     kit = look.serve(views)
     page = look.browser.open()
@@ -642,7 +642,7 @@ def test_page_of_an_error_repeats_it(look: Look, monkeypatch: pytest.MonkeyPatch
     assert "the response failed; the janitor's log has the reason" in page.text("h1")
 
 
-def test_moment_that_passes_between_two_answers_is_now(look: Look) -> None:
+def test_page_shows_a_next_run_in_the_past_as_now(look: Look) -> None:
     status = replace(statuses.full(look.now_ms), running=None, next_run_ms=look.now_ms - 30 * SECOND)
     page = look.at(status)
     next_run = "[...document.querySelectorAll('#facts dd')][3].firstChild"
@@ -652,7 +652,7 @@ def test_moment_that_passes_between_two_answers_is_now(look: Look) -> None:
     assert page.run(f"{next_run}.textContent") == "now", "and so it is when the second hand moves on"
 
 
-def test_the_names_of_the_example_are_hostile_enough(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_name_runs_in_a_page_that_does_not_escape_it(browser: Browser, tmp_path: Path) -> None:
     """Put into a page as it is, the name does run; so that it does not in ours means something."""
     naive = tmp_path / "naive.html"
     naive.write_text(f'<title>naive</title><p title="{HOSTILE}">{json.dumps(HOSTILE)}', encoding="utf-8")

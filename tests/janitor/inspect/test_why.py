@@ -412,7 +412,7 @@ def test_why_of_several_generations_names_all_newest_first(orders: Topic, state:
     assert list(missing.taken) == [Trace.of(entry, certain=certain) for entry, certain in expected]
 
 
-def test_why_during_a_run_counts_what_it_announced(orders: Topic, state: SqliteState) -> None:
+def test_why_during_a_run_counts_its_announcements(orders: Topic, state: SqliteState) -> None:
     announced = taken_range(orders, 5, PUBLISHED_MS, PUBLISHED_MS + 10, run_id="on")
     announced = replace(announced, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=NOW_MS)
     state.intend(announced)

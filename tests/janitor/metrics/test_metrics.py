@@ -349,7 +349,7 @@ def test_metrics_keep_a_shown_consumer_until_another_is_far_slower() -> None:
     assert lags(series(parse_text(text(made)))) == {"a b x": 30, "c c c": 27, "_other _other _other": 29}
 
 
-def test_the_other_consumers_are_as_far_behind_as_the_furthest_of_them() -> None:
+def test_metrics_of_other_consumers_show_the_worst_of_them() -> None:
     others = [
         behind("a:a:x", 1, oldest_unread_ms=5_000, position_ms=4_000, counted_ms=9_000),
         behind("a:a:y", 2, oldest_unread_ms=4_000, position_ms=5_000, counted_ms=8_000),
@@ -385,7 +385,7 @@ def test_topics_that_were_never_counted_take_no_place() -> None:
     assert sizes(seen(empty(topics=topics), "top", 1)) == {"a c": 1}
 
 
-def test_the_others_are_as_old_as_the_oldest_of_them_and_as_new_as_the_newest() -> None:
+def test_metrics_of_other_topics_span_the_oldest_and_newest_of_them() -> None:
     topics = [
         queue("a:a", 1, oldest_ms=3_000, newest_ms=4_000, counted_ms=9_000),
         queue("a:b", 2, oldest_ms=2_000, newest_ms=5_000, counted_ms=8_000, messages=3),
@@ -555,11 +555,11 @@ def exported() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
     return {**own, **added}
 
 
-def test_the_page_has_every_metric_with_every_label_value_and_no_other() -> None:
+def test_reference_page_lists_exactly_the_exported_metrics() -> None:
     assert documented() == exported()
 
 
-def test_what_is_exported_is_in_the_catalogue() -> None:
+def test_exported_metrics_match_the_catalogue() -> None:
     """So that the page, which is compared with the catalogue, speaks of what there is."""
     families = [family for family in parse_text(text(metrics(full()))) if family.name.startswith(OWN)]
     shown = {family.name + ("_total" if family.type == "counter" else ""): family for family in families}
@@ -578,7 +578,7 @@ def alerts() -> list[tuple[str, str, str]]:
     return re.findall(r"^\| ([^|`]+) \| `([^`]+)` \| (\w+) \| .+ \|$", section, flags=re.MULTILINE)
 
 
-def test_alerts_name_metrics_and_label_values_that_there_are() -> None:
+def test_alerts_name_existing_metrics_and_label_values() -> None:
     assert len(alerts()) == PAGE.partition("## What to alert on")[2].count("\n| ") - 1
     known = {item.name: label_values(item) for item in CATALOGUE}
     for _, expression, _ in alerts():

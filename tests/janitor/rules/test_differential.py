@@ -417,7 +417,7 @@ def test_sweep_of_a_random_store_in_memory_is_as_the_rules_say(scene: Scene, bat
 
 
 @given(processed_scenes(), st.integers(1, 7))
-def test_sweep_beside_consumers_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
+def test_sweep_with_consumers_follows_the_rules(scene: Scene, batch_rows: int) -> None:
     with memory_store() as store:
         check(scene, store, batch_rows)
 

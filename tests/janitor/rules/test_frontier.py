@@ -314,7 +314,7 @@ def test_admit_with_a_ttl_longer_than_the_clock_has_cutoff_zero() -> None:
     assert admit(topic(), ClockAnchor(0, 0, "boot")).cutoff_ms == 0
 
 
-def test_stand_still_makes_a_jump_of_what_gathered() -> None:
+def test_freeze_turns_the_frozen_time_into_a_held_jump() -> None:
     now = later(START, DAY_MS)
     record = freeze(settled(), now)
     assert record == replace(settled(), at=now)
@@ -323,7 +323,7 @@ def test_stand_still_makes_a_jump_of_what_gathered() -> None:
     assert frontier.cutoff.ms == due(START) + 60_000
 
 
-def test_stand_still_for_days_starts_the_hold_again() -> None:
+def test_freeze_for_days_restarts_the_hold() -> None:
     _, record = step(settled(), topic(2), START)
     record = approve(record, topic(2))
     assert (record.pending, record.approved) != (None, None)
@@ -343,7 +343,7 @@ def test_advance_at_an_earlier_time_judges_by_that_time() -> None:
     assert frontier == Frontier.open(START_MS - DAY_MS, topic(2))
 
 
-def test_stand_still_of_a_new_topic_holds_it_afterwards() -> None:
+def test_freeze_of_a_new_topic_holds_it_afterwards() -> None:
     record = freeze(None, START)
     assert record == FrontierRecord(0, 0, START, START_MS)
     assert step(record, topic(3), later(START, 1000))[0].hold is Hold.FRONTIER

@@ -63,7 +63,9 @@ def test_apply_inverts_the_pointers_of_each_topic_alone(store: MemoryStore, tmp_
         (-10 * MINUTE, NOW_MS - DAY, False),
     ],
 )
-def test_plan_of_another_moment_needs_a_snapshot_of_it(store: MemoryStore, age_ms: int, at_ms: int, used: bool) -> None:
+def test_plan_of_another_time_uses_only_a_snapshot_of_that_time(
+    store: MemoryStore, age_ms: int, at_ms: int, used: bool
+) -> None:
     topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS)
     kit = janitor(store)
     kit.engine.adopt()
@@ -101,7 +103,7 @@ def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> N
     assert len(orders.times()) == len(orders.stored_times()) == 50
 
 
-def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore) -> None:
+def test_run_after_a_plan_of_restored_rows_matches_the_plan(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, *range(NOW_MS - HOUR, NOW_MS - HOUR + 31))
     backup = store.message.read(MESSAGES, b"", None, 100).items
     kit = janitor(store)

@@ -103,7 +103,7 @@ def tamper(path: Path, *, seal: bool = False, **changes: Any) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def test_plan_file_is_the_report_and_what_it_rests_on(store: MemoryStore, tmp_path: Path) -> None:
+def test_plan_file_has_the_report_and_its_terms(store: MemoryStore, tmp_path: Path) -> None:
     document = load(write(tmp_path / "plan", world_of(store), about()))
     assert (document["id"], document["mode"], document["effective_now_ms"]) == ("1-ab", "plan", NOW_MS - 5)
     assert document["totals"]["expired"] == 1

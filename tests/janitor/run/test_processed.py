@@ -216,7 +216,7 @@ def test_protected_or_paused_topic_announces_nothing(kit: ProcessedKit) -> None:
     assert (kit.left(), announced(kit.side, kit.metadata())) == ([b"a"], 0)
 
 
-def test_plan_announces_nothing_and_applies_what_it_showed(kit: ProcessedKit, tmp_path: Any) -> None:
+def test_plan_announces_nothing_and_applies_only_the_planned_rows(kit: ProcessedKit, tmp_path: Any) -> None:
     kit.publish_processed(b"a")
     kit.clock.advance(2 * HOUR)
     kit.publish(b"b")
@@ -320,7 +320,7 @@ def test_trap_f_consumer_registered_during_a_pass_loses_nothing(former: bool) ->
         assert (began, lost) == (True, []), moment
 
 
-def test_trap_f_consumer_registered_after_a_pass_starts_behind_it(kit: ProcessedKit) -> None:
+def test_trap_f_consumer_registered_after_a_pass_starts_after_its_rows(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a", b"b")
     last = kit.ids()[-1]
     kit.sweep()

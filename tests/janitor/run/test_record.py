@@ -105,7 +105,7 @@ def test_counters_of_inversions_move_during_a_long_run(store: MemoryStore) -> No
     assert (told, counter(kit, "rows_inverted_total")) == ([0, 2, 4], 6)
 
 
-def test_counters_after_a_kill_count_what_went_once(store: MemoryStore) -> None:
+def test_counters_after_a_kill_count_each_deleted_row_once(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
     kit.engine.adopt()

@@ -209,7 +209,7 @@ def test_closed_ids_that_stay_are_not_read_again(watched: Watched) -> None:
         assert watched.readings == before
 
 
-def test_id_closed_between_two_reads_is_of_one_moment(tmp_path: Path) -> None:
+def test_known_ids_during_a_write_are_consistent(tmp_path: Path) -> None:
     with SqliteState(tmp_path, busy_seconds=0) as other:
         other.save_open_ids([OPEN, CLOSED])
 

@@ -98,7 +98,7 @@ def test_prune_runs_with_one_of_a_clock_ahead_forgets_by_each_run_s_own_time(sta
     assert (state.runs(9), state.run("r1")) == ([], None)
 
 
-def test_retire_times_drops_what_lies_ahead_and_keeps_the_rest(state: State) -> None:
+def test_retire_times_drops_later_times_and_keeps_the_others(state: State) -> None:
     state.save_created_ms(500)
     state.save_last_full_pass_ms(500)
     state.save_note(Note.SUCCESS, {"message": 500, "payload": 100})

@@ -125,7 +125,7 @@ def test_save_store_reads_back(
         assert state.store() == record
 
 
-def test_save_store_with_another_mark_forgets_what_was_learned(state: State) -> None:
+def test_save_store_with_another_mark_forgets_the_learned_state(state: State) -> None:
     state.save_store(STORE)
     state.save_frontiers({TOPIC: FRONTIER})
     state.save_open_ids([OpenIdRecord(1, 1)])
@@ -153,7 +153,7 @@ def test_save_store_at_the_same_place_keeps_topic_history(state: State, identity
     assert [state.note(note) is not None for note in (Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES)] == [kept] * 3
 
 
-def test_save_store_with_another_mark_keeps_what_was_done(state: State) -> None:
+def test_save_store_with_another_mark_keeps_runs_and_ledger(state: State) -> None:
     state.save_store(STORE)
     state.begin_run(RunRecord("r", "apply", 1))
     state.add_ledger([entry()])
@@ -233,7 +233,7 @@ def test_prune_runs_keeps_runs_started_at_or_after_the_time(state: State, finish
     assert state.prune_runs(100) == 0
 
 
-def test_begin_run_twice_or_finish_of_another_is_refused(state: State) -> None:
+def test_begin_run_twice_or_finish_of_another_is_rejected(state: State) -> None:
     state.begin_run(RunRecord("one", "apply", 1))
     with pytest.raises(StateError):
         state.begin_run(RunRecord("one", "apply", 2))
@@ -276,7 +276,7 @@ def test_save_open_ids_with_a_number_above_64_bits_saves_none(state: State) -> N
     assert state.open_ids() == {}
 
 
-def test_transaction_undone_keeps_what_another_thread_saved(state: State) -> None:
+def test_transaction_undone_keeps_the_changes_of_another_thread(state: State) -> None:
     other = threading.Thread(target=lambda: state.save_last_full_pass_ms(1))
     with undone(state):
         state.save_boundary(ProvenBoundary(1, 1, "r"))

@@ -42,7 +42,7 @@ def test_names_of_stored_values_are_those_of_the_layouts() -> None:
 MODULES = sorted((Path(__file__).parents[3] / "janitor").rglob("*.py"))
 
 
-def test_the_names_of_all_notes_are_named() -> None:
+def test_notes_are_never_accessed_by_a_literal_name() -> None:
     written = [
         f"{module.name}:{call.lineno}"
         for module in MODULES

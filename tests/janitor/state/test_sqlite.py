@@ -117,7 +117,7 @@ def test_kill_anywhere_leaves_whole_commits_and_loses_none(tmp_path: Path) -> No
             assert proven.bound >= last
 
 
-def test_write_beside_a_transaction_is_busy_and_reads_go_on(tmp_path: Path) -> None:
+def test_write_during_a_transaction_is_busy_and_reads_succeed(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two:
         one.save_boundary(ProvenBoundary(1, 1, "r"))
         with one.transaction():
@@ -129,7 +129,7 @@ def test_write_beside_a_transaction_is_busy_and_reads_go_on(tmp_path: Path) -> N
         assert two.boundary() == ProvenBoundary(2, 2, "s")
 
 
-def test_transaction_beside_another_is_busy_before_it_reads(tmp_path: Path) -> None:
+def test_transaction_during_another_is_busy_before_it_reads(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two, one.transaction():
         entered = False
         with pytest.raises(StateBusy), two.transaction():

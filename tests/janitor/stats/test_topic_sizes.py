@@ -116,7 +116,7 @@ def test_size_of_an_unreadable_topic_alone_stays(place: Place) -> None:
     assert place.state.counts() == {unreadable: old}
 
 
-def test_size_of_a_topic_created_again_is_counted_anew(place: Place) -> None:
+def test_size_of_a_topic_created_again_is_counted_again(place: Place) -> None:
     a = place.topic("a").plain(*range(NOW_MS, NOW_MS + 500))
     count = census(place, rate=100, is_stopping=lambda: place.clock.monotonic_ms() == DAY + SECOND)
     count.step()

@@ -129,7 +129,7 @@ def test_collect_after_a_run_has_adoption_and_skew() -> None:
     assert (seen(kit).adopted_ms, seen(kit).skew_seconds) == (NOW_MS, {"monotonic": 2.0})
 
 
-def test_collect_between_runs_hours_apart_goes_by_their_usual_gap() -> None:
+def test_collect_between_runs_hours_apart_uses_their_usual_gap() -> None:
     kit = janitor(MemoryStore())
     for _ in range(3):
         kit.engine.run_once(adopt=True)
@@ -274,7 +274,7 @@ def test_collect_with_a_machine_a_little_ahead_believes_its_run() -> None:
     assert (seen(kit).process, len(seen(kit).last_success_ms)) == ("between_runs", 2)
 
 
-def test_collect_after_a_run_of_a_clock_behind_keeps_the_usual_gap() -> None:
+def test_collect_after_a_run_of_a_slow_clock_keeps_the_usual_gap() -> None:
     kit = janitor(MemoryStore())
     for _ in range(3):
         kit.engine.run_once(adopt=True)

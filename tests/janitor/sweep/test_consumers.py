@@ -117,7 +117,7 @@ def test_sweep_without_consumers_of_the_topic_holds_nothing(shop: Shop) -> None:
     assert held(janitor(shop.store).engine.run_once(adopt=True)) == {"": 1}
 
 
-def test_consumer_furthest_behind_is_named(shop: Shop) -> None:
+def test_consumer_with_the_largest_lag_is_named(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - 2, DUE_MS - 1)
     for name, read_ms in (("a", NOW_MS), ("b", DUE_MS - 3), ("c", DUE_MS - 2)):
         read(shop, MessageId(read_ms, 0), name)

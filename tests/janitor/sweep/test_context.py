@@ -75,7 +75,9 @@ def test_load_topics_judges_by_the_given_time(store: MemoryStore, protect: tuple
 @pytest.mark.parametrize(
     ("ahead_ms", "hold"), [(LIFETIME.allowance_ms, None), (LIFETIME.allowance_ms + 1, Hold.FRONTIER)]
 )
-def test_load_topics_allows_what_clocks_may_differ_by(store: MemoryStore, ahead_ms: int, hold: Hold | None) -> None:
+def test_load_topics_holds_only_a_jump_above_the_clock_allowance(
+    store: MemoryStore, ahead_ms: int, hold: Hold | None
+) -> None:
     record = replace(admit(metadata(ORDERS), NOW), cutoff_ms=NOW_MS - 60_000 - ahead_ms)
     run = make(store, records={ORDERS: record})
     run.load_topics()

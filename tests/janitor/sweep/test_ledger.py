@@ -140,7 +140,7 @@ def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:
     assert entries(kit)[About("default:gone", 2, "message", "old_generation")].metadata_generation == -2
 
 
-def test_ledger_of_an_applied_plan_has_what_went_and_nothing_held(kit: Kit) -> None:
+def test_ledger_of_an_applied_plan_has_deleted_rows_and_no_held_rows(kit: Kit) -> None:
     plan = parse(kit.engine.plan().document, "the plan")
     kit.restart(protect=("default:*",)).engine.run_once()
     assert {entry.rule for entry in kit.state.ledger(10)} == {"invalid_transaction"}

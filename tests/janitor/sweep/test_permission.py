@@ -96,7 +96,7 @@ def test_heartbeat_of_a_long_run_is_written_now_and_then(case: Case) -> None:
     assert sorted({ms - NOW_MS for ms in beats if ms is not None}) == [0, 5_000, 10_000, 15_000]
 
 
-def test_heartbeat_goes_by_monotonic_time(case: Case) -> None:
+def test_heartbeat_interval_uses_monotonic_time(case: Case) -> None:
     case.permission.alive()
     case.clock.step(-3_600_000)
     case.clock.advance(HEARTBEAT_MS)
