@@ -25,7 +25,13 @@ from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import RecoveredLog
-from tms_core.transaction.model import NO_TX_IN_PROGRESS, Snapshot, Transaction, TransactionType
+from tms_core.transaction.model import (
+    DEFAULT_TIMEOUT_SECONDS,
+    NO_TX_IN_PROGRESS,
+    Snapshot,
+    Transaction,
+    TransactionType,
+)
 
 LONG_MS = 86_400_000
 
@@ -336,8 +342,17 @@ class Histories(RuleBasedStateMachine):
         self.model.read_on_disk = self.model.read
         self.model.recovered = self.model.write
         for one in self.model.open.values():
-            # The clock of another machine, or of one that was started again, counts from somewhere else.
-            one.deadline_ms = self.clock.monotonic_ms() + max(0, one.expires_ms - self.clock.now_ms())
+            # The monotonic clock of another machine, or after a restart, starts from another value.
+            one.deadline_ms = self.clock.monotonic_ms() + self._remaining_ms(one)
+
+    def _remaining_ms(self, one: Tx) -> int:
+        """Return the timeout of a transaction after a restart; a wall clock set back does not extend it."""
+        own_ms, remaining_ms = one.expires_ms - one.id // 1_000_000, one.expires_ms - self.clock.now_ms()
+        if own_ms > 0:
+            remaining_ms = min(remaining_ms, own_ms)
+        elif not one.long:
+            remaining_ms = min(remaining_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
+        return max(0, remaining_ms)
 
     @invariant()
     def the_manager_knows_what_the_model_knows(self) -> None:
