@@ -34,7 +34,7 @@ def objects(*words: object) -> list[dict[str, Any]]:
 
 
 def settings_of(documents: list[dict[str, Any]], folder: Path, environ: dict[str, str] | None = None) -> AllSettings:
-    """The settings that the program reads out of the chart's ConfigMap."""
+    """Return the settings that the program reads from the chart's ConfigMap."""
     config = next(d for d in documents if d["kind"] == "ConfigMap" and "tms.yaml" in d["data"])
     file = folder / "tms.yaml"
     file.write_text(config["data"]["tms.yaml"], encoding="utf-8")
@@ -74,7 +74,7 @@ def test_helm_4_lint_passes_and_renders_the_same_objects(example: Path) -> None:
 
 
 def conforms(text: str, version: str = FOLDER.name) -> tuple[int, str]:
-    """What kubeconform says of objects: its exit code and its complaints."""
+    """Return the exit code and the complaints of kubeconform about objects."""
     places = [f"{folder}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json" for folder in (SCHEMAS / version, SCHEMAS)]
     locations = [word for place in places for word in ("-schema-location", place)]
     checked = run("kubeconform", "-strict", "-kubernetes-version", f"{version}.0", *locations, "-summary", given=text)
@@ -346,7 +346,7 @@ def test_invalid_memory_quantity_is_rejected(memory: str) -> None:
 
 
 def memory_limits(*options: str) -> dict[str, str | None]:
-    """The limit of memory of the pods of janitor and server, by the name of their containers."""
+    """Return the memory limits of the pods of janitor and server by container name."""
     found = {}
     for pod in pods(objects(*options)):
         [container] = pod["spec"]["containers"]

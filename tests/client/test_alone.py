@@ -36,7 +36,7 @@ print("rooms:", *sorted({".".join(name.split(".")[:3]) for name in sys.modules i
 
 
 def closure(name: str, seen: set[str]) -> Iterator[Distribution]:
-    """A distribution and all that it needs on this machine."""
+    """Yield a distribution and all its dependencies on this machine."""
     if name in seen:
         return
     seen.add(name)

@@ -43,7 +43,7 @@ def payloads(client: Client, topic: str) -> list[bytes]:
 
 
 def wait_for_publishers() -> None:
-    """Return when no thread publishes any more."""
+    """Wait until no thread publishes."""
     for thread in threading.enumerate():
         if thread.name == "tms-publish":
             thread.join(PATIENCE_SECONDS)
@@ -202,7 +202,7 @@ async def test_close_sends_messages_that_linger(server: InProcess, client: Clien
 
 
 def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
-    """Every request waits: whether one does, and what lets all go on."""
+    """Hold every request; return the event of a held request and the event that releases all."""
     held, go_on = threading.Event(), threading.Event()
 
     def wait(_: str) -> None:

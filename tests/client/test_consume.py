@@ -54,7 +54,7 @@ def take(consumption: Iterator[Message], count: int) -> list[bytes]:
 
 
 def nothing() -> None:
-    """Nothing happens."""
+    """Do nothing."""
 
 
 def test_consume_gives_messages_that_come_while_it_waits(server: InProcess, client: Client) -> None:

@@ -59,7 +59,7 @@ class Changes(Participant):
 
 
 def transact(server: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
-    """A transaction that stores, publishes and commits; with ``fail_last`` its last publish is refused."""
+    """Store, publish and commit; with ``fail_last`` the server rejects the last publish."""
     with faulty_client(server, faults, limits=SMALL) as client, client.transaction() as tx:
         tx.register(participant)
         tx.publish(ORDERS, [b"stored 1", b"stored 2"])
@@ -84,13 +84,13 @@ Transact = Callable[..., None]
 
 
 def visible(server: InProcess) -> list[bytes]:
-    """What a transaction that begins now sees."""
+    """Return the messages that a new transaction sees."""
     with server.client() as client, client.transaction() as tx:
         return [message.payload for topic in (ORDERS, BILLS) for message in tx.poll(topic)]
 
 
 def bill(server: InProcess, faults: Faults, participant: Participant) -> None:
-    """A transaction that reads what a consumer has not, publishes it again, and moves its position."""
+    """Read unread messages of a consumer, publish them again and move its position in one transaction."""
     with faulty_client(server, faults) as client, client.transaction() as tx:
         for order in tx.consume(ORDERS, "billing"):
             tx.publish(BILLS, [order.payload])
@@ -108,7 +108,7 @@ def bill_in_loop(server: InProcess, faults: Faults, participant: Participant) ->
 
 
 def time_out(server: InProcess, clock: ManualClock) -> None:
-    """Have all transactions that are still in progress given up."""
+    """Time out all transactions in progress."""
     clock.advance(3_600_000)
     server.manager.expire()
 
@@ -127,7 +127,7 @@ class Case:
         self._transacts(self.server, self.faults, participant or self.changes, fail_last=fail_last)
 
     def settled(self) -> list[bytes]:
-        """What is visible now, and also after all that is in progress has timed out."""
+        """Return the visible messages; assert that a timeout of all transactions does not change them."""
         now = visible(self.server)
         time_out(self.server, self.clock)
         assert visible(self.server) == now
@@ -214,7 +214,7 @@ def test_commit_after_the_manager_forgot_the_changes_is_retried(
     commit = case.server.manager.commit
 
     def restarted(pointer: int) -> None:
-        """As a manager that has recovered what was on its disk."""
+        """Commit as a manager that has recovered from its disk."""
         state = case.server.manager._state
         with monkeypatch.context() as once:
             once.setattr(state, "recovered_pointer", pointer)

@@ -40,7 +40,7 @@ EXAMPLES = [
 
 @pytest.fixture
 def addresses() -> Iterator[dict[str, str]]:
-    """A server and a transaction service on free ports, by what the page calls them."""
+    """Return the addresses of a server and a transaction service by their addresses in the page."""
     with serving() as server, TransactionManager(MemoryStorage(), SystemClock()) as manager:
         service = TransactionService(manager, "127.0.0.1:0")
         service.start()
@@ -85,7 +85,7 @@ def test_every_error_and_value_that_the_page_names_is_exported() -> None:
 
 
 def parameters(name: str) -> set[str]:
-    """The parameters of all that the client calls by this name."""
+    """Return the parameters of all client methods with this name."""
     owners = (package, Client, package.Producer, package.TransactionContext)
     found = [getattr(owner, name, None) for owner in owners]
     return {parameter for one in found if callable(one) for parameter in inspect.signature(one).parameters}

@@ -66,7 +66,7 @@ class Batch:
         self.payloads = [message.payload for message in self.tx.consume(EVENTS, group, limit=3, order=order)]
 
     def commit(self) -> list[bytes]:
-        """What came of it."""
+        """Commit the transaction and return its payloads."""
         self.tx.__exit__(None, None, None)
         return self.payloads
 
@@ -188,11 +188,11 @@ class History:
     # -- what must be true --------------------------------------------------------------------------------------------
 
     def batch(self, who: int) -> Batch:
-        """What a worker is given."""
+        """Return the batch of a worker."""
         return Batch(self.workers[who], WORKERS[who], self.order)
 
     def partitions(self) -> list[TopicId]:
-        """All that have messages, the oldest first."""
+        """Return all partitions that may have messages, oldest first."""
         layout = layout_of(WHOLE, self.server.service.topic(WHOLE))
         return [WHOLE] if layout is None else [one for family in layout.families for one in layout.members(family)]
 
@@ -223,7 +223,7 @@ class History:
 
 @contextmanager
 def cut_off(store: MemoryStore, after: int) -> Iterator[None]:
-    """The server dies after so many writes of metadata."""
+    """Crash the server after a number of metadata writes."""
     write, left = store.metadata.compare_and_set, iter(range(after))
 
     def dying(key: bytes, expected: bytes | None, value: bytes) -> bool:

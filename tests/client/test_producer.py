@@ -47,7 +47,7 @@ def committed(client: Client, topic: str = BILLS) -> list[bytes]:
 
 
 def last(client: Client) -> PreviousTransaction | None:
-    """What became of the last transaction, as another instance is told."""
+    """Return the last transaction as the next instance receives it."""
     with client.producer(BILLS, "importer") as producer:
         return producer.previous
 
@@ -265,7 +265,7 @@ def elsewhere(server: InProcess) -> None:
 
 
 def left_open(client: Client, *labels: str) -> list[Any]:
-    """Transactions of one instance that have published, and are in progress."""
+    """Return open transactions of one instance that have published."""
     producer = client.producer(BILLS, "importer").__enter__()
     contexts = [producer.transaction(label) for label in labels]
     for label, context in zip(labels, contexts, strict=True):

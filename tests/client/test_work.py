@@ -276,7 +276,7 @@ def test_work_while_a_failed_message_waits_gives_others_and_asks_seldom(
 
 
 def worked(faulty: Client, **options: Any) -> Counter[bytes]:
-    """Orders become bills; returns how often the program was given each."""
+    """Turn orders into bills; return the delivery count of each order."""
     given: Counter[bytes] = Counter()
     for tx, batch in faulty.work(ORDERS, "billing", idle_seconds=2, **options):
         given.update(order.payload for order in batch)
@@ -449,7 +449,7 @@ def test_work_with_a_manager_that_forgot_asks_again(
     commit = server.manager.commit_and_start
 
     def restarted(pointer: int, *given: Any) -> Transaction:
-        """As a manager that has recovered what was on its disk."""
+        """Act as a manager that has recovered from its disk."""
         state = server.manager._state
         with monkeypatch.context() as once:
             once.setattr(state, "recovered_pointer", pointer)

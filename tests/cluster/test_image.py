@@ -29,7 +29,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder that the container's user owns: a store with two rows that are due and one that is not."""
+    """Create a store with two expired rows and one other row in a folder of the container's user."""
     folder = tmp_path / "data"
     now_ms = SystemClock().now_ms()
     with LevelDBStore(folder / "messaging", create=True) as store:

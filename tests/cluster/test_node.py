@@ -12,7 +12,7 @@ from tests.cluster.node import watch
 
 @pytest.fixture(scope="module")
 def saw(engine: Engine, image: str, archive_image: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What was seen of a release's life."""
+    """Return the observations of the life of a release."""
     folder = tmp_path_factory.mktemp("node")
     return watch("tests.cluster.life", folder, engine.save(folder / "images.tar", image, archive_image))
 

@@ -76,7 +76,7 @@ class Published(NamedTuple):
         return self.tool("cosign", "verify", *APART, "--key", f"{key}.pub", name).returncode == 0
 
     def statement(self, kind: str, name: str) -> dict[str, Any]:
-        """What is said of it, and signed."""
+        """Return a signed statement of an image."""
         said = self.tool("cosign", "verify-attestation", *APART, "--key", "ours.pub", "--type", kind, name)
         assert said.returncode == 0, said.stderr
         found: dict[str, Any] = json.loads(base64.b64decode(json.loads(said.stdout.splitlines()[0])["payload"]))

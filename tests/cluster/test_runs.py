@@ -25,7 +25,7 @@ def saw(
     hbase_tables: Tables,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """What was seen of runs."""
+    """Return the observations of the runs."""
     folder = tmp_path_factory.mktemp("runs")
     images = engine.save(folder / "images.tar", image, archive_image, spark_image)
     namespace = hbase_tables.make(buckets=HBaseSettings().buckets)

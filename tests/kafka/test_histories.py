@@ -176,7 +176,7 @@ class Player:
             self._note(instance, self._open[instance])
 
     def finish(self) -> None:
-        """End what is open and read all."""
+        """Commit open transactions and read all messages."""
         for age in range(self._newest + 1):
             self.play("commit", age)
         self._read()
@@ -211,7 +211,7 @@ def played(system: System, steps: list[tuple[str, int, int]]) -> list[Any]:
 
 
 def history(seed: int) -> list[tuple[str, int, int]]:
-    """Random steps, most of them of the newest instance."""
+    """Return random steps, most of them of the newest instance."""
     random = Random(seed)
     names = ["register", "begin", "send", "both", "copy", "commit", "abort", "read"]
     chosen = random.choices(names, [2, 8, 6, 3, 5, 6, 2, 2], k=STEPS)

@@ -224,7 +224,7 @@ MANY = [b"%04d" % number + bytes(96) for number in range(1000)]
 
 @pytest.fixture
 def encoded(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages were encoded, time after time; there is room for all to be shared."""
+    """Return the number of messages of each encoding; the cache has space to share all."""
     kit.restart(cache_bytes=16 << 20)
     counts: list[int] = []
     items = avro._items

@@ -24,7 +24,7 @@ TTL_MS, HOLD_SECONDS = 60 * SECOND, 120
 
 @pytest.fixture(params=["cached", "stored"])
 def held(kit: Kit, request: pytest.FixtureRequest) -> Kit:
-    """A kit where consumers hold what they have not read: one message each second, a to e."""
+    """Return a kit with a consumer hold and one message each second, a to e."""
     kit.restart(consumer_hold_seconds=HOLD_SECONDS, cache_bytes=0 if request.param == "stored" else 1 << 20)
     kit.service.update_topic(ORDERS, {"ttl": "60"})
     for letter in (b"a", b"b", b"c", b"d", b"e"):

@@ -28,7 +28,7 @@ def source(kit: Kit, request: pytest.FixtureRequest) -> None:
 
 
 def spread(kit: Kit) -> None:
-    """One message each second: a to e."""
+    """Publish one message each second: a to e."""
     for letter in (b"a", b"b", b"c", b"d", b"e"):
         kit.publish("orders", letter)
         kit.clock.advance(SECOND)
@@ -104,7 +104,7 @@ def test_fetch_in_steps_of_a_limit_gives_every_message_once(kit: Kit, limit: int
 
 
 def in_steps(kit: Kit, limit: int, **options: Transaction) -> list[bytes]:
-    """Read as a consumer does: each time exclusively behind the last message."""
+    """Read as a consumer: each fetch starts after the last message."""
     found: list[bytes] = []
     start: MessageId | int = NOW_MS - SECOND
     while some := kit.fetch("orders", start, limit=limit, inclusive=False, **options):

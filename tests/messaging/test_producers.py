@@ -95,7 +95,7 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
 
 
 def seen(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
-    """What a transaction that begins now reads."""
+    """Return the messages that a new transaction reads."""
     reader = kit.begin()
     found = [one.payload for page in kit.service.fetch(topic, FetchRequest(transaction=reader)) for one in page]
     kit.manager.abort(reader)
@@ -589,7 +589,7 @@ def test_new_ids_after_a_clock_step_follow_processed_messages(kit: GroupKit) -> 
 
 @pytest.fixture
 def announcements(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The keys of what is written to the side table from now on."""
+    """Record the keys that are written to the side table."""
     keys: list[bytes] = []
     exchange_each = kit.side.exchange_each
 

@@ -347,7 +347,7 @@ def test_publish_with_a_bug_in_the_store_raises_it(kit: Kit, error: Exception) -
 
 
 def held_back(kit: Kit, submit: Callable[[], Answers]) -> Answers:
-    """Submit while a first batch is being written, so that all of it is in the next one."""
+    """Submit while a first batch is being written, so that the next batch contains all requests."""
     writing, go = Event(), Event()
 
     def wait(call: Call) -> None:

@@ -45,7 +45,7 @@ def restart(kit: GroupKit, folder: Path) -> None:
 
 @pytest.fixture
 def kept(kit: GroupKit, tmp_path: Path) -> Path:
-    """The folder of a manager whose log survives, in the place of the kit's."""
+    """Replace the manager of the kit by one whose log survives; return its folder."""
     kit.service.close()
     kit.manager.close()
     kit.manager = TransactionManager(DirectoryStorage(tmp_path / "tx"), kit.clock)

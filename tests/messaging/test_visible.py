@@ -9,7 +9,7 @@ from tms_core.rowkey import MessageId
 
 
 def noted(kit: Kit) -> dict[int, int]:
-    """How many delays there are by their upper bounds; 0: above all of them."""
+    """Return the number of delays by upper bound; 0 stands for delays above all bounds."""
     counts = kit.service.first_reads.delays.counts
     bounds = [*BOUNDS_MS, 0]
     return {

@@ -59,7 +59,7 @@ def sign(key: Any = P256, algorithm: str = "ES256", kid: str | None = None, **cl
 
 
 def issuer(folder: Path, contents: bytes | None = None, **settings: Any) -> Jwt:
-    """What knows the tokens of an issuer with these keys, by default P256."""
+    """Return a verifier of tokens of an issuer with these keys, by default P256."""
     path = folder / "keys"
     path.write_bytes(pem(P256) if contents is None else contents)
     wanted = {"kind": "jwt", "key_file": path, "algorithms": ALGORITHMS, **settings}

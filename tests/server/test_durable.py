@@ -18,7 +18,7 @@ BATCHES = 40
 
 @pytest.fixture
 def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that counts the syncs of every process started from here on."""
+    """Return a file that counts the syncs of every process started from now on."""
     compiler = require_tool("cc", "apt-get install gcc libc6-dev")
     library, counted = tmp_path / "syncs.so", tmp_path / "syncs"
     source = Path(__file__).with_name("syncs.c")

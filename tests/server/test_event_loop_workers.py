@@ -46,7 +46,7 @@ class Bench:
             self.batches.append(len(call.arguments[0]))
 
     def publish(self, *requests: Sequence[bytes], topics: Sequence[TopicId] = (T,)) -> None:
-        """All of these in one turn of a loop."""
+        """Publish all of these in one iteration of the event loop."""
 
         async def turn() -> None:
             submit = self.service.submit_publish

@@ -224,7 +224,7 @@ def failing(server: LeaderServer, done: Callable[[Rows], Rows], *, twice: bool =
 
 
 def registered(two: TwoServers) -> Sent:
-    """What the first request of a producer says."""
+    """Register a producer; return the identity of its first request."""
     generation = two.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
     return Sent(TOPIC, "importer", generation, 1)
 
@@ -278,13 +278,13 @@ def test_late_rows_of_a_failed_write_are_not_seen_by_the_next_leader(two: TwoSer
 
 
 def read_on(server: LeaderServer, start: MessageId | None) -> tuple[list[bytes], MessageId | None]:
-    """What a reader is given behind a message, and where it is then."""
+    """Return the payloads after a message and the next position."""
     found = [one for page in server.service.fetch(TOPIC, FetchRequest(start, inclusive=False)) for one in page]
     return [one.payload for one in found], MessageId.parse(found[-1].id) if found else start
 
 
 def visible(server: LeaderServer, tx: int) -> list[bytes]:
-    """What a later transaction sees, where that of this pointer was aborted."""
+    """Return what a later transaction sees after the transaction of this pointer was aborted."""
     later = reader(read_pointer=tx + 1, write_pointer=tx + 2)
     return [one.payload for page in server.service.fetch(TOPIC, FetchRequest(transaction=later)) for one in page]
 

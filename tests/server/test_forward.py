@@ -88,7 +88,7 @@ def client(following: Following) -> Iterator[Client]:
 
 @contextmanager
 def scripted(following: Following, behave: Callable[[socket.socket], object]) -> Iterator[None]:
-    """A leader that does to each connection what a test wants."""
+    """Start a leader that handles each connection as the test defines."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         following.follow(listening.getsockname()[1])
 

@@ -64,7 +64,7 @@ class Connection:
         self._socket.sendall(data)
 
     def shut(self) -> None:
-        """Say that nothing more comes."""
+        """Shut down the sending side of the connection."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def answer(self) -> bytes:
@@ -104,7 +104,7 @@ def avro(*messages: bytes) -> bytes:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The requests that were served by their heads."""
+    """Record the requests that were served by their heads."""
     found: list[bytes] = []
     begin = HttpProtocol._serve
 

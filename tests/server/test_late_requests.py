@@ -37,7 +37,7 @@ def sent(two: TwoServers) -> Sent:
 
 
 def committed(server: FencedServer, topic: TopicId = TOPIC) -> list[bytes]:
-    """What is read when all transactions are committed."""
+    """Return the messages that a reader of every row sees."""
     pages = server.service.fetch(topic, FetchRequest(transaction=EVERY_ROW))
     return [message.payload for page in pages for message in page]
 

@@ -111,7 +111,7 @@ def work(manager: TransactionManager) -> list[Transaction]:
 
 
 def manager_of(side: SideTable, clock: ManualClock) -> TransactionManager:
-    """One that always believes that it leads."""
+    """Return a manager that always considers itself the leader."""
     return TransactionManager(SideStorage(side, lambda: lambda: True), clock)
 
 
@@ -243,7 +243,7 @@ class Late(SideTable):
         return self._change(changes[0].key, lambda: self._side.exchange_each(changes))
 
     def close(self) -> None:
-        """The test closes it."""
+        """Do nothing: the test closes the storage."""
 
     def _change(self, key: bytes, change: Callable[[], T]) -> T:
         self.before(key)
@@ -425,7 +425,7 @@ def test_new_snapshot_deletes_the_older_and_edits_before_it(side: MemorySide, cl
 
 
 def rooted(side: SideTable, **changed: object) -> bytes:
-    """The root with something else in it."""
+    """Return the root with changed fields."""
     return json.dumps(json.loads(side.get(b"xr") or b"") | changed).encode()
 
 

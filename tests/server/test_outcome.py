@@ -12,7 +12,7 @@ from tms_core.server.rest.context import outcome
 
 
 async def give_up(wanted: Answer[str]) -> None:
-    """Wait for it, and be cancelled while waiting."""
+    """Wait for the outcome and be cancelled while waiting."""
     waiting = asyncio.ensure_future(outcome(wanted))
     await asyncio.sleep(0)
     waiting.cancel()

@@ -60,7 +60,7 @@ class Tenants:
         return self.ask(who, "POST", f"{path}/producers/{name}", {"instance": str(uuid4())})
 
     def victims(self) -> Transaction:
-        """A transaction that the victim has used."""
+        """Return a transaction that the victim has used."""
         tx = self.manager.start_short()
         assert self.publish("victim", VICTIMS, tx.write_pointer).status == 200
         return tx

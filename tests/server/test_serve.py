@@ -156,7 +156,7 @@ def test_wrong_setting_ends_serve_with_2_and_is_named(tmp_path: Path, setting: d
 
 
 def ending(server: Serve, client: Client) -> None:
-    """Ask it to end; a consumer of 30,000 messages that reads nothing yet keeps it from that."""
+    """Stop the server while a consumer of 30,000 messages has not read its response."""
     topic = TopicClient(client, "t").create()
     for _ in range(6):
         topic.post("publish", avro(*[b"x" * 1000] * 5000), content_type=AVRO)

@@ -222,7 +222,7 @@ class FakeHBase(MemoryStore):
         super().__init__()
 
     def check_buckets(self) -> None:
-        """They are."""
+        """Accept the buckets."""
 
 
 @pytest.fixture
@@ -446,7 +446,7 @@ def test_handle_signals_in_another_thread_keeps_the_handlers() -> None:
 
 
 async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that is never asked."""
+    """Respond to no request."""
 
 
 def test_listener_on_a_foreign_address_names_the_setting() -> None:

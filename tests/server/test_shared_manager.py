@@ -118,7 +118,7 @@ class Servers:
         assert not self.second.look()
 
     def change(self) -> None:
-        """The first is not heard of for a while, and the second leads."""
+        """Let the lease of the first server expire so that the second leads."""
         self.clock.advance(OVER_MS)
         assert self.second.look()
 
@@ -423,7 +423,7 @@ def test_servers_over_tls_ask_each_other_by_certificate(tmp_path: Path, trusts: 
 
 
 def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> ServerTransactions:
-    """What a second server has, which does not lead."""
+    """Return the parts of a second server that is not the leader."""
     store, clock = MemoryStore(), ManualClock(NOW_MS)
     member = HaMember(store, side, side, settings.server.leader, clock)
     return open_manager(settings, clock, store, side, member, stack)
@@ -568,7 +568,7 @@ def test_manager_is_reached_where_it_listens_or_its_server_is(listens: str, adve
 
 
 def store_with(*pointers: int | None) -> MemoryStore:
-    """One with messages of these write pointers."""
+    """Return a store with messages of these write pointers."""
     store = MemoryStore()
     rows = [(b"%09d" % number, MessageValue(pointer, b"x")) for number, pointer in enumerate(pointers)]
     store.message.put(rows)

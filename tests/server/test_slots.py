@@ -50,7 +50,7 @@ def cluster() -> Iterator[SlotServers]:
 
 @pytest.fixture
 def pair(cluster: SlotServers) -> Pair:
-    """Two servers that lead their slots, and a topic in each slot."""
+    """Start two servers that lead their slots; create a topic in each slot."""
     one, other = cluster.start(0, wanted()), cluster.start(1, wanted())
     cluster.look(one, other, seconds=2)
     for topic in TOPICS.values():

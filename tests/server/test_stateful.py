@@ -69,10 +69,10 @@ class Jobs:
         self.chores.append(function)
 
     def next_run_ms(self, _: str) -> None:
-        """Nobody knows."""
+        """Return no time: the next run is unknown."""
 
     def start(self) -> None:
-        """There is no thread."""
+        """Do nothing: the janitor has no thread."""
 
     def run_now(self, _: str) -> None:
         """The daemon wakes its own loop with this, to look whether it is to end."""
@@ -114,7 +114,7 @@ class Server:
         self.transactions = self._stack.enter_context(TransactionClient(started.transactions))
 
     def clean(self) -> None:
-        """Have the janitor do all its jobs once."""
+        """Run all jobs of the janitor once."""
         for chore in self._jobs.chores:
             chore()
         assert self._janitor.status().failing == {}

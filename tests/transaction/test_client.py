@@ -196,7 +196,7 @@ def reply(call: RpcMessage, *fields: bytes, number: int | None = None, name: str
 
 
 def hang_up(_: RpcMessage) -> None:
-    """Say nothing, and close."""
+    """Close without a response."""
 
 
 def test_commit_over_a_broken_connection_is_unknown_and_not_repeated() -> None:
@@ -279,7 +279,7 @@ def test_foreign_response_leaves_the_outcome_unknown(kind: str) -> None:
 
 
 def unknown_but(*known: str) -> Callable[[RpcMessage], bytes]:
-    """A service that does some calls, without a result, and does not know the others."""
+    """Return a service that completes some calls without a result and does not know others."""
 
     def conduct(call: RpcMessage) -> bytes:
         if call.name in known:
@@ -374,7 +374,7 @@ def free_address() -> str:
 
 @contextmanager
 def hanging() -> Iterator[str]:
-    """A server that is stopped: connections come about, and nothing is answered."""
+    """Start a server that never responds to its connections."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 

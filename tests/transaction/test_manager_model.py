@@ -60,7 +60,7 @@ class Disk:
         self.snapshots[snapshot.visibility.timestamp_ms] = stream.getvalue()
 
     def close(self) -> None:
-        """It stays."""
+        """Keep the storage open."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Journal:
         self.synced = max(self.synced, position)
 
     def close(self) -> None:
-        """It stays."""
+        """Keep the storage open."""
 
     def kept(self) -> Iterator[Edit]:
         return map(decode_edit, self.edits[: self.synced])

@@ -225,10 +225,10 @@ class Alone:
         return self.unread
 
     def get_extra_info(self, _: str) -> None:
-        """Nothing is known of it."""
+        """Return no information."""
 
     def is_closing(self) -> bool:
-        """Nothing is to be closed."""
+        """Report the connection as closing, so that the caller does not close it."""
         return True
 
     def abort(self) -> None:

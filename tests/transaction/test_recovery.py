@@ -39,7 +39,7 @@ def replayed(snapshot: Snapshot, *history: Edit) -> Snapshot:
 
 
 def found_in(files: dict[str, bytes], directory: Path) -> Snapshot:
-    """What a manager recovers from these files, which it leaves alone."""
+    """Return the state that a manager recovers from these files without changing them."""
     directory.mkdir(exist_ok=True)
     for name, data in files.items():
         (directory / name).write_bytes(data)

@@ -35,7 +35,7 @@ def put(directory: Path, *times_ms: int) -> None:
 
 @pytest.fixture
 def after_each_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    """Lets something happen to the directory between listing and reading it."""
+    """Call a function between listing and reading the directory."""
     scandir = os.scandir
 
     def install(happens: Callable[[], None]) -> None:

@@ -200,7 +200,7 @@ def test_snapshot_that_cannot_be_written_leaves_the_manager_working(tmp_path: Pa
 
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was synced, by name, in order; renames too."""
+    """Record the names of synced and renamed files in order."""
     happened: list[str] = []
 
     def watched(call: Callable[[int], None]) -> Callable[[int], None]:

@@ -48,7 +48,7 @@ class _Bytes:
         self.data += data
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
 
 def witness_writes(struct: Any) -> bytes:

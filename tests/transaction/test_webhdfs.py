@@ -57,7 +57,7 @@ class Node(BaseHTTPRequestHandler):
         self.answer(status, json.dumps(said).encode(), **{"Content-Type": "application/json"})
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-        """Nothing is written to the terminal."""
+        """Write nothing to the terminal."""
 
     @property
     def asked(self) -> tuple[str, dict[str, list[str]]]:
