@@ -159,7 +159,7 @@ def test_position_inside_payloads_keeps_their_row_unread(store: Store, orders: T
     assert cutoff_ms(store, at(MessageId(DUE.ms - 45, 0, stored_ms, 0))) == -40
 
 
-def test_consumer_that_has_read_what_is_due_costs_no_read(store: Store, orders: Topic) -> None:
+def test_cutoff_of_a_consumer_without_due_unread_rows_reads_nothing(store: Store, orders: Topic) -> None:
     orders.plain(DUE.ms - 5, DUE.ms + 5)
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
@@ -292,7 +292,7 @@ def test_lag_over_several_pages_counts_each_row_once(rows: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 9, 10, 11])
-def test_lag_with_a_limit_says_so_and_knows_the_oldest(store: Store, orders: Topic, most: int) -> None:
+def test_lag_with_a_limit_is_a_minimum_with_the_oldest_time(store: Store, orders: Topic, most: int) -> None:
     orders.plain(*(NOW_MS + number for number in range(10)))
     far, near = counted(store, at(READ_NONE, "far"), at(MessageId(NOW_MS + 5, 5), "near"), most=most)
     assert (near.messages, near.at_least, near.oldest_ms) == (min(most, 4), most < 4, NOW_MS + 6)
@@ -300,21 +300,21 @@ def test_lag_with_a_limit_says_so_and_knows_the_oldest(store: Store, orders: Top
     assert (far.messages, far.at_least, far.oldest_ms) == (max(min(most, 10), near.messages + 1), most < 10, NOW_MS)
 
 
-def test_unread_from_says_what_may_have_gone_unread(store: Store, orders: Topic) -> None:
+def test_lag_is_expired_if_unread_messages_may_be_deleted(store: Store, orders: Topic) -> None:
     orders.plain(NOW_MS)
     for position, expired in (
         (at(MessageId(DUE.ms - 1, 0)), True),
         (at(MessageId(DUE.ms, 0)), False),
         (at(MessageId(1, 0), since_ms=DUE.ms), False),
         (at(MessageId(1, 0), since_ms=DUE.ms - 1), True),
-        # Of who has read nothing it is said when what came since he said so is gone.
+        # A consumer that has read nothing is judged by the time of its registration.
         (at(READ_NONE, since_ms=DUE.ms - 1), False),
         (Position("billing", READ_NONE, DUE.ms, DUE.ms - HOUR), False),
         (Position("billing", READ_NONE, DUE.ms - 1, DUE.ms - HOUR), True),
         (Position("billing", MessageId(0, 65_535), DUE.ms, DUE.ms - HOUR), False),
     ):
         assert [one.expired for one in counted(store, position)] == [expired]
-    # What is held has not gone.
+    # Held messages are not deleted.
     floor = Floor(Positions(MemorySide()), store, 60)
     for read_ms, expired in ((DUE.ms - 1, False), (DUE.ms - 60_000, False), (DUE.ms - 60_001, True)):
         found = counted(store, at(MessageId(read_ms, 0), "a"), at(MessageId(NOW_MS, 0), "b"), floor=floor)

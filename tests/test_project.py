@@ -115,7 +115,7 @@ def test_require_tool_of_a_missing_tool_fails_in_ci_and_skips_elsewhere(
 
 @pytest.mark.parametrize("name", ["Makefile", "Dockerfile", "image/spark.Dockerfile"])
 def test_locked_requirements_are_installed_without_resolving(name: str) -> None:
-    """A lock is whole. pip would look for a requirement with extras anew, and refuse a version that came out since."""
+    """Without `--no-deps`, pip resolves requirements with extras again and rejects versions released after the lock."""
     text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
     installs = re.findall(r"pip [^&\n]*--require-hashes[^&\n]*", text)
     assert installs

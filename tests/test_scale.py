@@ -18,7 +18,7 @@ def figures() -> list[str]:
     return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith('{"id": "P20"')]
 
 
-def test_the_page_says_what_follows_from_the_figures_that_it_shows() -> None:
+def test_page_shows_values_that_follow_from_its_figures() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert render_page(page, figures()) == page
     ratio, *modelled = map(json.loads, figures())
@@ -28,7 +28,7 @@ def test_the_page_says_what_follows_from_the_figures_that_it_shows() -> None:
         assert one["value"] == model(one["nodes"], Rates(one["node_rate"], one["tx_rate"]), one["batch"])
 
 
-def test_the_page_says_how_servers_were_set_when_the_ratio_was_measured() -> None:
+def test_page_names_the_server_settings_of_the_measured_ratio() -> None:
     ratio = json.loads(figures()[0])
     assert {name: ratio[name] for name in SETTINGS} == SETTINGS | {"best_of": 5}
     sentence = "Each server has one connection to HBase (`storage.hbase.connections`, 4 by default)"
@@ -45,11 +45,11 @@ def test_figure_changed_by_hand_is_found() -> None:
 @pytest.mark.parametrize(
     ("nodes", "tx_rate", "events"), [(1, 1000, 10_000), (10, 1000, 100_000), (100, 1000, 250_000), (10, 100, 25_000)]
 )
-def test_nodes_add_up_until_the_transactions_are_what_limits(nodes: int, tx_rate: int, events: int) -> None:
+def test_model_adds_nodes_up_to_the_transaction_rate(nodes: int, tx_rate: int, events: int) -> None:
     assert model(nodes, Rates(10_000, tx_rate), BATCH) == events
 
 
-def test_the_bars_of_what_once_and_in_transactions_costs_are_the_benchmark_s() -> None:
+def test_bars_of_the_page_match_the_benchmark() -> None:
     rows = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| P1")]
     bars = [f"≥ {bar:g}" for bar in (*(bar for *_, bar in CASES), COMMITTED_BAR)] + ["none"]
     syncs = [IN_A_ROW_BAR, *(bar for _, bar in SYNC_BARS)]

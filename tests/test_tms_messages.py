@@ -172,7 +172,7 @@ def test_topic_delete_answered_no_keeps_the_topic(typed: Type) -> None:
         (["topic", "list", "--server", "http://127.0.0.1:9"], 1, "tms serve"),
     ],
 )
-def test_command_with_something_wrong_says_what_to_write(typed: Type, words: list[str], code: int, says: str) -> None:
+def test_failing_command_exits_with_its_code_and_reason(typed: Type, words: list[str], code: int, says: str) -> None:
     done, out, err = typed(*words)
     assert (done, out) == (code, "")
     assert says in err

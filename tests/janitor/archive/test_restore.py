@@ -184,7 +184,9 @@ def bomb(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["dictionary", "large", "neither"])
-def test_restore_of_a_bomb_writes_nothing(undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_restore_of_a_decompression_bomb_writes_nothing(
+    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     if how == "large":
         monkeypatch.setattr(parquet, "_GROUP_BYTES", 1 << 20)
     [saved] = undo.sweep(orders.plain(OLD_MS))
@@ -541,7 +543,7 @@ messages = st.lists(
 
 
 @given(messages, st.lists(st.integers(0, 3)), st.booleans())
-def test_restore_of_any_rows_brings_committed_ones_back(
+def test_restore_of_any_rows_keeps_only_committed_rows_visible(
     rows: list[tuple[int, int, int, int | None, bytes | None]], runs: list[int], fresh: bool
 ) -> None:
     store = MemoryStore()

@@ -226,7 +226,7 @@ def test_discard_of_a_batch_removes_its_file(undo: Undo, orders: Topic) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", "../../run", "a b", "x" * 101])
-def test_archive_by_a_run_id_that_is_no_name_is_refused(undo: Undo, orders: Topic, run_id: str) -> None:
+def test_archive_with_an_invalid_run_id_is_rejected(undo: Undo, orders: Topic, run_id: str) -> None:
     orders.plain(NOW_MS)
     with pytest.raises(ValueError, match=re.escape(repr(run_id))):
         undo.archive(orders, run_id=run_id)

@@ -442,7 +442,7 @@ class Story:
 
 @pytest.mark.seeded
 @pytest.mark.no_cover
-def test_boundary_is_true_in_any_story_of_failures_and_deaths() -> None:
+def test_boundary_after_any_failures_and_deaths_is_true() -> None:
     proofs = 0
     for seed in seeds(60):
         story = Story(seed)

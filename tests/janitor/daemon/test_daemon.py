@@ -278,7 +278,7 @@ def test_metrics_of_a_daemon_are_those_of_its_status() -> None:
 
 
 def test_daemon_with_a_failing_job_reports_it_until_it_succeeds() -> None:
-    """A failure that leaves no run behind, such as a memory that cannot be written, must not look like all is well."""
+    """Report failures that record no run, for example a state that cannot be written."""
     broken: list[bool] = []
     with daemon_kit() as kit:
         begin_run = kit.janitor.state.begin_run

@@ -68,7 +68,7 @@ def test_interval_over_a_day_does_not_drift(time: VirtualTime) -> None:
     assert job.at == [60.0 * number for number in range(1, 1441)]
 
 
-def test_interval_after_a_long_run_leaves_out_what_it_overlapped(time: VirtualTime) -> None:
+def test_interval_after_a_long_run_skips_the_overlapped_runs(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock, 200))
     time.advance(400)
     assert job.at == [60, 300, 360]
@@ -84,7 +84,7 @@ def test_interval_with_the_clock_set_back_stays(time: VirtualTime, after_seconds
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
-def test_interval_with_the_clock_set_forward_makes_up_for_nothing(time: VirtualTime, jump_ms: int) -> None:
+def test_interval_with_the_clock_set_forward_runs_no_extra_jobs(time: VirtualTime, jump_ms: int) -> None:
     job = started(time, 60, Job(time.clock))
     time.advance(90)
     time.clock.step(jump_ms)
@@ -125,8 +125,8 @@ def test_interval_with_a_clock_step_during_a_check_continues() -> None:
         assert job.at == [60, 120, 180]
 
 
-def test_machine_that_slept_runs_what_came_due_once_and_at_once(time: VirtualTime) -> None:
-    """Asleep, all clocks go on but the one that waits are measured by."""
+def test_schedule_after_machine_sleep_runs_each_due_job_once(time: VirtualTime) -> None:
+    """During sleep every clock advances, except the clock that measures waits."""
     job, nightly = Job(time.clock), Job(time.clock)
     time.schedule.add("nightly", cron("0 3 * * *"), nightly)
     started(time, 60, job)
@@ -171,7 +171,7 @@ def test_cron_with_the_clock_set_back_past_a_run_does_not_repeat_it(clock: Manua
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
-def test_cron_with_the_clock_set_forward_over_runs_makes_one_of_them(time: VirtualTime, jump_ms: int) -> None:
+def test_cron_with_the_clock_set_forward_over_runs_runs_once(time: VirtualTime, jump_ms: int) -> None:
     job = started(time, "* * * * *", Job(time.clock))
     time.advance(90)
     time.clock.step(jump_ms)
@@ -314,7 +314,7 @@ def test_job_that_is_still_running_is_not_started_again(threads: Threads) -> Non
     assert threads.runs == 1
 
 
-def test_shutdown_waits_for_a_job_that_may_still_ask(threads: Threads) -> None:
+def test_shutdown_with_wait_waits_for_the_running_job(threads: Threads) -> None:
     threads.start(3600, at_once=True)
     threads.schedule.shutdown(wait=False)
     threads.go.release()
@@ -323,7 +323,7 @@ def test_shutdown_waits_for_a_job_that_may_still_ask(threads: Threads) -> None:
     assert threads.next_run_ms is None
 
 
-def test_run_now_of_a_signal_handler_is_granted_by_the_main_loop(threads: Threads) -> None:
+def test_run_now_in_a_signal_handler_runs_in_the_main_loop(threads: Threads) -> None:
     threads.schedule.add("job", interval_trigger(3600), threads.job)
     threads.schedule.start()
     before = signal.signal(signal.SIGHUP, lambda *_: threads.schedule.run_now("job"))

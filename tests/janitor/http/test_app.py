@@ -84,7 +84,7 @@ def test_content_policy_allows_only_the_style_and_script_of_the_page(app: Direct
 
 @pytest.mark.parametrize("path", [*PATHS, "/nothing", "/api/runs?limit=x"])
 @pytest.mark.parametrize("host", ["localhost", "evil.example"])
-def test_every_answer_carries_the_protecting_headers(app: Direct, path: str, host: str) -> None:
+def test_every_response_has_the_security_headers(app: Direct, path: str, host: str) -> None:
     headers = app.ask(path, host=host).headers
     assert headers["content-security-policy"].startswith("default-src 'none'; ")
     assert headers["x-content-type-options"] == "nosniff"
@@ -113,7 +113,7 @@ def test_status_has_guard_messages_with_complete_commands(app: Direct, views: St
     assert [entry["message"] for entry in status(app)["guards"]] == [whole]
 
 
-def test_status_has_commands_to_resume_that_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:
+def test_status_has_resume_commands_quoted_for_a_shell(app: Direct, views: StillViews) -> None:
     views.shown = statuses.wrong(NOW_MS)
     document = status(app)
     assert [entry["command"] for entry in (*document["paused"], document["quarantined"][1])] == [
@@ -183,7 +183,7 @@ def test_runs_with_an_invalid_limit_are_rejected(app: Direct, views: StillViews,
 
 
 @pytest.mark.parametrize(("path", "attribute"), [("/healthz", "not_alive"), ("/readyz", "not_ready")])
-def test_a_probe_is_answered_ok_or_with_the_reason(app: Direct, views: StillViews, path: str, attribute: str) -> None:
+def test_probe_responds_ok_or_with_the_reason(app: Direct, views: StillViews, path: str, attribute: str) -> None:
     assert app.ask(path)[::2] == (200, b"ok")
     setattr(views, attribute, "the loop showed no sign of life for 300 s")
     assert app.ask(path)[::2] == (503, b"the loop showed no sign of life for 300 s")
@@ -233,7 +233,7 @@ def test_view_that_fails_responds_500_and_logs_the_error(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_changed(app: Direct, views: StillViews, path: str, method: str) -> None:
+def test_request_with_a_writing_method_is_rejected(app: Direct, views: StillViews, path: str, method: str) -> None:
     answer = app.ask(path, method)
     assert answer.status == 405
     assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
@@ -242,7 +242,7 @@ def test_nothing_can_be_changed(app: Direct, views: StillViews, path: str, metho
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/api", "/api/status/", "/page.html", "/../page.html"])
-def test_other_paths_are_not_found(app: Direct, path: str) -> None:
+def test_request_for_an_unknown_path_is_not_found(app: Direct, path: str) -> None:
     answer = app.ask(path)
     assert answer.status == 404
     assert problem_of(answer)[0] == "TMS-NO-ROUTE"

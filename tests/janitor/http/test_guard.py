@@ -87,7 +87,7 @@ def test_token_that_is_short_or_open_to_others_is_refused(file: Path, token: str
         client(file)
 
 
-def test_wrong_tokens_are_slowed_down_by_address_and_the_right_one_is_not(file: Path) -> None:
+def test_only_wrong_tokens_count_as_failed_attempts(file: Path) -> None:
     class DeletionCount(FailedAttempts):
         async def delay(self, address: str) -> None:
             self.note(address)

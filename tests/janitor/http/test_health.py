@@ -186,7 +186,7 @@ def test_metrics_of_an_old_boundary_ask_only_long_after_adoption(adopted_seconds
     assert _asked(replace(CALM, boundary=boundary, adopted_ms=NOW_MS - adopted_seconds_ago * 1000)) == asked
 
 
-def test_metrics_without_a_transaction_system_ask_nobody_for_snapshot_or_boundary() -> None:
+def test_metrics_without_a_transaction_system_require_no_action() -> None:
     old = SnapshotFigures(timestamp_ms=1, problem="not_configured")
     assert _asked(replace(CALM, adopted_ms=0, boundary=BoundaryFigures("1", last="1"), snapshot=old)) == set()
 

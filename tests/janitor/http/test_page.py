@@ -320,7 +320,7 @@ def test_run_shows_the_store_before_and_after(look: Look, store_bytes: dict[str,
     ("path", "said"),
     [("topics/default:gone", "topic does not exist"), ("runs/r-1", "run does not exist"), ("topics/x", "x")],
 )
-def test_page_of_nothing_says_so_and_stays_healthy(look: Look, path: str, said: str) -> None:
+def test_page_of_an_unknown_item_says_so_and_stays_healthy(look: Look, path: str, said: str) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     page.go(f"{page.run('location.origin')}/{path}")
     page.until("document.querySelector('#detail .empty')")
@@ -454,7 +454,7 @@ def test_page_with_hostile_names_shows_them_as_text(look: Look) -> None:
     assert page.console == []
 
 
-def test_policy_keeps_a_planted_element_from_running(look: Look) -> None:
+def test_content_policy_blocks_injected_elements(look: Look) -> None:
     kit = look.serve(StillViews(statuses.empty(look.now_ms)))
     page = look(kit)
     page.run("""document.body.insertAdjacentHTML("beforeend", `<img src=/injected onerror="window.hurt = 1">`)""")
@@ -468,7 +468,7 @@ def test_policy_keeps_a_planted_element_from_running(look: Look) -> None:
 
 
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
-def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(look: Look, draw: Callable[[int], Status]) -> None:
+def test_page_at_phone_width_fits_without_horizontal_scrolling(look: Look, draw: Callable[[int], Status]) -> None:
     page = look.at(draw(look.now_ms), statuses.runs(look.now_ms), 360)
     assert page.run("document.documentElement.scrollWidth") == 360
     outside = """[...document.querySelectorAll('main *, header *, footer *')].filter(node => node.checkVisibility()
@@ -477,7 +477,7 @@ def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(look: Look, 
 
 
 @pytest.mark.parametrize("width", [700, 821, 1199, 1200, 1280])
-def test_in_any_window_no_table_reaches_out_of_its_part(look: Look, width: int) -> None:
+def test_page_at_any_width_keeps_tables_inside_their_section(look: Look, width: int) -> None:
     full = statuses.full(look.now_ms)
     # Ages in minutes and seconds are the longest.
     lately = OpenTransaction(str((look.now_ms - 112_000) * 10**6), look.now_ms - 112_000, look.now_ms - 91_000)
@@ -492,7 +492,7 @@ def test_in_any_window_no_table_reaches_out_of_its_part(look: Look, width: int) 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
-def test_every_text_stands_out_from_its_ground(look: Look, draw: Callable[[int], Status], scheme: str) -> None:
+def test_page_has_enough_contrast_for_every_text(look: Look, draw: Callable[[int], Status], scheme: str) -> None:
     page = look.at(draw(look.now_ms), statuses.runs(look.now_ms), prefers_color_scheme=scheme)
     assert page.run(LOW_CONTRAST) == []
 
@@ -523,7 +523,7 @@ def test_page_is_accessible_by_screen_reader_and_keyboard(look: Look) -> None:
     assert {"columnheader", "rowheader"} <= {role for role, _ in roles}
 
 
-def test_without_script_it_says_where_the_figures_are(look: Look) -> None:
+def test_page_without_script_names_the_api(look: Look) -> None:
     kit = look.serve(StillViews(statuses.empty(look.now_ms)))
     page = look.browser.open()
     page.call("Emulation.setScriptExecutionDisabled", value=True)
@@ -533,7 +533,7 @@ def test_without_script_it_says_where_the_figures_are(look: Look) -> None:
     page.close()
 
 
-def test_a_command_is_copied_whole(look: Look) -> None:
+def test_copy_button_copies_the_whole_command(look: Look) -> None:
     page = look.at(statuses.wrong(look.now_ms))
     page.browser.call(
         "Browser.grantPermissions",
@@ -567,7 +567,7 @@ def test_page_filter_searches_all_topics(look: Look) -> None:
     assert "No topic's name contains “<b>nothing”." in page.text("#queues")
 
 
-def test_news_are_shown_and_leave_focus_and_filter_alone(look: Look) -> None:
+def test_page_refresh_keeps_focus_and_filter(look: Look) -> None:
     views = StillViews(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:3])
     page = look(look.serve(views))
     page.type_into("#filter", "audit")
@@ -633,7 +633,7 @@ def test_page_without_its_janitor_keeps_the_values_and_comes_back(look: Look) ->
     assert page.text("h1") == "Healthy. A run is in progress."
 
 
-def test_page_of_an_error_repeats_it(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_a_failed_response_shows_the_error(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     views = StillViews(statuses.full(look.now_ms))
     page = look(look.serve(views))
     monkeypatch.setattr(views, "status", lambda: 1 / 0)
@@ -653,7 +653,7 @@ def test_page_shows_a_next_run_in_the_past_as_now(look: Look) -> None:
 
 
 def test_hostile_name_runs_in_a_page_that_does_not_escape_it(browser: Browser, tmp_path: Path) -> None:
-    """Put into a page as it is, the name does run; so that it does not in ours means something."""
+    """Check that the name is an effective attack, or the test of the status page would prove nothing."""
     naive = tmp_path / "naive.html"
     naive.write_text(f'<title>naive</title><p title="{HOSTILE}">{json.dumps(HOSTILE)}', encoding="utf-8")
     page = browser.open()

@@ -36,7 +36,7 @@ def get(server: HttpServer) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_when_it_is_stopped_then_the_port_is_free_at_once_and_the_thread_gone() -> None:
+def test_stop_frees_the_port_and_ends_the_thread() -> None:
     server = HttpServer(hello, "127.0.0.1", 0)
     server.start()
     assert get(server) == (200, b"hello")
@@ -49,7 +49,7 @@ def test_when_it_is_stopped_then_the_port_is_free_at_once_and_the_thread_gone() 
     again.stop()
 
 
-def test_stop_does_not_hang_with_an_answer_that_hangs() -> None:
+def test_stop_with_a_hung_response_returns() -> None:
     reached = threading.Event()
 
     async def hangs(_scope: Scope, receive: Receive, _send: Send) -> None:
@@ -81,7 +81,7 @@ def test_start_on_a_forbidden_port_raises_with_the_setting(monkeypatch: pytest.M
         HttpServer(hello, "127.0.0.1", 80).start()
 
 
-def test_start_of_a_server_that_gives_up_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_start_of_a_server_that_cannot_load_raises(caplog: pytest.LogCaptureFixture) -> None:
     server = HttpServer(cast(ASGIApp, "no_such_module:app"), "127.0.0.1", 0)
     with pytest.raises(ConfigurationError, match="cannot start"):
         server.start()
@@ -89,7 +89,7 @@ def test_start_of_a_server_that_gives_up_fails_at_once(caplog: pytest.LogCapture
     server.stop()
 
 
-def test_when_it_starts_in_the_main_thread_then_signals_stay_with_the_process() -> None:
+def test_start_in_the_main_thread_keeps_the_signal_handlers() -> None:
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in handled]
     server = HttpServer(hello, "127.0.0.1", 0)
@@ -122,5 +122,5 @@ def test_application_that_fails_is_logged_without_requests(caplog: pytest.LogCap
         ("janitor.example", "http://janitor.example:9847"),
     ],
 )
-def test_its_url_is_one_a_browser_of_this_machine_can_open(host: str, url: str) -> None:
+def test_url_of_a_server_opens_in_a_local_browser(host: str, url: str) -> None:
     assert HttpServer(hello, host, 9847).url == url

@@ -319,7 +319,7 @@ READS = "".join(f'self._calls["{want.call}"]' for want in (KEYS, CELLS, MESSAGES
     ],
     ids=["guards", "failures", "calls", "results", "clocks"],
 )
-def test_label_values_are_those_the_code_has(known: tuple[str, ...], pattern: str, code: str) -> None:
+def test_label_values_match_the_code(known: tuple[str, ...], pattern: str, code: str) -> None:
     assert set(known) == set(re.findall(pattern, code))
 
 
@@ -380,7 +380,7 @@ def test_metrics_of_top_topics_sum_the_others() -> None:
     assert sizes(seen(empty(topics=SOME), "top", 2)) == {"a b": 300, "a c": 200, OTHER: 150}
 
 
-def test_topics_that_were_never_counted_take_no_place() -> None:
+def test_metrics_of_top_topics_skip_uncounted_topics() -> None:
     topics = [queue("a:a", None), queue("a:b", None), queue("a:c", 1)]
     assert sizes(seen(empty(topics=topics), "top", 1)) == {"a c": 1}
 
@@ -522,7 +522,7 @@ def test_metrics_after_a_failed_update_stay_unchanged() -> None:
     [full(), empty(), empty(topics=[TopicFigures(name, name, 1, 60, size_bytes=7) for name in HOSTILE])],
     ids=["full", "empty", "hostile"],
 )
-def test_promtool_has_nothing_to_say(status: Status) -> None:
+def test_metrics_pass_the_check_of_promtool(status: Status) -> None:
     promtool = require_tool("promtool", "apt-get install prometheus, or make system-deps")
     body, _ = metrics(status).render()
     checked = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False)
@@ -560,7 +560,7 @@ def test_reference_page_lists_exactly_the_exported_metrics() -> None:
 
 
 def test_exported_metrics_match_the_catalogue() -> None:
-    """So that the page, which is compared with the catalogue, speaks of what there is."""
+    """Compare the catalogue, from which the reference page is checked, with the exported metrics."""
     families = [family for family in parse_text(text(metrics(full()))) if family.name.startswith(OWN)]
     shown = {family.name + ("_total" if family.type == "counter" else ""): family for family in families}
     assert set(shown) == {item.name for item in CATALOGUE}
@@ -588,7 +588,7 @@ def test_alerts_name_existing_metrics_and_label_values() -> None:
                 assert value in (known[name][label] or ()), expression
 
 
-def test_promtool_understands_the_alerts(tmp_path: Path) -> None:
+def test_alerts_pass_the_check_of_promtool(tmp_path: Path) -> None:
     promtool = require_tool("promtool", "apt-get install prometheus, or make system-deps")
     rules = [{"alert": name, "expr": expression, "for": wait} for name, expression, wait in alerts()]
     file = tmp_path / "rules.yaml"

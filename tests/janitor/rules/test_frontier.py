@@ -124,7 +124,7 @@ def test_advance_of_a_held_topic_stays_within_time(steps: list[int], generation:
         record = after
 
 
-def test_advance_to_a_shorter_ttl_is_held_while_time_goes_on() -> None:
+def test_advance_to_a_shorter_ttl_is_held_and_follows_time() -> None:
     shorter = topic(ttl_seconds=3600)
     now = later(START, 60_000)
     frontier, record = step(settled(), shorter, now)
@@ -283,7 +283,7 @@ def test_advance_after_a_clock_went_back_and_forth_is_a_jump() -> None:
     assert frontier.cutoff.ms == due(back) + 1000
 
 
-def test_advance_of_a_hold_with_a_clock_set_back_goes_back() -> None:
+def test_advance_of_a_hold_with_a_clock_set_back_lowers_the_cutoff() -> None:
     frontier, record = step(settled(), topic(2), stepped(START, -DAY_MS))
     assert frontier.hold is Hold.FRONTIER
     assert frontier.cutoff.ms == record.cutoff_ms == due(START) - DAY_MS

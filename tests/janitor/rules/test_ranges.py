@@ -222,7 +222,7 @@ def test_topic_stop_is_before_the_next_name() -> None:
     assert gen(-1) + b"\xff" * 30 < topic_stop(PREFIX)
 
 
-def test_topic_stop_of_something_without_an_end_is_refused() -> None:
+def test_topic_stop_of_a_prefix_without_successor_raises() -> None:
     with pytest.raises(ValueError, match=r"\\xff"):
         topic_stop(b"\xff")
 

@@ -193,7 +193,7 @@ def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int,
 
 
 def test_lease_renewed_during_a_run_blocks_nobody(store: MemoryStore) -> None:
-    """The run takes the memory's lock before the lease's; whoever did it the other way round could wait for ever."""
+    """A run acquires the lock of the state before the lock of the lease; the reverse order could deadlock."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
     kit = janitor(store, clock=clock)

@@ -286,7 +286,7 @@ def test_plan_file_with_deep_json_is_not_a_plan(tmp_path: Path, text: str) -> No
 
 @pytest.mark.parametrize("value", [[], {}, None, 10**30, "x" * 10, "é", 1.5e300, float("inf"), {"a": {"b": []}}])
 def test_plan_file_with_forged_values_is_refused_or_harmless(store: MemoryStore, tmp_path: Path, value: Any) -> None:
-    """Each value of a plan, one after the other; the checksum is right."""
+    """Replace each value of a plan in turn and write a correct checksum."""
     path = write(tmp_path / "plan", world_of(store), about())
     whole = load(path)
     for place in places(whole):

@@ -83,7 +83,7 @@ def kit() -> Iterator[ProcessedKit]:
         yield ProcessedKit(stack)
 
 
-def test_processed_messages_of_an_idle_group_go_and_the_next_stays(kit: ProcessedKit) -> None:
+def test_sweep_deletes_processed_messages_of_an_idle_group(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a", b"b", b"c", limit=2)
     planned = kit.janitor.engine.preview()
     assert planned.total(Rule.PROCESSED) == 0
@@ -228,7 +228,7 @@ def test_plan_announces_nothing_and_applies_only_the_planned_rows(kit: Processed
     assert kit.left() == [b"b"]
 
 
-def test_announcement_of_a_topic_says_nothing_of_the_one_created_after_it(kit: ProcessedKit) -> None:
+def test_announcement_does_not_apply_to_a_topic_created_again(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
     kit.sweep()
     assert announced(kit.side, kit.metadata()) > 0

@@ -248,7 +248,7 @@ def test_size_counting_has_no_open_call_while_it_waits(place: Place) -> None:
 
 
 def test_size_of_a_huge_topic_alternates_with_other_due_topics(place: Place) -> None:
-    """At 1000 rows a second a turn has 2000: two full pages, or two topics of a thousand, of which each takes two."""
+    """At 1000 rows a second, a turn reads 2000 rows: two full pages, or two topics of 1000 rows with two pages each."""
     place.topic("huge").plain(*range(NOW_MS, NOW_MS + 12_000))
     for number in range(8):
         place.topic(f"s{number}").plain(*range(NOW_MS, NOW_MS + 1000))

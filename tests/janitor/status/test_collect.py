@@ -248,7 +248,7 @@ def test_collect_after_an_accepted_clock_distrusts_the_run_when_its_time_has_com
     assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
 
 
-def test_collect_after_a_clock_ahead_takes_the_run_recorded_last_for_the_last() -> None:
+def test_collect_after_a_clock_ahead_shows_the_run_recorded_last() -> None:
     kit = after_a_clock_ahead(approved=True)
     kit.clock.advance(HOUR)
     last = kit.engine.run_once()
