@@ -20,7 +20,7 @@ from tests.hbase.tables import Tables
 
 @pytest.fixture(scope="session")
 def hbase(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseServer]:
-    """A running HBase, shared by all processes of the run."""
+    """Return a running HBase that all processes of the run share."""
     own = tmp_path_factory.getbasetemp()
     # With xdist, each worker has a separate folder in the folder of the run.
     with running(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as server:

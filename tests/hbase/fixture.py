@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 def choose(
     environment: Mapping[str, str], has_image: Callable[[str], bool], missing: Callable[[], str | None]
 ) -> Choice:
-    """Choose, by what there is."""
+    """Choose the HBase by what is available."""
     if address := environment.get("HBASE_TEST_ADDRESS"):
         return Choice("address", address)
     if (image := environment.get("HBASE_TEST_IMAGE")) and has_image(image):
@@ -58,7 +58,7 @@ def choose(
 
 @contextmanager
 def running(common: Path) -> Iterator[HBaseServer]:
-    """The HBase of this test run; the last process to leave stops its servers."""
+    """Yield the HBase of this test run; the last process stops its servers."""
     source, detail = choose(os.environ, has_image, maven.missing)
     with ExitStack() as stack:
         match source:
@@ -85,7 +85,7 @@ def _shared(common: Path) -> Iterator[HBaseServer]:
 
 
 def _joined(folder: Path) -> HBaseServer | None:
-    """The server another process of this run has started, if it is still there."""
+    """Return the server that another process of this run has started, if it still runs."""
     try:
         server = of_folder(folder)
         server.join()
@@ -102,7 +102,7 @@ def _locked(common: Path) -> Iterator[None]:
 
 
 def has_image(image: str) -> bool:
-    """Whether testcontainers is installed, and a Docker engine answers that has the image."""
+    """Return whether testcontainers is installed and a Docker engine has the image."""
     if not shutil.which("docker") or importlib.util.find_spec("testcontainers") is None:
         return False
     asked = ["docker", "image", "inspect", image]
@@ -114,7 +114,7 @@ def has_image(image: str) -> bool:
 
 @contextmanager
 def contained(image: str) -> Iterator[HBaseServer]:
-    """A container of this process alone; its image must serve Thrift 1 and 2 at their usual ports."""
+    """Yield a container of this process; its image must serve Thrift 1 and 2 at their default ports."""
     container = importlib.import_module("testcontainers.core.container")
     with container.DockerContainer(image).with_exposed_ports(THRIFT_PORT, THRIFT2_PORT) as one:
         ports = (int(one.get_exposed_port(port)) for port in (THRIFT_PORT, THRIFT2_PORT))

@@ -29,7 +29,7 @@ AnswerWatcher = Callable[[str, Any, Any], None]
 
 
 class Moments:
-    """A programme of events."""
+    """A schedule of events."""
 
     def __init__(self, pool: HBasePool) -> None:
         self._events: dict[tuple[str, int], Callable[[], object]] = {}
@@ -48,7 +48,7 @@ class Moments:
 
     @property
     def all_came(self) -> bool:
-        """Whether everything has happened."""
+        """Return whether all events have happened."""
         return not self._events
 
     def _before(self, name: str, _arguments: tuple[Any, ...]) -> None:
@@ -63,7 +63,7 @@ class Moments:
 
 
 class Opened:
-    """A programme of events that may concern the scanner at hand."""
+    """A schedule of events that also tracks the current scanner."""
 
     def __init__(self, pool: HBasePool) -> None:
         self.last, self.start = 0, b""
@@ -76,10 +76,10 @@ class Opened:
 
 
 class Hurried(SystemClock):
-    """The time of this machine; but who sleeps wakes up at once."""
+    """The system clock with sleeps of no duration."""
 
     def sleep(self, seconds: float) -> None:
-        """Somebody else may have the processor."""
+        """Yield the processor only."""
         super().sleep(0)
 
 

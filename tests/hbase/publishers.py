@@ -41,7 +41,7 @@ Kind = Callable[[Client, str], AbstractContextManager[Publish]]
 
 
 class Forgetful(httpx2.HTTPTransport):
-    """Loses every other answer, so that half of what a producer sends is a repetition."""
+    """A client that loses every other response, so that a producer repeats half of its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def plainly(client: Client, _: str) -> Iterator[Publish]:
 
 @contextmanager
 def in_transactions(client: Client, _: str) -> Iterator[Publish]:
-    """Each order in another partition, all in one transaction."""
+    """Publish each order to another partition, in one transaction."""
 
     def publish(orders: list[bytes]) -> None:
         with client.transaction() as tx:
@@ -81,7 +81,7 @@ def as_producer(client: Client, name: str) -> Iterator[Publish]:
 
 @contextmanager
 def as_producer_in_transactions(client: Client, name: str) -> Iterator[Publish]:
-    """In a transaction that the next instance would be told of."""
+    """Publish in a transaction that the next producer instance would find."""
     partition = f"{ORDERS}-{PARTITIONS - 1}"
     with client.producer(partition, name) as producer:
 

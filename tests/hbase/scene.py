@@ -41,7 +41,7 @@ class Scene:
         return cls(store, orders, retired, stranger)
 
     def kit(self, store: Store | None = None, **options: Any) -> Kit:
-        """A janitor that has never met the store."""
+        """Return a janitor that has never seen the store."""
         return sweeper(store or self.store, **options)
 
     @property
@@ -55,7 +55,7 @@ class Scene:
         )
 
     def check_nothing_is_lost(self) -> None:
-        """Whatever was done, and however far it came: every live row is there, with its bytes."""
+        """Check that every live row exists with its bytes, however far the run came."""
         rows = self.orders.messages()
         live = [(key.publish_ms, value) for key, value in rows if key.publish_ms >= NOW_MS - HOUR]
         assert [ms for ms, _ in live] == [NOW_MS - MINUTE - 1, *LIVE, *INVALID]
@@ -70,14 +70,14 @@ class Scene:
 
 
 def sweeper(store: Store, **options: Any) -> Kit:
-    """A janitor for the store of a scene; batches are small, so that there are many moments."""
+    """Return a janitor for the store of a scene; small batches create many calls."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     snapshots = Snapshots(clock, [DOOMED])
     return janitor(store, clock=clock, snapshots=snapshots, **{"batch_rows": 20, "workers": 4, **options})
 
 
 def complaints(kit: Kit) -> tuple[list[str], Report | None]:
-    """What a run complains of, in its report or by failing as a whole, and its report.
+    """Run once and return the errors and the report, which is None if the run failed.
 
     No run with errors makes a claim (invariant S4).
     """
@@ -101,7 +101,7 @@ def lose_patience(store: HBaseStore) -> None:
 
 
 def finish(scene: Scene, kit: Kit | None = None) -> None:
-    """Whatever was done to a run, nothing is lost; and one more run, that nothing is done to, does all that is left."""
+    """Check that nothing is lost, and that one undisturbed run completes the sweep."""
     scene.check_nothing_is_lost()
     said, report = complaints(kit or scene.kit())
     assert (said, report is None) == ([], False)

@@ -90,7 +90,7 @@ class Address(NamedTuple):
 
 
 class HBaseServer:
-    """A running server, as one of its users."""
+    """A running server as seen by one of its users."""
 
     def __init__(self, address: Address, folder: Path | None = None, pid: int | None = None) -> None:
         self.address = address
@@ -108,7 +108,7 @@ class HBaseServer:
 
     @property
     def zookeeper(self) -> int:
-        """The port of its ZooKeeper, for clients of HBase's own; or leave the test where that is not known."""
+        """Return the port of ZooKeeper for HBase's own clients; skip the test if it is unknown."""
         if self.folder is None:
             require_or_skip(
                 f"the ZooKeeper of the HBase at {self.address} is not known, as that of one is which tests start"
@@ -117,7 +117,7 @@ class HBaseServer:
         return port
 
     def settings(self, namespace: str, *, admin: bool = False, **options: Any) -> HBaseSettings:
-        """How clients reach tables; with ``admin`` through both interfaces."""
+        """Return the settings of clients; with ``admin`` for both interfaces."""
         given = {"thrift": (self.thrift,), "namespace": namespace, "timeout_seconds": PATIENCE_SECONDS, **options}
         return HBaseSettings(**given, thrift2=(str(self.thrift2),) if admin else None)
 
@@ -157,7 +157,7 @@ class HBaseServer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """As a crash would; returns when it is gone. Its data stays, for :func:`start`."""
+        """Kill the server and wait until it has ended. Its data stays, for :func:`start`."""
         if self._user is None or self.pid is None:
             raise ServerFailed(f"the HBase at {self.address} is not ours to kill")
         _kill(self.pid)
@@ -192,7 +192,7 @@ def start(folder: Path, *, region_servers: int = 1, properties: Mapping[str, str
 
 
 def of_folder(folder: Path) -> HBaseServer:
-    """The server that was started on ``folder``, without becoming its user."""
+    """Return the server that was started on ``folder``, without becoming its user."""
     ready = json.loads((folder / "ready").read_text())
     address = Address("127.0.0.1", ready["thrift"], ready["thrift2"], ready["control"])
     return HBaseServer(address, folder, ready["pid"])
@@ -214,7 +214,7 @@ class ThriftProcess:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, again or for the first time, on the same port; returns when it listens."""
+        """Start the server on the same port and wait until it listens."""
         words = ["org.apache.hadoop.hbase.thrift.ThriftServer", "-b", "127.0.0.1", "-p", str(self.port)]
         self.pid = _java([*words, "--infoport", "-1", "start"], self._log, first=[self._conf])
         deadline = time.monotonic() + START_SECONDS
@@ -228,7 +228,7 @@ class ThriftProcess:
         _kill(self.pid)
 
     def pause(self) -> None:
-        """Hang it: connections stay open, nothing is answered."""
+        """Suspend the server: connections stay open without responses."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -290,7 +290,7 @@ def _kill(pid: int) -> None:
 
 
 def _free_port() -> int:
-    """A port to be listened at again and again: none of those that the system lends to connections meanwhile."""
+    """Return a port outside the range that the system assigns to connections."""
     while True:
         port = random.randrange(15_000, 30_000)
         with socket.socket() as probe, suppress(OSError):
@@ -307,7 +307,7 @@ def _tail(log: Path) -> str:
 def at_usual_ports(
     server: HBaseServer, thrift: int = THRIFT_PORT, thrift2: int = THRIFT2_PORT
 ) -> Iterator[HBaseServer]:
-    """Serve at ports that are the same each time, while the block runs."""
+    """Serve at fixed ports while the block runs."""
     wanted = (("thrift", thrift), ("thrift2", thrift2))
     first, second = (int(server.command("start-thrift", kind, port)) for kind, port in wanted)
     address = Address(server.address.host, first, second, server.address.control)

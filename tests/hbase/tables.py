@@ -28,7 +28,7 @@ FILLED_BUCKETS, TOPIC_ROWS, PUT_ROWS = 16, 50_000, 5_000
 
 
 class Tables:
-    """Makes tables for the tests of one process, each set in a namespace of its own."""
+    """Tables for the tests of one process, each set in its own namespace."""
 
     def __init__(self, server: HBaseServer) -> None:
         if server.thrift2 is None:
@@ -67,7 +67,7 @@ class Tables:
         return namespace
 
     def shared(self, *, buckets: int = 4) -> str:
-        """The namespace of tables that are used again and again, each time without the rows of the time before."""
+        """Return the namespace of reused tables, without the rows of earlier tests."""
         if buckets not in self._shared:
             self._shared[buckets] = self.make(buckets=buckets)
         with self.open(self._shared[buckets], buckets=buckets) as store:
@@ -75,7 +75,7 @@ class Tables:
         return self._shared[buckets]
 
     def store(self, *, buckets: int = 4) -> HBaseStore:
-        """A store without rows on :meth:`shared` tables; the one given out before is empty then too."""
+        """Return an empty store on :meth:`shared` tables; a store returned earlier becomes empty too."""
         return self._open.enter_context(self.open(self.shared(buckets=buckets), buckets=buckets))
 
     def open(self, namespace: str, *, buckets: int = 4) -> HBaseStore:

@@ -1,4 +1,4 @@
-"""Nobody puts a row under a salt at which CDAP would not look for it."""
+"""Bucket counts: no row is written under a salt that CDAP would not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages above HBase's limit of a cell (`hbase.client.keyvalue.maxsize`): refused, and certainly not written."""
+"""Messages above HBase's cell limit (`hbase.client.keyvalue.maxsize`): rejected and not written."""
 
 from __future__ import annotations
 

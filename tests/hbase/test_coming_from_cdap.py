@@ -1,4 +1,4 @@
-"""As long as CDAP itself cleans the tables or prunes the invalid list, sweeps go on and nothing is claimed."""
+"""Tables that CDAP still cleans or prunes: sweeps run, but prove no boundary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inverse(ms: int) -> bytes:
 
 
 def rows_at(ms: int) -> dict[str, tuple[bytes, bytes, bytes]]:
-    """What Tephra writes at a moment: row, column, value."""
+    """Return what Tephra writes at a time: row, column and value of each kind."""
     return {
         "bound of a region": (b"\x01" + REGION + b"%d" % ms, b"f:p", (ms * 10**6).to_bytes(8, "big")),
         "region of a run": (b"\x02" + inverse(ms) + REGION, b"f:r", b"\x00\x00\x001"),
@@ -45,7 +45,7 @@ def rows_at(ms: int) -> dict[str, tuple[bytes, bytes, bytes]]:
 
 @dataclass(frozen=True)
 class Pruning:
-    """Tephra's state table in a namespace, and its pruning as far as it can be seen."""
+    """Tephra's state table in a namespace, and the detection of its pruning."""
 
     table: happybase.Table
     rows: HBaseRows

@@ -1,4 +1,4 @@
-"""The commands on a real HBase: the same as on LevelDB, with the state in a table beside the store's."""
+"""The commands on a real HBase, with the state in a table of the same namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving space back on a real HBase: which regions are compacted, when, how fast, and that it has an effect."""
+"""Compaction on a real HBase: which regions, when, how fast, and with which effect."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def filled(store: HBaseStore, rows: int) -> list[bytes]:
 
 
 def compact(store: HBaseStore) -> int:
-    """How many compactions come of it when each part asks."""
+    """Compact each part and return the number of compactions."""
     before = store.pool.calls["majorCompact"]
     for part in store.parts():
         part.message.compact(b"", b"\xff")
@@ -129,7 +129,7 @@ def test_completed_compaction_removes_delete_markers(
     store.message.delete(keys)
 
     def is_hidden() -> bool:
-        """Whether a marker still hides what is written with an old time, as no janitor would."""
+        """Return whether a delete marker still hides a cell with an old timestamp."""
         message.put(row, {P: b"zombie"}, timestamp=long_ago_ms)
         return message.row(row) == {}
 

@@ -1,4 +1,4 @@
-"""Consumers on a real HBase: their positions are in a table beside the store's, and a janitor elsewhere goes by it."""
+"""Consumers on a real HBase: a remote janitor reads their positions from a table."""
 
 from __future__ import annotations
 

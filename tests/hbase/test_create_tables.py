@@ -1,4 +1,4 @@
-"""``tms admin create-tables``: tables that CDAP would take for its own, made once."""
+"""``tms admin create-tables``: tables that CDAP accepts as its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers and janitors that are killed in the middle of a sweep: nothing is lost, and one more run does the rest."""
+"""Servers and janitors killed during a sweep: nothing is lost, and the next run completes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
-    """A Thrift server that may be killed."""
+    """Return a Thrift server that a test may kill."""
     if hbase.folder is None:
         require_or_skip("HBASE_TEST_ADDRESS names an HBase that is not ours, so no Thrift server can be added to it")
     with ThriftProcess(hbase) as process:
@@ -84,7 +84,7 @@ def test_next_run_completes_sweep_after_thrift_server_hangs(
 
 @pytest.fixture(scope="module")
 def own(hbase: HBaseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HBaseServer]]:
-    """An HBase of two region servers, in which anything may be killed; the last in the list is the one that runs."""
+    """Return HBases of two region servers that a test may kill; the last in the list runs."""
     if hbase.folder is None:
         require_or_skip("HBASE_TEST_ADDRESS names an HBase that is not ours, so nothing is killed")
     servers = [start(tmp_path_factory.mktemp("own"), region_servers=2)]
@@ -94,7 +94,7 @@ def own(hbase: HBaseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def own_scene(own: list[HBaseServer]) -> Iterator[tuple[Scene, Proxy, str]]:
-    """A scene there, seen through a proxy that may be led to another server, and its namespace."""
+    """Return a scene on that HBase, a proxy with a changeable target, and the namespace."""
     with Tables(own[-1]) as tables, Proxy(own[-1].thrift) as to_own:
         namespace = tables.make()
         with PatientStore([to_own.address], namespace=namespace, buckets=4) as store:

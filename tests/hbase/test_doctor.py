@@ -1,4 +1,4 @@
-"""``janitor doctor`` on a real HBase: settings and regions of its tables, as the servers tell them."""
+"""``janitor doctor`` on a real HBase: settings and regions of the tables."""
 
 from __future__ import annotations
 

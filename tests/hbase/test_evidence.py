@@ -1,4 +1,4 @@
-"""Evidence for a boundary by salt on a real HBase: written part by part, whatever the regions are (invariant S4)."""
+"""Evidence for a boundary on a real HBase: recorded by salt, independent of regions (S4)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def proxy(hbase: HBaseServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def through(proxy: Proxy, namespace: str) -> Iterator[HBaseStore]:
-    """A store behind the proxy."""
+    """Return a store that connects through the proxy."""
     with PatientStore([proxy.address], namespace=namespace, clock=Hurried()) as store:
         yield store
 
@@ -167,5 +167,5 @@ def test_sweep_of_many_topics_does_not_time_out_for_each_topic(
 
 
 def is_of_network(error: str, proxy: Proxy) -> bool:
-    """Whether a complaint names the server, or says that all who wait for it have every connection."""
+    """Return whether an error names the server or reports that all connections are in use."""
     return f"HBase's Thrift server {proxy.address}" in error or "connections to HBase have been in use" in error

@@ -1,4 +1,4 @@
-"""Which HBase the tests run on, by what there is: an address, a container, Maven's, or none."""
+"""Selection of the HBase for tests: an address, a container, Maven's or none."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_hbase_without_commands_skips_locally_and_fails_in_ci(
 
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
-    """Puts a command first on PATH that ends as told, where docker is asked about the image."""
+    """Return a function that installs a fake docker command with the given exit code."""
 
     def make(status: int) -> None:
         command = tmp_path / "docker"
@@ -84,7 +84,7 @@ def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], N
 
 @pytest.fixture
 def testcontainers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A library that makes "containers" of servers which are there already."""
+    """Install a fake library whose containers are running servers."""
     package = tmp_path / "lib" / "testcontainers" / "core"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -137,7 +137,7 @@ def test_docker_engine_without_library_is_unusable(
 
 @pytest.fixture
 def servers() -> Iterator[list[FakeThrift]]:
-    """Two Thrift servers that come up slowly: they hang up on who comes first, then answer."""
+    """Yield two Thrift servers that close the first connections and respond later."""
 
     def slow(request: Request) -> None:
         if sum(server.connections for server in (one, other)) < 4:

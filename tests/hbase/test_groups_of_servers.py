@@ -33,7 +33,7 @@ ROUNDS = size("TMS_TEST_HAND_OVERS", 1)
 
 
 class Servers(Pair):
-    """Two servers on the same tables, at ports that stay the same."""
+    """Two servers on the same tables, at fixed ports."""
 
     def __init__(self, tables: Tables, folder: Path, transactions: str | None, slots: int) -> None:
         source = "thrift" if transactions else "manager"
@@ -59,13 +59,13 @@ class Servers(Pair):
         raise AssertionError("it does not say")
 
     def settle(self) -> None:
-        """Return when each server leads its own slots, or one of them the only one."""
+        """Wait until each server leads its own slots, or one server leads the only slot."""
         own = (self._slots + 1) // 2, self._slots // 2
         either = {own, own[::-1]} if self._slots == 1 else {own}
         wait_until(lambda: (self.leads(0), self.leads(1)) in either)
 
     def led_by(self, turn: int) -> int:
-        """One that leads; another in each turn, where there are several."""
+        """Return a server that leads; in each turn another one if several lead."""
         leaders = [ordinal for ordinal in (0, 1) if self.leads(ordinal)]
         return leaders[turn % len(leaders)]
 
@@ -102,7 +102,7 @@ def publishing(servers: Servers) -> Iterator[dict[int, list[Publisher]]]:
 
 
 def more(publishers: list[Publisher]) -> None:
-    """Return when some more orders of each are acknowledged."""
+    """Wait until each publisher has more acknowledged orders."""
     wanted = {publisher: len(publisher.acknowledged) + SOME for publisher in publishers}
 
     def enough() -> bool:
@@ -150,7 +150,7 @@ def test_consumer_group_of_killed_servers_processes_each_order_once(
 
 
 def check(publishers: list[Publisher], found: Counter[bytes]) -> None:
-    """Nothing that was acknowledged is lost, nothing was billed twice, and nothing that was refused was billed."""
+    """Check that each acknowledged order was billed once, and no rejected order."""
     acknowledged = {order for publisher in publishers for order in publisher.acknowledged}
     unknown = {order for publisher in publishers for order in publisher.unknown}
     assert [order for order, times in found.items() if times > 1] == []

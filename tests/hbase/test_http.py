@@ -1,4 +1,4 @@
-"""The janitor at a real HBase whose Thrift servers speak HTTP, over TLS (``hbase.thrift.ssl.enabled``)."""
+"""The janitor with a real HBase whose Thrift servers use HTTPS (``hbase.thrift.ssl.enabled``)."""
 
 from __future__ import annotations
 

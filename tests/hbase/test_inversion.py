@@ -61,7 +61,7 @@ def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
 
 
 def invert(store: HBaseStore, **options: Any) -> int:
-    """Sweep, and say how many rows were inverted."""
+    """Sweep and return the number of inverted rows."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     kit = janitor(store, clock=clock, snapshots=Snapshots(clock, [INVALID]), **options)
     report = kit.engine.run_once(adopt=True)
@@ -71,7 +71,7 @@ def invert(store: HBaseStore, **options: Any) -> int:
 
 @dataclass
 class Others:
-    """The other clients, who follow a script for each row."""
+    """The other clients, which follow a script for each row."""
 
     message: happybase.Table
     scripts: dict[bytes, tuple[Step, ...]]
@@ -111,7 +111,7 @@ class Others:
                 self.message.put(row, {POINTER_COLUMN: cell(-INVALID)})
 
     def _look(self, row: bytes) -> None:
-        """After the janitor has had its turn, whatever came of it."""
+        """Check the row after the janitor's attempt."""
         found = self.message.row(row)
         if row in self.deleted:
             assert found == {}
@@ -150,7 +150,7 @@ def test_inversion_racing_with_other_writes_restores_no_deleted_row(
 
 @pytest.fixture
 def answers(store: HBaseStore) -> list[tuple[bytes, bytes]]:
-    """Columns and values of the message table that came over the wire."""
+    """Return the columns and values of the message table that were received."""
     came: list[tuple[bytes, bytes]] = []
 
     def after(name: str, _arguments: tuple[Any, ...], answer: Any) -> None:

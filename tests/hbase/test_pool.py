@@ -1,4 +1,4 @@
-"""The pool against a real Thrift server that is killed, hung and started again."""
+"""The pool with a real Thrift server that is killed, suspended and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HBase that takes no writes: topics fail and are put aside, without a crash and without a claim (invariant S9)."""
+"""A read-only HBase: topics fail without a crash, strikes or a boundary (invariant S9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in HBase and its transaction log stay together: ``tms.side`` has the record, and another log is refused."""
+"""A store in HBase records its transaction log in ``tms.side`` and rejects another log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FREE_PORTS = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"
 
 
 class Deployment:
-    """A server's settings on tables of its own, with folders for transaction logs."""
+    """The settings of a server on its own tables, with folders for transaction logs."""
 
     def __init__(self, tables: Tables, folder: Path) -> None:
         self._tables = tables
@@ -57,7 +57,7 @@ class Deployment:
 
 @pytest.fixture
 def deployment(hbase_tables: Tables, tmp_path: Path) -> Deployment:
-    """A deployment that has published and left a transaction without an end."""
+    """Return a deployment with a published message and an open transaction."""
     made = Deployment(hbase_tables, tmp_path)
     with made.served() as client:
         client.create_topic(ORDERS)

@@ -26,12 +26,12 @@ ORDERS = TopicId.parse("default:orders")
 
 
 def row(publish_ms: int, byte: int) -> bytes:
-    """Where rows of that time would lie under a salt."""
+    """Return the row key of a time under a salt."""
     return bytes([byte]) + MessageKey(ORDERS, 1, publish_ms, 0).pack()
 
 
 def cuts(regions: int) -> list[bytes]:
-    """Where regions begin, but for the first: 1, 16 or 64 of them."""
+    """Return the start keys of 1, 16 or 64 regions, without the first."""
     salts = [bytes([byte]) for byte in range(1, BUCKETS)]
     if regions == 1:
         return []

@@ -30,7 +30,7 @@ LONG_SECONDS = 3600
 
 
 class Worker:
-    """Starts transactions at one server, and commits every other one, until it is told to stop."""
+    """A thread that starts transactions at one server and commits every other one."""
 
     def __init__(self, server: Serve, name: str) -> None:
         self._name = name
@@ -84,7 +84,7 @@ class Worker:
 
 
 def counts(workers: list[Worker], client: TransactionClient) -> None:
-    """Check that what was answered holds, as a client sees it."""
+    """Check the acknowledged commits as a client sees them."""
     started = [transaction for worker in workers for transaction in worker.started]
     assert len(set(started)) == len(started)
     committed = {transaction for worker in workers for transaction in worker.committed}

@@ -1,4 +1,4 @@
-"""The memory in HBase where it is unlike a file: nobody waits for anybody, and a process may die between two calls."""
+"""The state in HBase where it differs from a file: conflicts, and crashes between two calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Open = Callable[[], HBaseState]
 
 
 class Death(BaseException):
-    """The process is gone."""
+    """A crash of the process."""
 
 
 broken = raising(ConnectionLost("the connection broke."))
@@ -70,7 +70,7 @@ def again(hbase: HBaseServer) -> Iterator[Open]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[str], None] | None]]:
-    """Two places for what is done before and after each call to HBase, given its name."""
+    """Return two slots for callbacks before and after each call to HBase."""
     around: list[Callable[[str], None] | None] = [None, None]
     make = ThriftConnection.calls
 
@@ -108,7 +108,7 @@ def rows_of(state: HBaseState) -> list[bytes]:
 
 
 def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
-    """What is written when a run ends, with a value in the root, blocks and history."""
+    """Write the data of the end of a run: a value in the root, blocks and history."""
     with state.transaction():
         state.save_boundary(ProvenBoundary(number, 1, run_id))
         state.save_frontiers(dict.fromkeys(NINE, FrontierRecord(1, number, AT, 1)))
@@ -411,7 +411,7 @@ def test_state_page_documents_each_value_and_row(again: Open) -> None:
 
 
 def fill(state: HBaseState) -> None:
-    """Put something into every value that the end of a run leaves alone."""
+    """Fill every value that the end of a run does not write."""
     state.begin_run(RunRecord("other", "apply", 1))
     state.save_store(StoreRecord("mark", "hbase:cluster:cdap_system"))
     state.save_anchor(AT)

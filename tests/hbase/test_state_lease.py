@@ -93,7 +93,7 @@ def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables:
 
 
 class FirstJanitor:
-    """Sweeps, and stops once, at the named moment; counts the batches it writes."""
+    """A janitor that stops itself once at the named step and counts its batches."""
 
     def __init__(self, moment: str) -> None:
         self.moment = moment

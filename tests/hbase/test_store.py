@@ -1,4 +1,4 @@
-"""What holds of a store in HBase beyond the contract of all stores: salts, parts, timestamps, regions."""
+"""HBase stores beyond the contract of all stores: salts, parts, timestamps and regions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep on a real HBase: the same rules, part by part, by several workers at once."""
+"""Sweeps of all salts on a real HBase with several workers."""
 
 from __future__ import annotations
 

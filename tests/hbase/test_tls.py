@@ -1,4 +1,4 @@
-"""The janitor at a real HBase whose Thrift servers are reached over TLS."""
+"""The janitor with a real HBase whose Thrift servers use TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tls(tmp_path: Path) -> TlsSettings:
 
 @pytest.fixture
 def config(hbase: HBaseServer, hbase_tables: Tables, tls: TlsSettings, tmp_path: Path) -> Iterator[Path]:
-    """Settings of a janitor that shows the servers a certificate of its own."""
+    """Return the settings of a janitor with a client certificate."""
     own = make_certificate(tmp_path / "janitor.pem", tmp_path / "janitor.key")
     with ExitStack() as stack:
         fronts = [

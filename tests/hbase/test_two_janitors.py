@@ -44,7 +44,7 @@ BATCH_ROWS, ROWS = 10, 120
 
 
 class TwoJanitorsKit:
-    """A store with rows that are due and rows to be inverted, and the settings of its janitors."""
+    """A store with rows to delete and to invert, and the settings of its janitors."""
 
     def __init__(self, tables: Tables, folder: Path, *, workers: int) -> None:
         server = tables.server
@@ -82,7 +82,7 @@ class TwoJanitorsKit:
 
     @contextmanager
     def janitor(self, role: str, *arguments: str, told: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-        """A process that plays a role; it does not outlive the block."""
+        """Start a janitor process with a role and end it with the block."""
         command = [sys.executable, "-m", "tests.hbase.test_two_janitors", role, *arguments]
         command += ["--config", str(self.config)]
         pipe = subprocess.PIPE

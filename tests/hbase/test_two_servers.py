@@ -45,7 +45,7 @@ STOPS_ITSELF = (sys.executable, "-m", "tests.hbase.test_two_servers")
 
 
 class Pair:
-    """Two servers on the same tables, at any ports unless ``ports`` names those of messages and transactions."""
+    """Two servers on the same tables, at free ports unless ``ports`` is given."""
 
     def __init__(self, tables: Tables, folder: Path, source: str = "none", **leader: object) -> None:
         self.namespace = tables.make()
@@ -81,7 +81,7 @@ def leader_of(one: Serve, other: Serve) -> tuple[Serve, Serve]:
 
 
 class Worker:
-    """Asks one server the same kind of thing until it is told to stop, over new connections where one broke."""
+    """A thread that repeats a request to one server and reconnects after failures."""
 
     def __init__(self, server: Serve) -> None:
         self._port = server.port
@@ -110,11 +110,11 @@ class Worker:
         raise NotImplementedError
 
     def _broken(self) -> None:
-        """A connection broke, before or after the answer."""
+        """Handle a connection that broke before or after the response."""
 
 
 class Publisher(Worker):
-    """Publishes numbered messages, one at a time. Sends one again only if the answer says that nothing was done."""
+    """A worker that publishes numbered messages and repeats only those that were certainly not written."""
 
     def __init__(self, server: Serve, name: str) -> None:
         self.name = name
@@ -170,7 +170,7 @@ def create(server: Serve) -> None:
 
 
 def more(publisher: Publisher) -> None:
-    """Return when some more of its messages are acknowledged."""
+    """Wait until more messages of a publisher are acknowledged."""
     wanted = len(publisher.acknowledged) + SOME
     wait_until(lambda: len(publisher.acknowledged) >= wanted)
 
@@ -209,7 +209,7 @@ def test_killed_servers_lose_repeat_and_reorder_no_message(hbase_tables: Tables,
 
 
 def check(found: list[tuple[str, str]], publishers: list[Publisher], consumers: list[Follower]) -> None:
-    """Nothing that was acknowledged is lost, nothing is there twice, and all saw the same in the same order."""
+    """Check that no message is lost or duplicated, and that all consumers saw the same order."""
     payloads = [payload for _, payload in found]
     assert len(set(payloads)) == len(payloads)
     for publisher in publishers:
@@ -272,7 +272,7 @@ def test_second_server_without_advertise_is_rejected(hbase_tables: Tables, tmp_p
 
 
 def main(arguments: list[str]) -> int:
-    """The command, which stops in the middle of sending the fatal message."""
+    """Run the command, which stops itself while it writes the fatal message."""
     write, fatal = vars(hbase_wire.TimedSocket)["write"], [FATAL]
 
     def halfway(connection: Any, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What must become of a store, judged row by row, for whoever compares that with what CDAP reads afterwards."""
+"""The expected rows of a swept store, judged row by row, for comparison with CDAP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
 
 def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, MessageValue], dict[bytes, bytes]]:
-    """The rows of the message and of the payload table that the rules leave, by key."""
+    """Return the rows of the message and payload tables that the rules keep, by key."""
     topics = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
 
     def verdict(row: Row, referenced: bool) -> object:

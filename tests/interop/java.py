@@ -71,11 +71,11 @@ class JavaFailed(Exception):
 
 
 class Interop:
-    """The Java program: built where needed, then called."""
+    """The Java program, built on demand."""
 
     @staticmethod
     def available() -> str | None:
-        """Why it cannot run here, with the command that helps; None when it can."""
+        """Return why the program cannot run, with a command that helps, or None."""
         for tool, install in _TOOLS.items():
             if shutil.which(tool) is None:
                 return f"{tool} is missing, so CDAP's own classes cannot be asked; install it: {install}"
@@ -101,7 +101,7 @@ class Interop:
 
     @staticmethod
     def command(main: str) -> list[str]:
-        """What starts a JVM with one of the program's classes; :meth:`build` comes first."""
+        """Return the command of a JVM with one of the program's classes; call :meth:`build` first."""
         return ["java", *JVM_FLAGS, "-cp", ":".join(map(str, _class_path())), main]
 
     def raw(self, directory: Path, table: str) -> dict[bytes, str]:
@@ -140,7 +140,7 @@ class Resident(Interop):
         return lines
 
     def close(self) -> str:
-        """End the JVM; what it complained of."""
+        """Stop the JVM and return its error output."""
         process, self._process = self._process, None
         if process is None:
             return ""

@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 class Program:
-    """The JVM."""
+    """A JVM that runs the program."""
 
     def __init__(self, java: Interop, *place: int | str) -> None:
         command = [*java.command("interop.Program"), *map(str, place)]
@@ -39,7 +39,7 @@ class Program:
         self._process.communicate(timeout=_END_SECONDS)
 
     def call(self, name: str, topic: str = "none", **fields: Any) -> Any:
-        """Do one call."""
+        """Call a method of the program."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"call": name, "topic": topic, **fields}) + "\n")

@@ -10,7 +10,7 @@ from tests.interop.java import Interop
 
 
 class JavaRaised(Exception):
-    """Tephra raised: the exception's name, and all that was said of it."""
+    """An exception of Tephra, with its name and fields."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__(f"{answer['error']}: {answer['message']}")
@@ -32,7 +32,7 @@ class TephraSession:
         self._process.communicate()
 
     def call(self, name: str, *args: object) -> Any:
-        """Have it done."""
+        """Call a method in the JVM."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"call": name, "args": args}) + "\n")

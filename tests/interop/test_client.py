@@ -1,4 +1,4 @@
-"""A program on CDAP against ``tms serve``: its own clients, unchanged, over HTTP and Thrift."""
+"""CDAP's unchanged clients with ``tms serve``, over HTTP and Thrift."""
 
 from __future__ import annotations
 

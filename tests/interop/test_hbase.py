@@ -1,4 +1,4 @@
-"""CDAP's own HBase tables and ours are the same tables: each side reads what the other one has made, put and swept."""
+"""HBase tables of CDAP and of ``tms admin create-tables``: each side reads the other's rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def place(hbase: HBaseServer, prefix: str) -> str:
 
 @pytest.fixture
 def our_tables(hbase_tables: Tables, prefix: str) -> str:
-    """Tables made by ``tms admin create-tables``; their namespace."""
+    """Return the namespace of tables created by ``tms admin create-tables``."""
     namespace = f"{prefix}_system"
     words = ["--namespace", namespace, "--buckets", str(OUR_BUCKETS), "--compression", "none"]
     assert execute(["admin", "create-tables", "--thrift2", str(hbase_tables.server.thrift2), *words]) == 0
@@ -59,7 +59,7 @@ def our_tables(hbase_tables: Tables, prefix: str) -> str:
 
 @pytest.fixture
 def start(java: Interop, our_tables: str, hbase: HBaseServer) -> Callable[[], Program]:
-    """Starts CDAP's messaging service on tables that we have made."""
+    """Return a function that starts CDAP's messaging service on created tables."""
     return lambda: Program(java, f"hbase:{hbase.zookeeper}:{our_tables.removesuffix('_system')}")
 
 
@@ -179,7 +179,7 @@ def test_created_tables_are_read_and_written_by_cdap(start: Callable[[], Program
 
 
 def test_topic_changes_by_either_server_are_read_by_both(start: Callable[[], Program], kit: Kit) -> None:
-    """CDAP remembers topics; so one that is started later reads what we have changed."""
+    """Start another CDAP after each change, because CDAP caches topics."""
 
     def agree(program: Program, topic: str) -> dict[str, str]:
         kit.restart()
@@ -217,13 +217,13 @@ def test_topic_changes_by_either_server_are_read_by_both(start: Callable[[], Pro
 
 
 def served_by(java: Interop, place: str, snapshot: Path) -> list[Line]:
-    """The messages that CDAP hands out without a transaction, and in one begun at a snapshot."""
+    """Return the messages that CDAP serves outside a transaction and in one at a snapshot."""
     lines = java.run("read-service", place, "--snapshot", snapshot, "--messages")
     return [line for line in lines if line["kind"] == "message"]
 
 
 def published_ms(line: Line) -> int:
-    """When a message was published: its id begins with that."""
+    """Return the publish time of a message from its id."""
     return int(line["id"][:16], 16)
 
 

@@ -1,4 +1,4 @@
-"""The helper itself: what it says when something is missing or goes wrong, and that it builds once only."""
+"""The Java helper: its errors, and that it builds only once."""
 
 from __future__ import annotations
 

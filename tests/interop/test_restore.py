@@ -1,4 +1,4 @@
-"""What was archived and restored, CDAP's own reader shows to no transaction that must not see it."""
+"""Restored archives: CDAP's reader hides rows of invalid transactions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServedStore(NamedTuple):
         self.kit.engine.restore(self.folder / "archive", Request(source, target))
 
     def read_by_cdap(self) -> dict[bool, set[tuple[str, str]]]:
-        """What CDAP gives a reader outside and inside a transaction: topics and digests of payloads."""
+        """Return topics and payload digests that CDAP serves outside and inside a transaction."""
         self.kit.store.close()
         snapshot = self.folder / "snapshot"
         with snapshot.open("wb") as stream:

@@ -1,4 +1,4 @@
-"""Stores that CDAP's classes write for our tests: the same every time, complete, and as awkward as the real ones."""
+"""Stores written by CDAP's classes for tests: deterministic, complete and realistic."""
 
 from __future__ import annotations
 
@@ -104,5 +104,5 @@ def _generations(lines: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str,
 
 
 def _checksum(hashes: Iterable[str]) -> str:
-    """The sum of the first 8 bytes of every SHA-256, as the writer adds them up."""
+    """Return the sum of the first 8 bytes of each SHA-256, as the writer computes it."""
     return f"{sum(int(sha256[:16], 16) for sha256 in hashes) % 2**64:016x}"

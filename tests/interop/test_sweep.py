@@ -1,4 +1,4 @@
-"""What CDAP wrote, the janitor cleans; and CDAP reads it afterwards."""
+"""Sweeps of stores written by CDAP, read by CDAP afterwards."""
 
 from __future__ import annotations
 
@@ -171,12 +171,12 @@ def _key(line: dict[str, object]) -> bytes:
 
 
 def _identity(line: dict[str, object]) -> tuple[object, ...]:
-    """What a reader gets of a message; CDAP gives pointers out as absolute values."""
+    """Return the fields that a reader receives; CDAP returns absolute pointers."""
     return (line["topic"], line["publish_ms"], line["seq"], line["pointer"], line["payload_sha256"])
 
 
 def _expected_by_rules(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[bytes, str]]:
-    """What the rules leave of each row, judged one by one: key to SHA-256 of the stored value."""
+    """Return the expected rows by the rules: key to SHA-256 of the stored value."""
     shutil.copytree(messaging, scratch)
     view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.undecided_ms)
     with LevelDBStore(scratch) as store:

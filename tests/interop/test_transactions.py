@@ -1,4 +1,4 @@
-"""Tephra's own Java classes against our transaction manager: its client, its manager, its codecs."""
+"""Tephra's Java client, manager and codecs with ``TransactionManager``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def state(manager: TransactionManager) -> Snapshot:
 
 
 def without_time(expected: dict[str, Any]) -> dict[str, Any]:
-    """What Java says of a snapshot, at the time of ours."""
+    """Return a snapshot of Java with a fixed time."""
     return {**expected, "timestamp": NOW_MS}
 
 
@@ -194,7 +194,7 @@ def test_transaction_client_works_with_tephra_service(tephra: TephraSession) -> 
 
 
 def busy(manager: TransactionManager) -> None:
-    """Something of everything."""
+    """Create transactions of every state."""
     committed = manager.start_short()
     manager.can_commit(committed.transaction_id, [b"a", b"\x00\xff"])
     waiting = manager.start_short(client="waits")

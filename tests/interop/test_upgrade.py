@@ -1,4 +1,4 @@
-"""Java's HttpClient, which would rather speak HTTP/2 and says so, against ``tms serve``."""
+"""Java's HttpClient, which proposes HTTP/2, with ``tms serve``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stores that CDAP wrote, read and pruned by CDAP: what the manifests say is what its classes do."""
+"""Stores written by CDAP: CDAP reads and prunes them as their manifests state."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _value_hash(row: dict[str, Any]) -> str:
 
 
 def _pointer_read(row: dict[str, Any]) -> int:
-    """The pointer as CDAP's classes give it: without its sign, and −1 outside a transaction."""
+    """Return the pointer as CDAP reads it: absolute, and −1 outside a transaction."""
     return -1 if row["pointer"] is None else abs(row["pointer"])
 
 
@@ -93,7 +93,7 @@ def _kind(entry: dict[str, Any]) -> str:
 
 
 def _consumed(vector: Vector, topic: str, snapshot: dict[str, Any] | None = None) -> list[int]:
-    """How many messages each row of the topic's newest generation gives to a consumer."""
+    """Return the number of messages of each row of the topic's newest generation."""
     rows = [row for row in vector.table("message") if row["topic"] == topic]
     generation = max(row["generation"] for row in rows)
     payloads = [row for row in vector.table("payload") if (row["topic"], row["generation"]) == (topic, generation)]

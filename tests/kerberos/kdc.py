@@ -36,7 +36,7 @@ def clock(shift: str) -> dict[str, str]:
 
 
 class Realm:
-    """A KDC and its principals."""
+    """A KDC with its principals."""
 
     def __init__(self, folder: Path, max_life: str = "1d") -> None:
         folder.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ _LAYERS = {"auth": 1, "auth-int": 2, "auth-conf": 4}
 
 
 class SaslFront(Front):
-    """Authenticates clients, and passes on what they send.
+    """A proxy that authenticates clients and forwards their calls.
 
     Args:
         backend: ``HOST:PORT`` of the server.

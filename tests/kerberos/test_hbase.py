@@ -1,4 +1,4 @@
-"""A real HBase with ``hbase.security.authentication: kerberos``, and the janitor at its Thrift servers."""
+"""The janitor with a real HBase that uses ``hbase.security.authentication: kerberos``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ACCESS = "org.apache.hadoop.hbase.security.access.AccessController"
 
 @pytest.fixture(scope="module")
 def hbase(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseServer]:
-    """With permissions: ``hbase`` and ``janitor`` may do everything, others nothing."""
+    """Yield an HBase on which only ``hbase`` and ``janitor`` have permissions."""
     if reason := maven.missing():
         require_or_skip(reason)
     keytab = realm.keytab("hbase/localhost")

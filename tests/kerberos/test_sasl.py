@@ -1,4 +1,4 @@
-"""Thrift calls after a Kerberos login: every quality of protection, long values, and what is said when it fails."""
+"""Thrift calls after a Kerberos login: qualities of protection, long values and errors."""
 
 from __future__ import annotations
 

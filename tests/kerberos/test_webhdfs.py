@@ -24,7 +24,7 @@ from tms_core.transaction.source.webhdfs import WebHdfsFolder
 
 
 class Guarded(NameNode):
-    """Lets nobody in who has not logged in, and proves who it is, or tries to with ``proof``."""
+    """A server that requires a login and proves its identity, or sends ``proof``."""
 
     keytab: Path
     users: list[str]
@@ -51,7 +51,7 @@ class Guarded(NameNode):
 
 @pytest.fixture(scope="module")
 def keytabs(realm: Realm) -> tuple[Path, Path]:
-    """Of the NameNode and of the janitor."""
+    """Return the keytabs of the NameNode and the janitor."""
     return realm.keytab("HTTP/localhost"), realm.keytab("reader")
 
 
@@ -64,7 +64,7 @@ def hdfs() -> Hdfs:
 
 @pytest.fixture(params=["http", "https"])
 def guarded(request: pytest.FixtureRequest, hdfs: Hdfs, keytabs: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
-    """Where the folder is."""
+    """Yield the URL of the folder."""
     Guarded.keytab, Guarded.users, Guarded.proof, Guarded.hdfs = keytabs[0], [], None, hdfs
     plain = type("Data", (DataNode,), {"hdfs": hdfs})
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (Guarded, plain)]

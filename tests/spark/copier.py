@@ -72,7 +72,7 @@ def copy(
 
 
 def dying(publish: BatchFunction, moment: str, at: int) -> BatchFunction:
-    """The same, but killed in one batch."""
+    """Return a publish function that kills this program in one batch."""
 
     def die_or_publish(batch: DataFrame, batch_id: int) -> None:
         if batch_id == at and moment == "before":
@@ -87,7 +87,7 @@ def dying(publish: BatchFunction, moment: str, at: int) -> BatchFunction:
 
 
 def die(*_: object) -> None:
-    """End Java and this at once, as if the machine had lost its power."""
+    """Kill Java and this process, like a power failure."""
     os.killpg(0, signal.SIGKILL)
 
 

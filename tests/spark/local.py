@@ -1,4 +1,4 @@
-"""Tasks without Spark: done one after the other in this process, from what would go over the wire."""
+"""Tasks without Spark: run one after the other in this process, from serialized input."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MemoryEnvironment:
 
 @dataclass
 class PiecesGround(MemoryEnvironment):
-    """The same of a store that is cut by keys, to be read."""
+    """An environment of a store that is cut by keys, for reading."""
 
     @contextmanager
     def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
@@ -66,7 +66,7 @@ class PiecesGround(MemoryEnvironment):
 
 @dataclass
 class LocalSender:
-    """Does tasks at once.
+    """A sender that runs tasks immediately.
 
     Attributes:
         before: told of each task; may change things, or raise.
@@ -96,7 +96,7 @@ def salted(run: Run) -> list[tuple[Part, Reads]]:
 
 
 def on_spark(*arguments: Any, sender: Any, cut: Any, open_reading: Any = None, **options: Any) -> Engine:
-    """An engine whose passes are done by tasks; arguments and options are those of ``make_deps``."""
+    """Return an engine that uses tasks, with the arguments and options of ``make_deps``."""
     return spark_engine(make_deps(*arguments, **options), sender=sender, cut=cut, open_reading=open_reading)
 
 
@@ -110,7 +110,7 @@ class LocalKit:
 
 
 def local_kit(store: Store, source: Any, *, terms: Terms, **options: Any) -> LocalKit:
-    """Return a janitor on a store in memory whose passes tasks do."""
+    """Return a janitor that uses tasks on a store in memory."""
     clock = options.pop("clock", None) or ManualClock(NOW_MS, monotonic_ms=DAY)
     state = options.pop("state", None) or SqliteState.in_memory()
     sender = LocalSender(options.pop("environment", None) or MemoryEnvironment(store, state, clock))

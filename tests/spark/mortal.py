@@ -69,7 +69,7 @@ def main(master: str, url: str, transactions: str, folder: Path, moments: list[s
 
 @contextmanager
 def dying(moment: str, folder: Path) -> Iterator[None]:
-    """Have the executor die that does a batch's first task."""
+    """Kill the executor that runs the first task of a batch."""
     own = publishing._store_rows
 
     def stored(rows: DataFrame, storing: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""A stream without Spark: planned and read as Spark would have it, over a server in this process."""
+"""A stream without Spark: planned and read like Spark, with a server in this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TTL_SECONDS = 3600
 
 @dataclass
 class Query:
-    """A query with its checkpoint, as Spark makes one."""
+    """A query with its checkpoint."""
 
     server: InProcess
     clock: ManualClock
@@ -53,7 +53,7 @@ class Query:
         return True
 
     def rows(self, number: int) -> list[dict[str, Any]]:
-        """A batch, read as one that was just planned, or long ago by another process."""
+        """Return the rows of a batch, read by the current or a new reader."""
         return [row for part in self.parts(number) for row in part]
 
     def parts(self, number: int) -> list[list[dict[str, Any]]]:
@@ -72,13 +72,13 @@ class Query:
         return [payload for number in range(len(self.offsets)) for payload in self.payloads(number)]
 
     def drain(self) -> list[bytes]:
-        """Plan as long as there is something; what its batches have."""
+        """Plan until no messages are left and return the payloads of all batches."""
         while self.plan():
             pass
         return self.all()
 
     def kill(self) -> None:
-        """Lose what is not in the checkpoint."""
+        """Discard everything but the checkpoint."""
         if self.reader is not None:
             self.reader.stop()
         self.reader = None
@@ -106,7 +106,7 @@ class Scene:
         return found
 
     def publish(self, *payloads: bytes | str | int, pause_ms: int = 1) -> None:
-        """Messages outside transactions, each at a time of its own."""
+        """Publish messages outside transactions, each at its own time."""
         for payload in payloads:
             self.clock.advance(pause_ms)
             self.client.publish(ORDERS, [_bytes(payload)])
@@ -124,14 +124,14 @@ class Scene:
         self.server.manager.invalidate(transaction.transaction_id)
 
     def committed(self, topic: str = ORDERS) -> list[bytes]:
-        """What a reader in a transaction sees now."""
+        """Return the payloads that a reader in a transaction sees."""
         with self.client.transaction() as transaction:
             return [message.payload for message in transaction.poll(topic)]
 
 
 @contextmanager
 def scene(patch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """A server with the topics ``default:orders`` and ``default:bills``."""
+    """Yield a server with the topics ``default:orders`` and ``default:bills``."""
     clock = ManualClock(NOW_MS)
     with in_process(clock=clock) as server, server.client() as client:
 
@@ -148,7 +148,7 @@ def scene(patch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 
 def _sent(part: InputPartition) -> InputPartition:
-    """What comes out of the wire."""
+    """Return an object after serialization."""
     found: InputPartition = cloudpickle.loads(_DUMPS(part))
     return found
 
@@ -158,7 +158,7 @@ def _bytes(payload: bytes | str | int) -> bytes:
 
 
 def persistently(work: Callable[[], object]) -> None:
-    """Do it again while Spark's ten seconds are over before a busy machine has started a Python for a stream."""
+    """Retry while Spark's limit of 10 seconds is too short to start Python on a busy machine."""
     for _ in range(_ATTEMPTS - 1):
         try:
             work()
@@ -171,7 +171,7 @@ def persistently(work: Callable[[], object]) -> None:
 
 
 def everything() -> ReadLimit:
-    """The limit of a query that reads all at once."""
+    """Return the limit of a query that reads all messages in one batch."""
     return ReadAllAvailable()
 
 

@@ -82,7 +82,7 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Daemon]:
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
-    """The address of a master whose worker has room for two executors."""
+    """Yield the address of a master whose worker can run two executors."""
     own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with ExitStack() as stack:
         head = stack.enter_context(daemon(tmp_path, "master", "master.Master", *own))
@@ -95,7 +95,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def connect(master: str, tmp_path: Path) -> Iterator[str]:
-    """The address of a Connect server whose tasks run in the two executors."""
+    """Yield the address of a Connect server whose tasks run in two executors."""
     conf = {
         "spark.master": master,
         "spark.ui.enabled": "false",

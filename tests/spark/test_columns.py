@@ -1,4 +1,4 @@
-"""The rules over columns say of every row what ``decide`` says of it by itself."""
+"""The deletion rules on columns: the same verdict as ``decide`` for each row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def words(verdicts: Decisions) -> list[tuple[str, str]]:
 
 
 def said(rules: Policy, row: Row, expires_ms: int | None = None) -> tuple[str, str]:
-    """What ``decide`` says, in the words of the columns; both answers to L5's question, where it is asked."""
+    """Return the verdict of ``decide`` in the terms of columns, with both answers to L5."""
     topic, frontier = rules.topics.get(row.key.topic, (None, None)) if row.key else (None, None)
     free, needed = (
         decide(row, topic, frontier, rules.transactions, referenced, expires_ms) for referenced in (False, True)
@@ -120,7 +120,7 @@ SNAPSHOT = visibility(NOW, [DOOMED], [OPEN], NEWEST)
 
 
 def frontiers(topic: TopicMetadata) -> list[Frontier]:
-    """As far as the rules, as far as an earlier run came, in an earlier generation, and nowhere."""
+    """Return frontiers: open, held, held in an earlier generation, and closed."""
     rules = Frontier.open(NOW, topic)
     behind = replace(rules, cutoff=Cutoff(HELD_AT), hold=Hold.FRONTIER)
     return [rules, behind, replace(behind, generation=2), Frontier.closed(NOW, topic, Hold.PAUSED)]

@@ -1,4 +1,4 @@
-"""``janitor spark`` as one types it, on a store in LevelDB."""
+"""The command ``janitor spark`` on a store in LevelDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver that goes only where tasks have found something leaves behind what one process leaves."""
+"""Guided sweeps: a driver that visits only rows found by tasks has the results of one process."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ WAITS = [1, 1000, MINUTE, HOUR, 8 * DAY]
 
 
 def same(count: int) -> str:
-    """Run ids differ by when runs began, and by nothing else."""
+    """Return zeros, so that run ids differ only by the start of the run."""
     return "0" * count
 
 
 def cut_at(cuts: Sequence[bytes]) -> Cut:
-    """Cuts both tables at these keys."""
+    """Return a function that cuts both tables at the given keys."""
     edges = [b"", *sorted(set(cuts) - {b""})]
     pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
@@ -64,7 +64,7 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
 
 
 def copying(store: Store, state: State, clock: ManualClock) -> OpenReading:
-    """Tasks that look at a copy of a store, made when they are needed."""
+    """Return a function that creates tasks on a copy of a store."""
 
     @contextmanager
     def looking() -> Iterator[LocalSender]:
@@ -134,7 +134,7 @@ def swept(
     *,
     cuts: Sequence[bytes] | None = None,
 ) -> list[Any]:
-    """Return what run after run reports and leaves behind in a store.
+    """Return the reports and remaining rows of consecutive runs.
 
     Args:
         waits: how long after each run the next one starts, in milliseconds.

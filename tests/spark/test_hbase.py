@@ -1,4 +1,4 @@
-"""Sweeps on Spark over a real HBase, beside the sweep of one process; and over a store in LevelDB."""
+"""Sweeps and reads on Spark with a real HBase, compared with one process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Tables of one test, and how tasks reach them."""
+    """The tables of one test and their access by tasks."""
 
     tables: Tables
     namespace: str
@@ -95,7 +95,7 @@ def archiving(settings: AllSettings, folder: Path) -> AllSettings:
 
 @dataclass(frozen=True)
 class FirstAttemptsFail(StoreEnvironment):
-    """Ground that gives way under the first attempt of each task, in the middle of its work."""
+    """An environment in which the first attempt of each task fails halfway."""
 
     folder: str = field(default="")
 

@@ -1,4 +1,4 @@
-"""Pieces: every wanted row is in one of them, and none has thrice as many as the median, however rows are spread."""
+"""Pieces: each selected row is in one piece, and no piece has three times the median."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fill(store: Store, name: str, rows: int, body: Body) -> None:
 
 
 def uneven(store: Store) -> None:
-    """One topic has nine tenths of all rows, fifty share the rest."""
+    """Fill a store with one topic of nine tenths of all rows and fifty small topics."""
     bodies = random.Random(7)
     for name, rows in [("default:huge", HUGE_ROWS), *((name, TINY_ROWS) for name in TINIES)]:
         fill(store, name, rows, lambda: bodies.randbytes(150))
@@ -55,7 +55,7 @@ def uneven(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in LevelDB, filled once."""
+    """Return the path of a skewed store in LevelDB."""
     place = tmp_path_factory.mktemp("uneven") / "messaging"
     with LevelDBStore(place, create=True) as store:
         uneven(store)
@@ -64,7 +64,7 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def in_salts() -> SaltedStore:
-    """The same in a store of four salts."""
+    """Return a skewed store of four salts."""
     store = SaltedStore()
     uneven(store)
     return store
@@ -93,7 +93,7 @@ def wants(wanted: RowSelection, key: bytes) -> bool:
 
 
 def check_even(parts: Parts, wanted: RowSelection, number: int, rows: int) -> None:
-    """Whether all rows are there once, in about as many pieces, of which none has thrice the median."""
+    """Check that the pieces have each row once and no piece has three times the median."""
     cut = pieces(parts, wanted, number)
     found = [rows_of(parts, piece, wanted) for piece in cut]
     keys = [key for some in found for key in some]

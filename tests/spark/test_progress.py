@@ -1,4 +1,4 @@
-"""What is told while Spark is at work: which step, how many of its tasks have ended, and for how long."""
+"""Progress messages of Spark jobs: step, completed tasks and duration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tms_core.errors import Interrupted
 
 
 class Tracker:
-    """A status tracker with one stage of two that has come half way."""
+    """A status tracker with two stages, one half completed."""
 
     def getActiveStageIds(self) -> list[int]:  # noqa: N802 - as Spark has it
         return [7, 8]
@@ -37,7 +37,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log has, without times."""
+    """Return the log messages without times."""
     return [record.getMessage().rpartition(" after ")[0] for record in caplog.records]
 
 

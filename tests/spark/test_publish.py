@@ -1,4 +1,4 @@
-"""Publishing batches: each is in the topic once, whole and in order, wherever and however often the driver died."""
+"""Publishing batches: each is published once, whole and in order, despite killed drivers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Session:
 
 
 def plan(checkpoint: Path, batch_id: int, now_ms: int) -> None:
-    """Write what Spark does when it plans a batch."""
+    """Write the files of a planned batch as Spark does."""
     file = checkpoint / "offsets" / str(batch_id)
     file.parent.mkdir(exist_ok=True)
     file.write_text(f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{now_ms},"conf":{{}}}}\n{{"at":"end"}}\n')
@@ -120,7 +120,7 @@ class Batch:
 
 
 def _attempt(sent: bytes, at: int, part: Sequence[bytes | None]) -> list[dict[str, int]]:
-    """An attempt of a task, with what has come to its executor."""
+    """Run one attempt of a task from its serialized function."""
     context = TaskContext()
     context._partitionId = at
     TaskContext._taskContext = context
@@ -138,20 +138,20 @@ class PublishKit:
     patch: pytest.MonkeyPatch
 
     def publisher(self, **options: Any) -> BatchPublisher:
-        """What a driver that has just been started has."""
+        """Return the publisher of a new driver."""
         made = publish_batches("http://in.process", BILLS, str(self.checkpoint), **options)
         found: BatchPublisher = cloudpickle.loads(_DUMPS(made))
         return found
 
     def publish(self, batch_id: int, *payloads: str | int, **options: Any) -> None:
-        """As a driver does that has just been started."""
+        """Publish a batch as a new driver."""
         publish(self.publisher(**options), batch_id, *payloads)
 
     def publish_batch(self, batch: Any) -> None:
         self.publisher()(batch, 0)
 
     def served_by(self, faults: Faults) -> None:
-        """From now on a publisher meets them."""
+        """Apply the faults to all later calls of publishers."""
         self.patch.setattr(publishing, "service_at", lambda *_: faulty_service(self.at.server, faults))
         self.patch.setattr(publishing, "connect", lambda _, service, *__: self._client(faults, service))
 
@@ -284,11 +284,11 @@ def test_empty_batch_counts_as_published(kit: PublishKit) -> None:
 
 
 class Killed(BaseException):
-    """The driver is no more."""
+    """A kill of the driver."""
 
 
 class Deadly(Faults):
-    """A driver that dies at a step."""
+    """Faults that kill the driver at a step."""
 
     def __init__(self, at: int, *, done: bool) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ def test_publish_with_failed_or_late_call_is_once(step: str, when: Any, kit: Pub
 
 
 def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
-    """What a driver leaves that dies just before its commit; the transaction's id."""
+    """Leave the data of a driver killed before its commit and return the transaction id."""
     with kit.at.client.producer(BILLS, "query-1") as producer:
         return begun(producer, batch_id, *payloads).transaction.transaction_id
 

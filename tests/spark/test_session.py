@@ -1,4 +1,4 @@
-"""What is missing, too old or out of reach is said in a sentence, and never as a bare stack."""
+"""Errors of Spark sessions: one sentence for missing, old or unreachable parts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def filled(place: Path) -> Filled:
 
 
 def many(store: Store) -> None:
-    """Topics whose names begin alike, generations and many rows: something to leap over."""
+    """Fill a store with topics of similar names, several generations and many rows."""
     for name in ("a:t", "a:t1", "a:t1-x", "a:t10", "b:t1"):
         made = topic(store, name, ttl_seconds=3600, generation=2)
         made.at(1).plain(*range(NOW_MS, NOW_MS + 300))
@@ -74,7 +74,7 @@ def many(store: Store) -> None:
 
 
 def sample(store: Store) -> None:
-    """Something of every kind."""
+    """Fill a store with rows of every kind."""
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(NOW_MS - HOUR - 1, NOW_MS - HOUR, NOW_MS).tx(7, NOW_MS, body=b"four").ref(pointer(NOW_MS), NOW_MS)
     orders.stored(pointer(NOW_MS), NOW_MS, body=b"stored").stored(pointer(NOW_MS - DAY), NOW_MS - 2 * DAY)
@@ -94,7 +94,7 @@ def rows_of(found: RowReader) -> list[dict[str, Any]]:
 
 
 def rows_of_table(source: TmsSource) -> list[dict[str, Any]]:
-    """The rows of the metadata or of the claims."""
+    """Return the rows of the metadata or the claims."""
     reading = source.reader(source.schema())
     batches: list[Any] = [batch for part in reading.partitions() for batch in reading.read(part)]
     return [row for batch in batches for row in batch.to_pylist()]
@@ -305,7 +305,7 @@ def test_source_uses_message_ttls(
 
 
 def with_groups(place: Path, folder: Path) -> dict[str, str]:
-    """A topic whose first five messages a group has processed, the last two by claims, and a topic that is kept."""
+    """Create a topic with five processed messages, two of them by claims, and a topic without a group."""
     folder.mkdir()
     done, dead, running = pointer(NOW_MS - DAY, 0), pointer(NOW_MS - DAY, 1), pointer(NOW_MS - HOUR)
     times = [NOW_MS - 3 * HOUR + number for number in range(10)]
@@ -473,7 +473,7 @@ FILTERS: list[list[Filter]] = [
 
 
 def passes(row: dict[str, Any], one: Filter) -> bool:
-    """Whether SQL lets the row through."""
+    """Return whether a row passes the filter in SQL."""
     match one:
         case Not(child):
             return row["topic"] is not None and not passes(row, child)

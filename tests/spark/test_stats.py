@@ -1,4 +1,4 @@
-"""Statistics of a store: each figure against a store in which it can be counted on one's fingers."""
+"""Statistics of a small store with known counts."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def fill(store: Store) -> None:
 
 @pytest.fixture
 def view() -> TransactionView:
-    """A transaction in progress and one that failed."""
+    """Return a view with an open and an invalid transaction."""
     return TransactionView(visibility(NOW_MS, [DEAD], [OPEN]), NOW_MS, HOUR)
 
 
 @pytest.fixture
 def snapshots(tmp_path: Path) -> Path:
-    """The same as the source reads it, which wants a fresh one whatever moment it judges by."""
+    """Return the folder of that snapshot for the source, which requires a recent one."""
     taken_ms = SystemClock().now_ms()
     folder = tmp_path / "tx"
     folder.mkdir()

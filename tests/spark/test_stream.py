@@ -1,4 +1,4 @@
-"""A stream: each committed message once and in order, and the same when it is read again, whatever happened since."""
+"""Streams: each committed message once and in order, with repeatable batches."""
 
 from __future__ import annotations
 
@@ -465,7 +465,7 @@ def test_stream_batch_with_late_rows_fails(at: Scene) -> None:
 
 
 class Breaking:
-    """A client whose answers break off after some messages."""
+    """A client whose responses are truncated after some messages."""
 
     def __init__(self, each: int) -> None:
         self.each = each

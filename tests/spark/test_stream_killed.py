@@ -39,7 +39,7 @@ def numbers(*given: int) -> list[bytes]:
 
 
 class Driver:
-    """A program that is killed in the midst of its work; started at once, so that several start Spark side by side."""
+    """A program that is killed during its work; drivers start concurrently."""
 
     def __init__(self, server: Serve, folder: Path, moment: str, at: int) -> None:
         self._arguments = [server.url, server.transactions, str(folder), moment, str(at)]

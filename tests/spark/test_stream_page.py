@@ -1,4 +1,4 @@
-"""``docs/how-to/spark.md``: its example runs on Spark, and an error of a stream is a sentence."""
+"""The example of ``docs/how-to/spark.md`` and errors of streams, on Spark."""
 
 from __future__ import annotations
 

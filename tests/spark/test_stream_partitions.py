@@ -1,4 +1,4 @@
-"""A stream of a topic with partitions: a task for each, and nothing lost, doubled or out of order while they change."""
+"""Streams of topics with partitions: complete and in order while partitions change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def change(at: Scene, partitions: int, topic: str = EVENTS) -> None:
 
 
 def publish(at: Scene, *payloads: int, topic: str = EVENTS, key: str | None = None) -> None:
-    """Messages, each with a key of its own or all with one, by a client that knows of no other partitions."""
+    """Publish messages with distinct keys or one key, with a new client."""
     with at.server.client() as client:
         for payload in payloads:
             at.clock.advance(1)
@@ -42,7 +42,7 @@ def publish(at: Scene, *payloads: int, topic: str = EVENTS, key: str | None = No
 
 
 def publish_in(at: Scene, transaction: Transaction, key: str, payload: str | int) -> None:
-    """A message in a transaction, in the partition that takes it now."""
+    """Publish a message in a transaction to the current partition of its key."""
     topic = at.client.topic(EVENTS)
     layout = layout_of(topic.topic, topic.properties)
     assert layout
@@ -222,7 +222,7 @@ def test_stream_of_topic_with_routes_names_the_routes(at: Scene) -> None:
 
 
 class History:
-    """Producers with keys of their own, one number of partitions after the other, and a query that is killed."""
+    """A random history: producers with keys, changing partitions and a killed query."""
 
     def __init__(self, at: Scene, seed: int) -> None:
         self.at, self.random = at, Random(seed)

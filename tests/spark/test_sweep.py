@@ -1,4 +1,4 @@
-"""A pass walked by tasks does what a pass walked by one process does, whatever becomes of the tasks."""
+"""Sweeps by tasks: the same results as one process, despite failed tasks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ USUAL = Terms(0, (), LIFETIME, True, 60)
 
 
 def told(report: Report) -> dict[str, Any]:
-    """What two reports of the same rows have in common."""
+    """Return the comparable part of a report."""
     found = pack(report)
     measured = ("duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "store_bytes")
     left_out = ("id", "mode", "errors", *measured)
@@ -173,7 +173,7 @@ def without_bytes(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def filled() -> SaltedStore:
-    """A store in which something is due everywhere, and something is not."""
+    """Return a store with expired and live rows in each part."""
     store = SaltedStore()
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200), *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 20))
@@ -184,7 +184,7 @@ def filled() -> SaltedStore:
 
 
 def swept(store: Store) -> tuple[Any, Any]:
-    """What one process leaves of it."""
+    """Return the rows that one process keeps."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     FileEngine(
         store, SqliteState.in_memory(), Snapshots(clock, [DEAD]), clock, USUAL, token_hex=lambda n: "0" * n
@@ -198,7 +198,7 @@ def kit_on(store: Store, **options: Any) -> LocalKit:
 
 
 def run_of(kit: LocalKit) -> Run:
-    """What a full plan of the store judges by."""
+    """Return the run of a full plan of the store."""
     return make_run(kit.engine.deps, prepare(kit.engine.deps), kind="full")
 
 

@@ -60,7 +60,7 @@ def sample(vectors: dict[str, Vector], tmp_path: Path) -> Path:
 
 
 class Child:
-    """Another Python process, which says a line when it is ready and lives until it is stopped."""
+    """A Python process that prints a line when it is ready and runs until it is stopped."""
 
     def __init__(self, code: str, *arguments: str | Path) -> None:
         self.process = subprocess.Popen(

@@ -30,26 +30,26 @@ class Request:
         self.row: bytes = getattr(arguments, "row", b"")
 
     def answer(self, *, row: bytes | None = None, number: int | None = None, name: str | None = None) -> bytes:
-        """The right answer to ``getRow``, unless told otherwise."""
+        """Return a correct response to ``getRow``, except for the given fields."""
         found = HBASE.TRowResult(row=self.row if row is None else row, columns={})
         result = HBASE.Hbase.getRow_result(success=[found])
         return self._message(name or self.name, _REPLY, self.number if number is None else number, result)
 
     def reply(self, value: object) -> None:
-        """Send an answer of any kind to any call; None to one that answers nothing."""
+        """Send a response of any type to any call, or None to a call without a result."""
         result = getattr(self.server.calls, f"{self.name}_result")()
         if value is not None:
             result.success = value
         self.send(self._message(self.name, _REPLY, self.number, result))
 
     def failure(self, **exception: Any) -> bytes:
-        """An answer that carries ``io`` or ``ia``, one of HBase's exceptions."""
+        """Return a response that carries ``io`` or ``ia``, one of HBase's exceptions."""
         kind = "scannerGetList" if "ia" in exception else "getRow"
         result = getattr(HBASE.Hbase, f"{kind}_result")(**exception)
         return self._message(self.name, _REPLY, self.number, result)
 
     def unserved(self, kind: int, text: str) -> bytes:
-        """An answer that carries an exception of Thrift's own."""
+        """Return a response that carries an exception of Thrift."""
         return self._message(self.name, _EXCEPTION, self.number, _Text(text, kind))
 
     def send(self, data: bytes) -> None:

@@ -19,7 +19,7 @@ def respond(connection: socket.socket, answer: bytes) -> None:
 
 
 class HttpFront(Front):
-    """Takes calls by POST, one in each request."""
+    """An HTTP server that accepts one call in each POST request."""
 
     def __init__(self, backend: str, respond: Respond = respond) -> None:
         super().__init__(backend)

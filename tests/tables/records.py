@@ -1,4 +1,4 @@
-"""Records of LevelDB's logs and MANIFESTs as whole bytes."""
+"""Functions that read and write records of LevelDB's logs and MANIFEST files."""
 
 from __future__ import annotations
 

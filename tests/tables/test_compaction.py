@@ -1,4 +1,4 @@
-"""Getting the space back: what is compacted together, what apart, and what not at all."""
+"""Compaction after deletes: which ranges are compacted together, separately or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tms_core.tables.memory import MemoryPayloadTable
 
 
 class SlicedTable(MemoryPayloadTable):
-    """A table that says how far apart keys are, and remembers what it was asked to compact."""
+    """A table that estimates the bytes between keys and records the ranges of its compactions."""
 
     def __init__(self, gap_bytes: int = 0) -> None:
         super().__init__(Counter())
@@ -42,7 +42,7 @@ class SlicedTable(MemoryPayloadTable):
 
 
 class BesideTable(SlicedTable):
-    """A table that is compacted while the pass goes on."""
+    """A table that is compacted during the pass."""
 
     def __init__(self, error: StoreError | None = None) -> None:
         super().__init__(GAP_BYTES + 1)
@@ -161,7 +161,7 @@ def test_concurrent_compaction_starts_early_and_is_awaited(
 
 
 class MeasuringTable(BesideTable):
-    """A table that cannot look at its disk while another thread could not add a batch."""
+    """A table that fails if it is measured while another thread is blocked from adding a batch."""
 
     def __init__(self, deleted: DeletedRanges) -> None:
         super().__init__()

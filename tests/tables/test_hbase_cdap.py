@@ -1,4 +1,4 @@
-"""CDAP's observers, as a table's attributes name them."""
+"""Detection of CDAP's observers in table attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When nothing answers any more, whoever has much to ask does not wait once for each question."""
+"""An unresponsive server: calls fail at once instead of waiting for a timeout each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table's settings and regions say of its sweeps."""
+"""Table settings and regions that affect sweeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thrift over HTTP: connections are kept, and no response is taken for the answer to another call."""
+"""Thrift over HTTP: connections are reused, and no response reaches another call."""
 
 from __future__ import annotations
 

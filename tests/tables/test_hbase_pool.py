@@ -1,4 +1,4 @@
-"""Connections to HBase: nobody ever gets the answer to another question, and nothing waits for ever."""
+"""Connections to HBase: no call receives the response of another call, and each wait is limited."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def get(pool: HBasePool, row: bytes) -> bytes:
 
 
 def nth(*conducts: Callable[[Request], None]) -> Callable[[Request], None]:
-    """The first request is treated by the first conduct and so on; the last one treats all that follow."""
+    """Return a conduct that applies one conduct per request, and the last one to all later requests."""
     numbers = count()
 
     def conduct(request: Request) -> None:
@@ -78,7 +78,7 @@ def misled(request: Request) -> None:
 
 
 def silent(_: Request) -> None:
-    """Hangs."""
+    """Send no response."""
 
 
 def forgotten(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Which regions are worth a compaction, told by a server that only lists them."""
+"""Selection of regions for compaction, with a server that only lists regions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL: Sequence[KeyRange] = [ALL_KEYS]
 
 
 class Table:
-    """A table as its server sees it: where its regions begin, which were asked to be compacted, and calls by name."""
+    """A table on the server: start keys of its regions, requested compactions and counts of calls."""
 
     def __init__(self, *starts: bytes) -> None:
         self.starts = starts

@@ -1,4 +1,4 @@
-"""What is done with rows when a server does not behave: told apart by a server that does as each test says."""
+"""Row operations with a faulty server, simulated for each test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
 
 
 class Table:
-    """One row on a server, as a conduct."""
+    """A conduct that serves one row."""
 
     def __init__(self, value: bytes | None, timestamp_ms: int = NOW_MS) -> None:
         self.value = value
@@ -99,7 +99,7 @@ class Table:
         return [self.row(b"\x00%d" % at if at < 10 else b"\x009%06d" % at) for at in range(first, first + number)]
 
     def scannerClose(self, _: Any) -> None:  # noqa: N802
-        """Frees what the server held."""
+        """Close the scanner."""
 
     def _delete(self, timestamp_ms: int) -> None:
         if self.timestamp_ms <= timestamp_ms:

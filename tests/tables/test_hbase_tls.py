@@ -1,4 +1,4 @@
-"""Connections to Thrift servers over TLS: who is trusted, what is said when nobody is, and files that change."""
+"""Connections to Thrift servers over TLS: trust, errors and changed files."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ def test_lease_record_contains_the_holder_address(cell: LeaseCell) -> None:
 
 @pytest.fixture
 def states(tmp_path: Path) -> Iterator[tuple[SqliteState, SqliteState]]:
-    """Two processes' views of one memory."""
+    """Return the states of two processes on one database."""
     with SqliteState(tmp_path) as first, SqliteState(tmp_path) as second:
         yield first, second
 

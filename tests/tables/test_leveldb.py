@@ -289,7 +289,7 @@ def test_second_open_in_one_process_keeps_the_lock(sample: Path, hold: Callable[
 
 
 def test_invert_does_not_restore_a_concurrently_deleted_row(tmp_path: Path) -> None:
-    """Rule S6: between the reading and the writing of an inversion no delete may pass."""
+    """Check S6: no delete may happen between the read and the write of an inversion."""
     read, deleted = Event(), Event()
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put([(b"k", MessageValue(7, b""))])
@@ -347,7 +347,7 @@ def test_copied_or_restored_folder_has_another_identity(tmp_path: Path) -> None:
 
 
 def three_tables(path: Path) -> list[Path]:
-    """A store with three message tables of 200 rows each, keys ``0-…``, ``1-…`` and ``2-…``."""
+    """Create a store with three message tables of 200 rows each, keys ``0-…``, ``1-…`` and ``2-…``."""
     with LevelDBStore(path, create=True) as store:
         for table in (b"0", b"1", b"2"):
             store.message.put([(b"%s-%05d" % (table, row), MessageValue(7, os.urandom(60))) for row in range(200)])
@@ -369,7 +369,7 @@ def overwrite(table: Path, start: int, stop: int) -> None:
     "part", [(0, 0), (100, 200), (-300, -48), (-2500, -1500)], ids=["whole", "first block", "index", "last block"]
 )
 def test_read_of_damaged_tables_fails(tmp_path: Path, damaged: list[int], part: tuple[int, int]) -> None:
-    """Rule S3: plyvel alone would say that there are no rows."""
+    """Check S3: plyvel alone would return no rows."""
     tables = three_tables(tmp_path)
     for index in damaged:
         overwrite(tables[index], *part)

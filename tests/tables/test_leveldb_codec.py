@@ -59,7 +59,7 @@ def test_zero_padding_of_a_java_crash_adds_no_records(records: list[bytes], padd
 
 @given(records=RECORDS.filter(bool), data=st.data())
 def test_torn_end_keeps_complete_records(records: list[bytes], data: st.DataObject) -> None:
-    """What a crash cuts off is at most the last record, and never an error (as LevelDB reads it)."""
+    """Check that a crash loses at most the last record and causes no error, as in LevelDB."""
     whole, last = write_records(records), write_records(records[:-1])
     cut = data.draw(st.integers(len(last), len(whole) - 1))
     # A cut on a block's edge shows LevelDB a full last block, in which a fragment that is too long is damage.
@@ -125,7 +125,7 @@ def test_damaged_version_edit_is_rejected(record: bytes) -> None:
 
 
 def fragments(*sizes_and_kinds: tuple[int, int]) -> bytes:
-    """Fragments with right checksums in any order of kinds."""
+    """Return fragments with correct checksums in any order of types."""
     out = b""
     for size, kind in sizes_and_kinds:
         whole = write_records([bytes(size)])

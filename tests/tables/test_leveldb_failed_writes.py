@@ -1,4 +1,4 @@
-"""A write that failed: nothing is acknowledged behind it before the folder was opened anew, and then it is undone."""
+"""Failed writes: the database is reopened and the write is undone before the next acknowledgment."""
 
 from __future__ import annotations
 
@@ -452,7 +452,7 @@ def test_publish_after_full_disk_shows_only_acknowledged_messages(
 
 
 def broken(folder: Path, disk: Disk) -> WritableDatabase:
-    """A folder with one row, whose last write has failed."""
+    """Return a database with one row whose last write failed."""
     folder.mkdir(exist_ok=True)
     database = WritableDatabase(folder, create=True)
     database.put([(b"a", b"1")])

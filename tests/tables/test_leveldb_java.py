@@ -1,4 +1,4 @@
-"""CDAP's own library and ours, taking turns on one store."""
+"""CDAP's LevelDB library and ``LevelDBStore``, used alternately on one store."""
 
 from __future__ import annotations
 

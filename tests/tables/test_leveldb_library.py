@@ -1,4 +1,4 @@
-"""Which LevelDB is in use: one of two bindings, and whether what it was compiled into is slow."""
+"""Detection of the LevelDB binding and of slow builds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SYMBOL = b"\0_ZN6snappy12LittleEndian6Load32EPKv\0"
 
 @pytest.fixture
 def maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which the system says what is mapped into the process."""
+    """Return the file that lists the mapped libraries of the process."""
     monkeypatch.setattr(library, "_MAPS", tmp_path / "maps")
     return tmp_path / "maps"
 

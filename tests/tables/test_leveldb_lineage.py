@@ -1,4 +1,4 @@
-"""What tells a LevelDB store from a backup of it: numbers that only grow, and that no two files of a folder have."""
+"""Lineage of a LevelDB store: growing numbers that distinguish a store from its backup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _keys = count()
 
 
 def write(folder: Path, *, batches: int = 1, rows: int = 1, row_bytes: int = 10) -> None:
-    """Write to one folder as another program would, which opens it once."""
+    """Write to one folder as another program that opens it once."""
     with closing(plyvel.DB(str(folder))) as database:
         for _ in range(batches):
             batch = database.write_batch()
@@ -82,16 +82,16 @@ def test_growing_store_has_no_restore_evidence(path: Path) -> None:
 
 
 def went_back(path: Path) -> None:
-    """Nobody has written to the backup."""
+    """Leave the restored backup unchanged."""
 
 
 def went_on(path: Path) -> None:
-    """Its rows are more by now than the store had."""
+    """Write more rows to the restored backup than the store had."""
     write(path / MESSAGE, rows=1000)
 
 
 def went_on_for_long(path: Path) -> None:
-    """Its rows, files and openings are more by now than the store had; its first tables are still there."""
+    """Write more rows and files, with more openings, than the store had; keep the first tables."""
     for _ in range(3):
         write(path / MESSAGE, batches=4, row_bytes=MANY_BYTES)
 

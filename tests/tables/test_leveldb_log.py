@@ -1,4 +1,4 @@
-"""A damaged log is told from a torn one, at every byte and every bit."""
+"""Damaged and torn logs: the difference at every byte and bit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def key(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of which a crash has left the log: C++ LevelDB makes a table of it when it closes."""
+    """Return a copy of an open store with its log; C++ LevelDB converts the log into a table on close."""
     place = tmp_path_factory.mktemp("crashed")
     with LevelDBStore(place / "open", create=True) as store:
         for number in range(ROWS):

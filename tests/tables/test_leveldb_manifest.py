@@ -45,7 +45,7 @@ def overstate(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 tables, all recorded too large, in a MANIFEST of several blocks."""
+    """Return a database of 300 tables, all recorded too large, in a MANIFEST of several blocks."""
     folder = tmp_path_factory.mktemp("large") / "database"
     database = plyvel.DB(str(folder), create_if_missing=True)
     for number in range(TABLES):
@@ -93,14 +93,14 @@ def test_repair_keeps_all_fields_but_wrong_sizes(sample: Path) -> None:
 
 
 class Crash(BaseException):
-    """The machine stops here."""
+    """A crash of the machine."""
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_crash_at_any_step_of_prepare_loses_no_row(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """Each step that reaches the disk is cut off before (with what was not synced torn) and after it was done."""
+    """Crash before each disk operation, with unsynced data torn, and after it."""
     with LevelDBStore(shutil.copytree(sample, tmp_path / "whole")) as store:
         expected = every(store.message, MESSAGES)
     steps = 0
@@ -206,7 +206,7 @@ def test_open_of_damaged_folder_is_rejected_and_changes_nothing(sample: Path, da
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 845), cut=st.booleans())
 def test_manifest_rejected_by_repair_is_rejected_by_leveldb(sample: Path, at: int, cut: bool) -> None:
-    """And where LevelDB reads on behind our cure, no row may be missing that LevelDB itself would have."""
+    """Check also that an accepted manifest leaves rows readable."""
     path = sample.parent / "damaged"
     shutil.rmtree(path, ignore_errors=True)
     folder = shutil.copytree(sample, path) / MESSAGE
@@ -250,7 +250,7 @@ def test_identical_duplicate_table_file_is_removed(sample: Path) -> None:
 
 
 def test_file_number_of_unfinished_table_is_not_reused(sample: Path) -> None:
-    """Under its other name it would stay beside the new table of that number, and Java would read it."""
+    """Check that Java cannot read a stale table next to a new table of the same number."""
     folder = sample / MESSAGE
     with LevelDBStore(sample) as store:
         store.message.put([(b"new", MessageValue(None, b"in the log"))])

@@ -1,4 +1,4 @@
-"""Reading keys ahead: what is answered is what the table would answer, and few calls do where topics are small."""
+"""Reading keys ahead: the same results as the table, with few calls for small topics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS_PER_CALL = 100
 
 
 class DearMessages(MemoryMessageTable):
-    """A table whose calls are dear; some of its rows may be unreadable."""
+    """A table with expensive calls, some of whose rows may be unreadable."""
 
     keys_per_call = KEYS_PER_CALL
     broken: bytes | None = None
@@ -40,7 +40,7 @@ class DearPayloads(MemoryPayloadTable):
 
 
 class DearStore(MemoryStore):
-    """A store in memory whose calls are dear, as HBase's are."""
+    """A store in memory with expensive calls, like HBase."""
 
     message: DearMessages
 
@@ -151,7 +151,7 @@ def test_read_ahead_of_a_broken_row_fails_only_at_that_row() -> None:
 
 
 def small_topics(store: MemoryStore, number: int) -> list[Topic]:
-    """Topics of four rows, of which two are due and one is of an invalid transaction."""
+    """Create topics of four rows each: two expired, one of an invalid transaction."""
     topics = [topic(store, f"default:t{one:04d}", ttl_seconds=3600) for one in range(number)]
     for each in topics:
         each.plain(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 1, NOW_MS - MINUTE).tx(INVALID, NOW_MS - MINUTE + 1)

@@ -1,4 +1,4 @@
-"""A store for reading: it shows what the store holds, and nothing can be written through it (invariant S5)."""
+"""A read-only store: it returns the rows of the store and has no writing method (invariant S5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S5: the type checker proves that a plan cannot write: what only reads has no method that does."""
+"""S5: the type checker rejects writes by code that only has read access."""
 
 from __future__ import annotations
 

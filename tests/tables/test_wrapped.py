@@ -1,4 +1,4 @@
-"""Wrapped tables answer for themselves what the wrapped table answers."""
+"""Wrapped tables: they return the attributes of the wrapped table."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tms_core.settings.models import TlsSettings
 
 
 class TlsFront(Front):
-    """Ends TLS on a port of its own and passes the bytes on."""
+    """A proxy that terminates TLS on its own port and forwards the bytes."""
 
     def __init__(self, backend: str, tls: TlsSettings, clients: Path | None = None) -> None:
         super().__init__(backend)
