@@ -143,6 +143,19 @@ async def test_largest_of_mutually_waiting_principals_is_rejected() -> None:
 
 
 @in_event_loop
+async def test_disconnect_for_a_request_leaves_the_freed_memory_to_that_request() -> None:
+    shares = Shares(45)
+    held = [await shares.held("", size, principal) for size, principal in ((20, "ben"), *[(5, "ada")] * 5)]
+    # Without two of its five shares, ada uses less than ben, so that its third request would be the next one.
+    tasks = [asyncio.ensure_future(share.take(size)) for share, size in zip(held, (12, *[5] * 5), strict=True)]
+    await settle()
+    results = [type(task.exception()) if task.done() else "waits" for task in tasks]
+    assert results == [type(None), Unavailable, Unavailable, Unavailable, "waits", "waits"]
+    for task in tasks[4:]:
+        task.cancel()
+
+
+@in_event_loop
 async def test_one_of_two_that_wait_for_each_other_is_rejected() -> None:
     shares = Shares(10)
     one, other, third = shares("one"), shares("other"), shares("third")

@@ -135,13 +135,14 @@ class Memory:
     def _disconnect_for(self, waiter: _Waiter, before: float) -> None:
         """Release shares that were not used since a time until a request fits.
 
-        The shares of the principal that uses most memory are first, the least recently used first.
+        The shares of the principal that uses most memory are first, the least recently used first. No other request
+        gets this memory, although the principal of another request may use least memory now.
         """
         waiting = {one.share: one for one in self._waiting}
         used = self._used_by_principal()
         for share, since in sorted(self._shares.items(), key=lambda item: -used[item[0].principal]):
-            if waiter.granted.done():
-                return
+            if self._fits(waiter.size):
+                break
             if share is waiter.share or since > before:
                 continue
             if share in waiting:
@@ -152,10 +153,14 @@ class Memory:
             else:
                 continue
             self._shrink(share, share.size)
+        if self._fits(waiter.size):
+            self._serve_waiter(waiter)
+        self._serve()
 
     def release(self, share: Share, size: int) -> None:
         """Release a number of bytes of a share."""
         self._shrink(share, size)
+        self._serve()
         self._resolve_deadlock()
 
     def _shrink(self, share: Share, size: int) -> None:
@@ -163,7 +168,6 @@ class Memory:
         share.size -= size
         if not share.size:
             self._shares.pop(share, None)
-        self._serve()
 
     def touch(self, share: Share) -> None:
         """Record the use of a share."""
@@ -174,10 +178,12 @@ class Memory:
     def _serve(self) -> None:
         """Grant memory to waiting requests in their order, as far as they fit."""
         while self._waiting and self._fits((waiter := self._first()).size):
-            self._waiting.remove(waiter)
-            if not waiter.granted.done():
-                self._grant(waiter.share, waiter.size)
-                waiter.granted.set_result(None)
+            self._serve_waiter(waiter)
+
+    def _serve_waiter(self, waiter: _Waiter) -> None:
+        self._waiting.remove(waiter)
+        self._grant(waiter.share, waiter.size)
+        waiter.granted.set_result(None)
 
     def _first(self) -> _Waiter:
         """Return the next request to serve, so that one principal cannot keep the memory from others."""
