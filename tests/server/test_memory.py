@@ -122,6 +122,18 @@ async def test_new_request_of_another_principal_does_not_wait_for_memory_that_is
 
 
 @in_event_loop
+async def test_request_that_holds_memory_is_served_before_a_new_request() -> None:
+    shares = Shares(10)
+    held = [await shares.held("", 4, principal) for principal in ("ada", "ben")]
+    new = asyncio.ensure_future(shares(principal="cid").take(4))
+    await settle()
+    # Otherwise requests that cannot complete would fill the memory during an overload.
+    await held[0].take(2)
+    assert not new.done()
+    new.cancel()
+
+
+@in_event_loop
 async def test_principal_that_uses_most_memory_is_disconnected_first() -> None:
     shares = Shares(10, 0.01)
     await shares.held("of ben", 2, "ben")

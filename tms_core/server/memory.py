@@ -1,8 +1,9 @@
 """One memory limit for all requests and responses (``server.memory``).
 
 Request bodies, their uncompressed and decoded form, and unread responses each reserve a share before they use memory.
-Without enough memory, requests wait: first the requests of the principal that uses least memory, then in order of
-arrival. A release wakes only the first waiting request.
+Without enough memory, requests wait. First is the request whose principal uses least memory for other requests, then
+the request that has most memory already, then the order of arrival decides. A release wakes only the first waiting
+request.
 
 Some shares wait for a client: for a body that does not arrive, or a response that is not read. When the first request
 has waited for a few seconds, the server disconnects the clients that have been idle for longest, until the request
@@ -188,7 +189,8 @@ class Memory:
     def _first(self) -> _Waiter:
         """Return the next request to serve, so that one principal cannot keep the memory from others."""
         used = self._used_by_principal()
-        return min(self._waiting, key=lambda waiter: used[waiter.share.principal])
+        # If new requests were served before requests that have a part of their memory, none could complete.
+        return min(self._waiting, key=lambda one: (used[one.share.principal] - one.share.size, -one.share.size))
 
     def _used_by_principal(self) -> Counter[str | None]:
         used: Counter[str | None] = Counter()
