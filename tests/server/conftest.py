@@ -76,7 +76,15 @@ def serving(
     with ThreadPoolExecutor(4) as threads, service:
         turns = ThreadShares(4)
         context = ServerContext(
-            service, threads, metrics, MAX_REQUEST_BYTES, gate, thread_shares=turns, poll_thread_shares=turns, **options
+            service,
+            threads,
+            metrics,
+            MAX_REQUEST_BYTES,
+            gate,
+            thread_shares=turns,
+            poll_thread_shares=turns,
+            group_poll_shares=ThreadShares(4),
+            **options,
         )
         app = make_app(context, loopback=loopback, access_log=access_log)
         heads: Heads | None = RecentlySet(KNOWN_HEADS) if knows_heads and not access_log else None

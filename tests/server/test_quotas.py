@@ -34,6 +34,8 @@ from tms_core.web.failed_attempts import FREE_ATTEMPTS
 TOPICS = "/v1/namespaces/default/topics"
 #: More calls than the server has threads.
 SLOW_CALLS = 12
+#: The body of a group's poll.
+GROUP_POLL = json.dumps({"transaction": base64.b64encode(encode_transaction(Transaction(1, 1, 1))).decode()}).encode()
 
 
 def quota(principal: str, **limits: int) -> AuthQuota:
@@ -239,14 +241,13 @@ def test_group_polls_that_wait_for_their_turn_hold_no_memory(tenants: Tenants, m
         return GroupBatch([])
 
     monkeypatch.setattr(tenants.server.service.groups, "poll", slow)
-    body = json.dumps({"transaction": base64.b64encode(encode_transaction(Transaction(1, 1, 1))).decode()}).encode()
     known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
     with ExitStack() as stack:
         stack.callback(released.set)
         waiting = [stack.enter_context(Client(tenants.server.port)) for _ in range(SLOW_CALLS)]
         used = 0
         for client in waiting:
-            client.send("POST", f"{TOPICS}/t/consumers/ada-c/poll", body, **known)
+            client.send("POST", f"{TOPICS}/t/consumers/ada-c/poll", GROUP_POLL, **known)
             wait_until(lambda: memory.used_bytes > 0)
             used = used or memory.used_bytes
         # The server has read the requests before it answers this one.
@@ -254,6 +255,34 @@ def test_group_polls_that_wait_for_their_turn_hold_no_memory(tenants: Tenants, m
         assert (memory.used_bytes, memory.waiting) == (2 * used, 0)
         released.set()
         assert [client.answer().status for client in waiting] == [200] * SLOW_CALLS
+
+
+def test_group_polls_that_wait_for_memory_leave_the_threads_to_plain_polls(
+    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, memory, released = tenants.server.service, tenants.server.context.memory, Event()
+    begin_fetch = service.begin_fetch
+
+    def slow(*arguments: Any) -> Any:
+        assert released.wait(PATIENCE_SECONDS)
+        return begin_fetch(*arguments)
+
+    monkeypatch.setattr(service, "begin_fetch", slow)
+    monkeypatch.setattr(service.groups, "poll", lambda *_: GroupBatch([]))
+    known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
+    with ExitStack() as stack:
+        stack.callback(released.set)
+        # Plain polls use both threads of the principal. Polls of a group wait, then plain polls that have memory.
+        waiting = [stack.enter_context(Client(tenants.server.port)) for _ in range(6)]
+        for client, path in zip(waiting, ["poll"] * 2 + ["consumers/ada-c/poll"] * 2 + ["poll"] * 2, strict=True):
+            client.send("POST", f"{TOPICS}/t/{path}", GROUP_POLL, **known)
+            wait_until(lambda: memory.used_bytes > 0)
+            if client is waiting[0]:
+                memory.limit_bytes = 4 * memory.used_bytes
+            assert tenants.client.ask("GET", "/ping").status == 200
+        assert memory.used_bytes == memory.limit_bytes
+        released.set()
+        assert [client.answer().status for client in waiting] == [200] * 6
 
 
 def test_failed_attempts_wait_and_good_tokens_do_not(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,6 +323,7 @@ def _listen(
         waiting=waiting,
         thread_shares=ThreadShares(_THREADS),
         poll_thread_shares=ThreadShares(poll_thread_count),
+        group_poll_shares=ThreadShares(poll_thread_count),
         transaction_ids=server.max_transaction_ids,
         present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
         hold_seconds=lambda: next((one.hold_seconds for one in started.values() if one.hold_seconds is not None), None),

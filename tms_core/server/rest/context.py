@@ -205,6 +205,7 @@ class ServerContext:
         gate: the access control; None: no restrictions.
         poll_threads: the threads in which polls read the store, so that other requests do not wait; None: ``threads``.
         thread_shares, poll_thread_shares: the limits of principals in ``threads`` and in ``poll_threads``.
+        group_poll_shares: the limit of a principal's polls of groups that reserve memory and then wait for a thread.
         transaction_ids: the maximum number of ids in the transaction of a poll (``server.max_transaction_ids``).
         present_ids: the number of ids in a new transaction of this process's manager; a poll may have a tenth more,
             independent of the setting.
@@ -222,6 +223,7 @@ class ServerContext:
     waiting: WaitingPolls = field(default_factory=WaitingPolls)
     thread_shares: ThreadShares = field(default_factory=ThreadShares)
     poll_thread_shares: ThreadShares = field(default_factory=ThreadShares)
+    group_poll_shares: ThreadShares = field(default_factory=ThreadShares)
     sizes: Sizes = field(default_factory=Sizes)
     transaction_ids: int = 100_000
     present_ids: Callable[[], int] = lambda: 0
@@ -281,7 +283,7 @@ class ServerContext:
             held = share.size
             await share.take(decompressed_bytes(len(body), limit))
             async with self._decoding:
-                packed, body = len(body), await run_in(self.threads, partial(decompress_body, body, limit))
+                packed, body = len(body), await _run_in(self.threads, partial(decompress_body, body, limit))
             spend(scope, len(body) - packed)
             share.shrink(held + len(body))
         if len(body) > FREE_BYTES:
@@ -290,7 +292,7 @@ class ServerContext:
             return decode(body)
         # Without a turn of the principal: all principals wait for the one large body that is decoded.
         async with self._decoding:
-            return await run_in(self.threads, partial(decode, body))
+            return await _run_in(self.threads, partial(decode, body))
 
     async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
         """Read and decode a small body."""
@@ -310,12 +312,12 @@ class ServerContext:
     async def in_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function in a thread."""
         async with self.thread_shares.of(scope.get("principal")):
-            return await run_in(self.threads, partial(function, *args, **kwargs))
+            return await _run_in(self.threads, partial(function, *args, **kwargs))
 
     async def in_poll_thread(self, scope: Scope, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that reads messages in a thread for polls."""
         async with self.poll_thread_shares.of(scope.get("principal")):
-            return await run_in(self.poll_threads or self.threads, partial(function, *args, **kwargs))
+            return await _run_in(self.poll_threads or self.threads, partial(function, *args, **kwargs))
 
 
 class ContextRoute:
@@ -370,8 +372,7 @@ async def outcome(answer: Answer[T]) -> T:
     return answer.result()
 
 
-def run_in(threads: Executor, call: Callable[[], T]) -> asyncio.Future[T]:
-    """Call a blocking function in a thread, without a turn of a principal."""
+def _run_in(threads: Executor, call: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(threads, call)
 
 

@@ -6,8 +6,6 @@ limits its size, independent of the request.
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
@@ -15,7 +13,7 @@ from tms_core.logs.loggers import harmless
 from tms_core.messaging.groups.claims import GroupBatch, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.rest.body import BodyLimit, Headers
-from tms_core.server.rest.context import ContextRoute, answer, headers_of, run_in, topic_of
+from tms_core.server.rest.context import ContextRoute, answer, headers_of, topic_of
 from tms_core.server.rest.poll import POSITION, SEALED
 from tms_core.topic import INT_MAX
 
@@ -53,11 +51,11 @@ class PollGroup(ContextRoute):
             request = self._request(headers, fetch_request, scope.get("principal"))
             known = context.sizes.of(topic)
             largest = context.max_request_bytes if known is None else known
-            async with context.poll_thread_shares.of(request.principal):
-                # Only now, so that waiting polls of one principal do not hold memory that other principals need.
+            # Most waiting polls of one principal hold no memory, which other principals need. No poll waits for memory
+            # with the turn of a thread, because plain polls have memory while they wait for a turn.
+            async with context.group_poll_shares.of(request.principal):
                 await share.take(_COPIES * (request.limit_bytes + largest))
-                poll = partial(context.service.groups.poll, topic, name, request)
-                batch = await run_in(context.poll_threads or context.threads, poll)
+                batch = await context.in_poll_thread(scope, context.service.groups.poll, topic, name, request)
             body = b"".join(codec.write_messages([batch.messages] if batch.messages else []))
             harmless(context.metrics.fetched, topic, len(batch.messages))
             if batch.deliveries > 1:
