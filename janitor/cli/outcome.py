@@ -99,7 +99,7 @@ def show(current: Session, report: Report, next_step: str = "", *, summary: bool
 
 def require_topics(current: Session, engine: AnyEngine, report: Report, patterns: tuple[str, ...]) -> None:
     """Raise an error if a report without rows has a pattern that is the name of an unknown topic."""
-    if report.topics or report.tripped or report.errors:
+    if report.topics or any(report.totals.kept.values()) or report.tripped or report.errors:
         return
     for pattern in patterns:
         if _WILDCARDS.isdisjoint(pattern) and not engine.inspect("metadata", (pattern,), 0).rows:

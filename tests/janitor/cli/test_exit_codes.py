@@ -19,7 +19,7 @@ from janitor.cli.main import execute
 from janitor.run.engine import Engine
 from janitor.state.base import CounterKey
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import HOUR, MINUTE
+from tests.builders import HOUR, MINUTE, NOW_MS, topic, unknown_topic
 from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tests.support import raising
 from tms_core.errors import StoreError
@@ -97,6 +97,19 @@ def test_pass_over_a_missing_topic_exits_2(kit: CommandKit, verb: str) -> None:
     assert "unknown topic default:nothing" in failed.err
     assert kit.janitor(f"{verb} --topic 'nothing:*'").code == 0
     assert kit.janitor(f"{verb} --topic default:orders").code == 0
+
+
+@pytest.mark.parametrize("verb", ["plan", "run --once --adopt"])
+def test_pass_over_rows_without_readable_metadata_reports_them(kit: CommandKit, verb: str) -> None:
+    with LevelDBStore(kit.store) as store:
+        unknown_topic(store, "default:lost").plain(NOW_MS)
+        unknown_topic(store, "default:unreadable").plain(NOW_MS).write_metadata(b"{")
+        topic(store, "default:gone", ttl_seconds=86400, generation=-1)
+    for name in ("lost", "unreadable"):
+        done = kit.janitor(f"{verb} --topic default:{name} --format json")
+        assert (done.code, done.json["totals"]["kept"]["unknown_topic"]) == (0, 1), name
+    assert kit.janitor(f"{verb} --topic default:gone").code == 0
+    assert kit.janitor(f"{verb} --topic default:nothing").code == 2
 
 
 def test_plan_with_a_misspelt_setting_exits_2_and_names_it(kit: CommandKit) -> None:
