@@ -63,7 +63,7 @@ def test_commit_while_a_roll_back_is_in_flight_is_rejected(kit: GroupKit, monkey
     refused = list[str]()
 
     def committing(*given: Any) -> int:
-        with pytest.raises(Conflict) as caught:
+        with pytest.raises(Conflict, match="rolled back") as caught:
             kit.commit(tx)
         refused.append(caught.value.message)
         return roll_back(*given)
