@@ -187,6 +187,12 @@ def test_server_on_a_new_store_beside_an_old_log_starts_with_a_warning(
         caplog.clear()
 
 
+def test_server_with_its_store_does_not_read_an_unused_log_folder(folder: Path) -> None:
+    (folder / "other" / SYSTEM_FILE).mkdir(parents=True)
+    with served(folder, source="none", directory="other") as client:
+        assert [message.payload for message in client.poll(ORDERS)] == [b"first"]
+
+
 def test_server_without_its_side_table_is_rejected_and_makes_none(folder: Path) -> None:
     shutil.rmtree(folder / "store.side")
     said = refused(folder)

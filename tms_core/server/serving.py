@@ -265,17 +265,16 @@ def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _OpenResou
     storage = settings.storage
     if storage.kind == "leveldb":
         folder, log = side_path(storage.leveldb.path), Path(settings.transactions.directory)
-        if system_of(log):
-            if opened.created:
-                logger.warning(
-                    "%s has a new store, and the transaction log in %s was used with a store before: if that store is "
-                    "missing, stop this server, and mount or restore its folder",
-                    storage.leveldb.path,
-                    log,
-                )
-            elif not holds_database(folder):
+        if (opened.created or not holds_database(folder)) and system_of(log):
+            if not opened.created:
                 # Before the folder is created, because a backup can only be restored to a missing folder.
                 raise lost_side(str(folder), str(log))
+            logger.warning(
+                "%s has a new store, and the transaction log in %s was used with a store before: if that store is "
+                "missing, stop this server, and mount or restore its folder",
+                storage.leveldb.path,
+                log,
+            )
     return stack.enter_context(open_side(storage, clock))
 
 
