@@ -244,8 +244,8 @@ ALERTS = (
         _has_condition(Condition.MESSAGES_AHEAD),
         "forSeconds",
         "Messages have future timestamps; janitor status names their topics",
-        "A server's clock was ahead. Later messages of these topics also get future timestamps, so the janitor deletes"
-        " them after their ttl.",
+        "A server's clock was ahead. Later messages of these topics also get future timestamps, so they stay longer"
+        " than their ttl.",
     ),
     Alert(
         "TmsTopicGrowing",
