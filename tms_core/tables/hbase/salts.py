@@ -94,7 +94,7 @@ class OneSalt(Salts):
         rows, ended = self.rows.fetch(first, last, limit, query)
         keys = [row.row[1:] for row in rows]
         if self._buckets is not None:
-            self.rows.count_wrong_salts(self._salt_error(keys, self._buckets))
+            self.rows.count_wrong_salts(self._count_wrong_keys(keys, self._buckets))
         return Page(SaltedRows(keys, rows), None if ended else keys[-1] + b"\x00", Origin(newest(rows)))
 
     def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
@@ -103,7 +103,7 @@ class OneSalt(Salts):
     def places(self, keys: Sequence[bytes], origin: Origin | None) -> list[list[bytes]]:
         return [[self._salt + key] for key in keys]
 
-    def _salt_error(self, keys: list[bytes], buckets: int) -> int:
+    def _count_wrong_keys(self, keys: list[bytes], buckets: int) -> int:
         some = keys[:: len(keys) // _CHECKED_ROWS + 1]
         if all(salt(key, buckets) == self._salt for key in some):
             return 0
