@@ -169,7 +169,7 @@ def test_flush_of_many_messages_keeps_order_and_ends_the_thread(server: InProces
     assert payloads(client, BILLS) == [b"x", b"y"]
 
 
-def test_publish_async_with_a_lost_response_is_sent_again(server: InProcess, client: Client, faults: Faults) -> None:
+def test_publish_async_with_a_lost_response_is_retried(server: InProcess, client: Client, faults: Faults) -> None:
     faults.at("publish", "after", times=1)
     with faulty_client(server, faults, buffer=Buffer(retry=SOON)) as producer:
         producer.publish_async(ORDERS, [b"1"])

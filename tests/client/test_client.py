@@ -141,7 +141,7 @@ def test_name_that_cannot_be_a_consumer_is_rejected(client: Client, name: str) -
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_publish_without_a_response_is_not_sent_again(server: InProcess, faults: Faults, when: str) -> None:
+def test_publish_without_a_response_is_not_retried(server: InProcess, faults: Faults, when: str) -> None:
     faults.at("publish", "before" if when == "before" else "after", times=1)
     with faulty_client(server, faults) as client:
         with pytest.raises(Unanswered, match="publish"):
@@ -150,7 +150,7 @@ def test_publish_without_a_response_is_not_sent_again(server: InProcess, faults:
         assert payloads(client.poll(TOPIC)) == ([b"x"] if when == "after" else [])
 
 
-def test_poll_without_a_response_is_sent_again(server: InProcess, faults: Faults, client: Client) -> None:
+def test_poll_without_a_response_is_retried(server: InProcess, faults: Faults, client: Client) -> None:
     client.publish(TOPIC, [b"x"])
     faults.at("poll", "after", times=2)
     with faulty_client(server, faults) as faulty:
@@ -161,7 +161,7 @@ def test_poll_without_a_response_is_sent_again(server: InProcess, faults: Faults
         assert faults.seen["poll"] == 3 + ATTEMPTS
 
 
-def test_publish_to_a_stopping_server_is_sent_again(server: InProcess) -> None:
+def test_publish_to_a_stopping_server_is_retried(server: InProcess) -> None:
     answers = iter([503, 503, 200])
 
     def handle(_: httpx2.Request) -> httpx2.Response:

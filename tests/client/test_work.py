@@ -88,7 +88,7 @@ def test_consume_left_early_gives_the_rest_next(client: Client) -> None:
     assert client.claims(ORDERS, "billing") == []
 
 
-def test_consume_gives_as_many_as_asked_and_continues(client: Client) -> None:
+def test_consume_returns_messages_up_to_its_limit_and_continues(client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
     with client.transaction() as tx:
         found = [[order.payload for order in tx.consume(ORDERS, "billing", limit=limit)] for limit in (2, None, None)]
@@ -96,7 +96,7 @@ def test_consume_gives_as_many_as_asked_and_continues(client: Client) -> None:
 
 
 @in_event_loop
-async def test_async_consume_gives_as_many_as_asked_once(server: InProcess, client: Client) -> None:
+async def test_async_consume_returns_messages_up_to_its_limit_once(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
     found = []
     async with server.async_client() as loop:

@@ -80,7 +80,7 @@ def test_unread_message_after_the_longest_hold_is_hidden(held: Kit) -> None:
     assert shown(held) == b"bcde"
 
 
-def test_expired_message_stays_gone_if_a_consumer_comes_or_goes_back(held: Kit) -> None:
+def test_expired_message_stays_hidden_after_consumer_changes(held: Kit) -> None:
     ids = held.ids()
     held.clock.advance(TTL_MS - 3 * SECOND + 1)
     assert shown(held) == b"de"

@@ -422,7 +422,7 @@ def test_fetch_after_the_own_ttl_of_a_reference_hides_its_payloads(kit: Kit) -> 
     assert kit.payloads() == []
 
 
-def test_fetch_passes_over_an_undecided_message_after_its_ttl(kit: Kit) -> None:
+def test_fetch_skips_an_undecided_message_after_its_ttl(kit: Kit) -> None:
     kit.publish("orders", b"a", pointer=P, ttl=1)
     kit.publish("orders", b"b")
     assert kit.payloads(start=NOW_MS, transaction=reader(in_progress=[P])) == []

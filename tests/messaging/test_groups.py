@@ -46,7 +46,7 @@ def test_poll_after_a_commit_continues_after_the_claim(kit: GroupKit) -> None:
 # --- in order --------------------------------------------------------------------------------------------------------
 
 
-def test_poll_in_order_beside_an_open_claim_names_its_holder(kit: GroupKit) -> None:
+def test_poll_in_order_with_an_open_claim_names_its_holder(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     one, two = kit.begin(), kit.begin()
     assert kit.poll(one, 1) == [b"a"]
@@ -552,7 +552,7 @@ def test_poll_after_claims_were_freed_gives_their_messages_again(kit: GroupKit) 
 # --- a position set by hand ------------------------------------------------------------------------------------------
 
 
-def test_put_of_a_position_beside_an_open_claim_needs_force(kit: GroupKit) -> None:
+def test_put_of_a_position_with_an_open_claim_needs_force(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     one = kit.begin()
     kit.poll(one)

@@ -152,7 +152,7 @@ def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded
                 assert ({"401", "403"} <= set(operation["responses"])) != open_to_all
 
 
-def test_the_page_says_who_may_ask_for_what() -> None:
+def test_page_lists_the_permission_of_each_route() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/rest-consumers.md").read_text(encoding="utf-8")
     table = page.partition("| needs | routes |")[2].partition("\n\n")[0]
     words = {"nothing": EVERYBODY, "a token": KNOWN, "any of the three": ANY}

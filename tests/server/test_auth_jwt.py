@@ -108,7 +108,7 @@ def test_jwt_is_verified_with_the_key_that_it_names(tmp_path: Path) -> None:
     assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
 
 
-def test_pem_key_fits_whatever_key_a_token_names(tmp_path: Path) -> None:
+def test_pem_key_verifies_a_token_with_any_key_id(tmp_path: Path) -> None:
     assert issuer(tmp_path).identify(sign(kid="whatever").encode()).principal == "ada"
 
 
@@ -140,7 +140,7 @@ def test_jwt_signed_with_the_public_key_as_a_secret_is_rejected(tmp_path: Path, 
         refused(known, f"{header}.{payload}.{urlsafe_b64encode(signature).decode().rstrip('=')}")
 
 
-def test_jwt_with_an_algorithm_that_is_not_allowed_is_rejected(tmp_path: Path) -> None:
+def test_jwt_with_a_disallowed_algorithm_is_rejected(tmp_path: Path) -> None:
     known = issuer(tmp_path, pem(RSA), algorithms=["RS256"])
     assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
     assert "do not match exactly one key" in refused(known, sign(RSA, "PS256"))
@@ -277,7 +277,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_key_file_that_is_bad_is_rejected_and_not_quoted(tmp_path: Path, name: str) -> None:
+def test_bad_key_file_is_rejected_and_not_quoted(tmp_path: Path, name: str) -> None:
     contents, said = BAD_FILES[name]
     with pytest.raises(ConfigurationError) as caught:
         issuer(tmp_path, contents)

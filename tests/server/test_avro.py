@@ -208,6 +208,6 @@ def test_avro_poll_uses_the_first_20_bytes_of_a_longer_id(more: bytes) -> None:
     assert AVRO.read_poll(b"\x00" + long(len(data)) + data + b"\x01\x02\x02").start == ID
 
 
-def test_avro_poll_passes_over_bytes_after_a_transaction() -> None:
+def test_avro_poll_skips_bytes_after_a_transaction() -> None:
     data = bytes.fromhex(TRANSACTION_HEX) + b"zz"
     assert AVRO.read_poll(b"\x04\x01\x02\x00" + long(len(data)) + data).transaction == decode_transaction(data[:-2])

@@ -61,7 +61,7 @@ def test_published_range_has_its_64_bit_numbers_as_text_and_is_read_again() -> N
     assert json.loads(answer) == {"transactionWritePointer": str(W), "rollbackRange": span}
 
 
-def test_messages_beyond_a_chunk_come_in_pieces_of_one_array() -> None:
+def test_messages_beyond_a_chunk_are_pieces_of_one_array() -> None:
     pieces = list(JSON.write_messages([[FetchedMessage(ID.pack(), b"x" * 1000)] * 200]))
     assert len(pieces) > 1
     assert max(map(len, pieces)) < CHUNK_BYTES + 1100

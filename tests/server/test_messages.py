@@ -190,7 +190,7 @@ def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
     ],
     ids=["above the limit when unpacked", "cut", "longer", "no gzip", "another compression"],
 )
-def test_publish_of_a_compressed_body_that_is_bad_is_rejected(
+def test_publish_of_a_bad_compressed_body_is_rejected(
     topic: TopicClient, body: bytes, encoding: str, status: int, said: str
 ) -> None:
     answer = topic.post("publish", body, content_type=AVRO, content_encoding=encoding)
@@ -218,7 +218,7 @@ def test_poll_of_a_client_without_gzip_is_not_gzipped(topic: TopicClient, offer:
 # --- polling ---------------------------------------------------------------------------------------------------------
 
 
-def test_poll_of_many_messages_comes_in_chunks_of_60000_bytes(topic: TopicClient) -> None:
+def test_poll_of_many_messages_returns_chunks_of_60000_bytes(topic: TopicClient) -> None:
     # 972 bytes of payload are 1,000 as CDAP counts
     message = b"x" * 972
     for _ in range(2):

@@ -52,7 +52,7 @@ def test_the_page_has_these_examples() -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_an_example_of_a_request_is_read_as_the_page_says(name: str) -> None:
+def test_example_request_is_decoded_as_the_page_states(name: str) -> None:
     readers = {
         "PublishRequest": AVRO.read_publish,
         "PublishResponse": AVRO.read_rollback,
@@ -63,7 +63,7 @@ def test_an_example_of_a_request_is_read_as_the_page_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_an_example_of_an_answer_is_written_as_the_page_says(name: str) -> None:
+def test_example_response_is_encoded_as_the_page_states(name: str) -> None:
     assert b"".join(AVRO.write_messages([WRITTEN[name]])) == examples()[name]
 
 

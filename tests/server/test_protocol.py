@@ -385,7 +385,7 @@ def test_new_connection_replaces_the_longest_idle(monkeypatch: pytest.MonkeyPatc
         assert stack.enter_context(Client(port)).ask("GET", "/new").status == 503
 
 
-def test_head_that_comes_byte_by_byte_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
+def test_head_sent_byte_by_byte_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     monkeypatch.setattr(protocol.HttpProtocol, "head_seconds", 0.2)
     with listening(echo) as port, Client(port) as client:
         for byte in b"POST / HTTP/1.1":
@@ -396,7 +396,7 @@ def test_head_that_comes_byte_by_byte_is_408(monkeypatch: pytest.MonkeyPatch, ec
     assert [path for _, path, _ in echo.asked] == ["/"]
 
 
-def test_body_that_comes_too_slowly_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
+def test_slow_body_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     monkeypatch.setattr(protocol.HttpProtocol, "body_seconds", 0.1)
     monkeypatch.setattr(protocol.HttpProtocol, "body_bytes", 1000)
     with listening(echo) as port, Client(port) as client:

@@ -152,7 +152,7 @@ def test_list_of_producers_hides_the_transactions_of_others(tenants: Tenants) ->
 
 
 @pytest.mark.parametrize("tenants", [[{"principal": "ada", "topics": 3}]], indirect=True)
-def test_topics_above_the_quota_are_rejected_before_one_is_made(tenants: Tenants) -> None:
+def test_topics_above_the_quota_are_rejected_before_any_is_created(tenants: Tenants) -> None:
     refused = tenants.ask("ada", "PUT", "/u", {"partitions": "2"})
     assert (refused.status, refused.headers["retry-after"]) == (429, "60")
     assert tenants.ask("ada", "GET", "").json == ["t"]

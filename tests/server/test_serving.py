@@ -117,7 +117,7 @@ def test_companion_gets_the_context_and_stops_before_the_server(guest: Guest, tm
     assert guest.seen == ["started", "stopped"] * 2
 
 
-def test_store_that_is_made_is_closed_to_other_users(tmp_path: Path) -> None:
+def test_new_store_is_closed_to_other_users(tmp_path: Path) -> None:
     free_ports = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     with serving(None, free_ports, {"leveldb": str(tmp_path / "shop")}, janitor=False):
         pass
@@ -151,7 +151,9 @@ def test_companion_with_an_error_ends_the_start(guest: Guest, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:start", "json:no_such_name"])
-def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str) -> None:
+def test_unloadable_companion_is_an_error_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
     install(monkeypatch, value)
     config = configure(tmp_path)
     with pytest.raises(ConfigurationError, match=r"tms serve --no-janitor"), serving(config, {}, {}):

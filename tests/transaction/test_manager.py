@@ -134,7 +134,7 @@ def test_can_commit_above_the_limit_of_changes_is_rejected(
 # --- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_call_for_an_ended_transaction_says_how_it_ended(manager: TransactionManager) -> None:
+def test_call_for_an_ended_transaction_is_rejected_and_names_invalid(manager: TransactionManager) -> None:
     done, hidden = committed(manager).transaction_id, manager.start_short().transaction_id
     manager.invalidate(hidden)
     for one, end in ((done, ""), (hidden, r" \(it is known to be invalid\)")):

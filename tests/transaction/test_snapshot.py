@@ -270,7 +270,7 @@ def test_read_of_an_absurd_count_allocates_no_memory(count: int, before: bytes) 
 
 
 @pytest.mark.parametrize("version", [-1, 0, 5])
-def test_version_that_is_not_known_is_rejected(version: int) -> None:
+def test_unknown_version_is_rejected(version: int) -> None:
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):
         write_snapshot(io.BytesIO(), Snapshot(with_invalid([])), version)
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):

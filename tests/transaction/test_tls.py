@@ -103,7 +103,7 @@ def test_client_that_does_not_trust_the_certificate_does_nothing(
 
 
 @pytest.mark.parametrize("has_token", [False, True])
-def test_plain_client_of_a_service_with_tls_learns_that_it_needs_tls(
+def test_plain_client_of_a_service_with_tls_gets_a_tls_error(
     service: TransactionService, manager: TransactionManager, tmp_path: Path, has_token: bool
 ) -> None:
     token_file = tmp_path / "token" if has_token else None
@@ -117,7 +117,7 @@ def test_plain_client_of_a_service_with_tls_learns_that_it_needs_tls(
     assert not manager.visibility().in_progress
 
 
-def test_client_of_tephra_at_a_service_with_tls_learns_that_it_needs_tls(service: TransactionService) -> None:
+def test_tephra_client_of_a_service_with_tls_gets_a_tls_error(service: TransactionService) -> None:
     with (
         contextlib.closing(thrift_client(service)) as client,
         pytest.raises(TApplicationException, match="speaks TLS only"),
