@@ -89,7 +89,7 @@ def test_risen_after_a_file_was_moved_allows_the_counts_of_the_old_one() -> None
         (["--force", "renamed.md"], {"a.md": {"x": 2}, "renamed.md": {"x": 3}}, 0),
     ],
 )
-def test_record_of_risen_counts_is_refused_and_names_them(
+def test_record_of_risen_counts_is_rejected_and_names_them(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -130,7 +130,7 @@ def test_parse_of_a_key_of_another_length_or_table_is_unrecognized(parse: Callab
         MessageId(0, 0, 2**63),
     ],
 )
-def test_pack_of_a_number_that_does_not_fit_is_refused(key: MessageKey | PayloadKey | MessageId) -> None:
+def test_pack_of_a_number_that_does_not_fit_is_rejected(key: MessageKey | PayloadKey | MessageId) -> None:
     with pytest.raises(KeyFormatError):
         key.pack()
 
@@ -241,7 +241,7 @@ def test_payload_of_an_id_depends_on_its_time_alone(payload_ms: int, payload_seq
 
 
 @pytest.mark.parametrize("size", [0, 19, 21])
-def test_message_id_of_another_length_is_refused(size: int) -> None:
+def test_message_id_of_another_length_is_rejected(size: int) -> None:
     with pytest.raises(KeyFormatError, match=f"20 .*{size}"):
         MessageId.parse(bytes(size))
 

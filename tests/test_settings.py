@@ -176,7 +176,7 @@ def test_environment_of_a_mistyped_name_is_rejected_with_a_suggestion(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["TMS_server__port", "TMS_Server__Port", "TMS_SERVER__port"])
-def test_environment_in_small_letters_is_refused_and_never_wins(tmp_path: Path, name: str) -> None:
+def test_environment_in_small_letters_is_rejected_and_never_wins(tmp_path: Path, name: str) -> None:
     message = refused(tmp_path, "", {"TMS_SERVER__PORT": "1", name: "2"})
     assert name in message
     assert "Did you mean TMS_SERVER__PORT?" in message
@@ -324,7 +324,7 @@ def test_load_with_authentication_allows_any_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["data/messaging", "data/messaging/tx", "data/../data/messaging/tx"])
-def test_snapshots_of_the_manager_inside_the_store_are_refused(tmp_path: Path, place: str) -> None:
+def test_snapshots_of_the_manager_inside_the_store_are_rejected(tmp_path: Path, place: str) -> None:
     assert f"{place} " in refused(tmp_path, f"transactions: {{directory: {place}}}")
     for harmless in ("{directory: %s}\nstorage: {kind: hbase}", "{directory: %s, source: directory}"):
         found = loaded(tmp_path, f"transactions: {harmless % place}").settings

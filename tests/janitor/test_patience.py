@@ -55,7 +55,7 @@ def test_topic_is_visited_after_its_window(store: MemoryStore, ttl_seconds: int,
     assert (orders.stored_times() == []) is visited
 
 
-def test_topics_that_wait_cost_no_store_call(store: MemoryStore) -> None:
+def test_waiting_topics_are_not_read(store: MemoryStore) -> None:
     kit, _ = prepared(store)
     for number in range(50):
         topic(store, f"default:t{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
@@ -79,7 +79,7 @@ def test_topic_that_waits_has_its_invalid_rows_inverted(store: MemoryStore) -> N
     assert orders.pointers() == [None, -invalid]
 
 
-def test_topic_that_waited_has_its_frontier_where_time_is(store: MemoryStore) -> None:
+def test_topic_after_a_wait_has_its_frontier_at_the_current_cutoff(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     before = kit.state.frontiers()[orders.id]
     for _ in range(59):
@@ -123,7 +123,9 @@ def test_topic_that_changed_is_visited_by_the_next_pass(store: MemoryStore, chan
 
 @pytest.mark.parametrize("seconds_shorter", [400, 1800, 7200])
 @pytest.mark.parametrize("approved", [True, False])
-def test_held_jump_that_may_go_is_visited(store: MemoryStore, approved: bool, seconds_shorter: int) -> None:
+def test_held_jump_after_approval_or_its_hold_is_deleted(
+    store: MemoryStore, approved: bool, seconds_shorter: int
+) -> None:
     kit, orders = prepared(store, hold_seconds=300)
     late = orders.plain(NOW_MS - (TTL_SECONDS - seconds_shorter) * 1000 - 1)
     late.describe(ttl_seconds=TTL_SECONDS - seconds_shorter)
@@ -143,7 +145,7 @@ def test_topic_never_seen_is_visited_and_held(store: MemoryStore) -> None:
     assert patient(kit).held_topics() == {late.id: Hold.FRONTIER}
 
 
-def test_longer_ttl_takes_the_frontier_back_at_once(store: MemoryStore) -> None:
+def test_longer_ttl_moves_the_frontier_back_at_once(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
     patient(kit, MINUTE)
@@ -152,7 +154,7 @@ def test_longer_ttl_takes_the_frontier_back_at_once(store: MemoryStore) -> None:
     assert patient(kit, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "or this would not be seen as a jump"
 
 
-def test_held_jump_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
+def test_held_jump_is_counted_only_once(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 500)).describe(ttl_seconds=60)
     report = patient(kit, MINUTE)

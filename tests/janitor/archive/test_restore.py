@@ -348,7 +348,7 @@ def test_restore_dry_run_reports_the_same_and_writes_nothing(undo: Undo, orders:
     assert (told["restored"], told["already_there"], told["expired"]) == (4, 4, 1)
 
 
-def test_restore_over_other_rows_is_refused_with_their_number(undo: Undo, orders: Topic, found: Topic) -> None:
+def test_restore_over_other_rows_is_rejected_with_their_number(undo: Undo, orders: Topic, found: Topic) -> None:
     undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, OLD_MS + 2).stored(COMMITTED, OLD_MS))
     message = MessageKey(found.id, 5, OLD_MS, 0).pack()
     undo.store.message.put([(message, MessageValue(7, b"body"))])
@@ -362,7 +362,9 @@ def test_restore_over_other_rows_is_refused_with_their_number(undo: Undo, orders
 
 
 @pytest.mark.parametrize("archived_too", ["nothing", "its payload", "both"])
-def test_restore_of_a_shared_transaction_is_refused(undo: Undo, orders: Topic, found: Topic, archived_too: str) -> None:
+def test_restore_of_a_shared_transaction_is_rejected(
+    undo: Undo, orders: Topic, found: Topic, archived_too: str
+) -> None:
     orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS + 1, body=b"A1")
     found.ref(COMMITTED, OLD_MS + 4).stored(COMMITTED, OLD_MS, body=b"B0")
     undo.sweep(orders, snapshot=SNAPSHOT)
@@ -383,7 +385,7 @@ def test_restore_of_a_shared_transaction_is_refused(undo: Undo, orders: Topic, f
 
 
 @pytest.mark.parametrize("snapshot", [visibility(NOW_MS, in_progress=[COMMITTED]), visibility(BEGUN), None])
-def test_restore_elsewhere_of_an_open_transaction_is_refused(
+def test_restore_elsewhere_of_an_open_transaction_is_rejected(
     undo: Undo, orders: Topic, found: Topic, snapshot: VisibilityState | None
 ) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=snapshot)
@@ -408,7 +410,7 @@ def test_restore_with_a_living_payload_keeps_both(undo: Undo, orders: Topic) -> 
 
 
 @pytest.mark.parametrize("generation", [2, 3])
-def test_restore_of_two_generations_to_one_is_refused(undo: Undo, orders: Topic, generation: int) -> None:
+def test_restore_of_two_generations_to_one_is_rejected(undo: Undo, orders: Topic, generation: int) -> None:
     for life in (1, 2):
         orders.at(life).ref(COMMITTED, OLD_MS + life).stored(COMMITTED, OLD_MS + 2 * life)
     undo.sweep(orders.at(1), snapshot=SNAPSHOT)
@@ -439,7 +441,7 @@ def test_restore_of_a_row_archived_twice_takes_the_later_file(undo: Undo, orders
     assert orders.pointers() == [COMMITTED]
 
 
-def test_restore_of_one_id_in_two_generations_is_refused(undo: Undo, orders: Topic) -> None:
+def test_restore_of_one_id_in_two_generations_is_rejected(undo: Undo, orders: Topic) -> None:
     for life in (1, 2):
         key = MessageKey(orders.id, life, OLD_MS, 0).pack()
         undo.store.message.put([(key, MessageValue(None, b"of %d" % life))])
@@ -584,7 +586,7 @@ def test_restore_under_a_delete_mark_fails_and_can_be_repeated(undo: Undo, store
     assert orders.times() == [OLD_MS, OLD_MS + 1]
 
 
-def test_restore_among_announced_requests_of_a_producer_is_refused(undo: Undo, orders: Topic, found: Topic) -> None:
+def test_restore_among_announced_requests_of_a_producer_is_rejected(undo: Undo, orders: Topic, found: Topic) -> None:
     side, prefix = MemorySide(), generation_prefix(found.id.prefix, 5)
     undo.sweep(orders.plain(OLD_MS), run_id="run-1")
     files, known = archived.find_topic(undo.folder, orders.id), TransactionView(SNAPSHOT, NOW_MS, 0)

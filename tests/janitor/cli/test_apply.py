@@ -51,7 +51,7 @@ def protect(kit: CommandKit) -> None:
     ],
     ids=["ttl", "generation", "metadata", "protect", "store"],
 )
-def test_apply_of_a_stale_plan_is_refused(kit: CommandKit, move: Callable[[CommandKit], None], named: str) -> None:
+def test_apply_of_a_stale_plan_is_rejected(kit: CommandKit, move: Callable[[CommandKit], None], named: str) -> None:
     kit.janitor("adopt")
     kit.janitor("plan --out plan.json")
     move(kit)

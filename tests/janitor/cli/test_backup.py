@@ -174,13 +174,13 @@ def test_backup_locks_all_tables_during_copy(store: Path, tmp_path: Path, monkey
     assert all(names == {*FOLDERS.values(), "store.side"} for names in copied)
 
 
-def test_backup_into_a_folder_of_the_store_is_refused(store: Path) -> None:
+def test_backup_into_a_folder_of_the_store_is_rejected(store: Path) -> None:
     for end in ("", ".side", ".tx", ".janitor"):
         target = Path(f"{store}{end}", "saved")
         assert (typed("backup", target, store), target.exists()) == (USAGE, False)
 
 
-def test_backup_without_a_janitor_is_refused(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backup_without_a_janitor_is_rejected(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(store, janitor=False):
         assert typed("backup", tmp_path / "saved", store) == BUSY
     assert "TMS-STORE" in capsys.readouterr().err
@@ -239,7 +239,7 @@ def test_backup_to_an_unusable_folder_name_is_rejected_in_one_sentence(
     assert re.search(rf"/{name}(\.side)? cannot be used: [A-Za-z ]+\. ", capsys.readouterr().err)
 
 
-def test_restore_into_the_backup_is_refused(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_restore_into_the_backup_is_rejected(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "saved"
     assert typed("backup", saved, store) == 0
     before = sorted(saved.rglob("*"))
@@ -295,7 +295,7 @@ def test_restored_store_starts_at_once_after_its_server_was_killed(store: Path, 
         assert bill(client, 100) == [b"7", b"8", b"9"]
 
 
-def test_state_whose_janitor_works_on_another_store_is_refused(store: Path, tmp_path: Path) -> None:
+def test_state_whose_janitor_works_on_another_store_is_rejected(store: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(store, other)
     with served(store):

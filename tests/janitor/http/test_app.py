@@ -258,7 +258,7 @@ def test_loopback_host_name_on_loopback_is_accepted(app: Direct, host: str) -> N
     ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "", "localhost:x"],
 )
 @pytest.mark.parametrize("path", PATHS)
-def test_foreign_host_on_loopback_is_refused(app: Direct, views: StillViews, path: str, host: str) -> None:
+def test_foreign_host_on_loopback_is_rejected(app: Direct, views: StillViews, path: str, host: str) -> None:
     answer = app.ask(path, host=host)
     assert answer.status == 400
     assert problem_of(answer)[0] == "TMS-BAD-REQUEST"
@@ -271,12 +271,12 @@ def test_any_host_name_on_a_public_address_is_accepted(views: StillViews, host: 
     assert asked.status == 200
 
 
-def test_request_with_two_hosts_is_refused(app: Direct, views: StillViews) -> None:
+def test_request_with_two_hosts_is_rejected(app: Direct, views: StillViews) -> None:
     answer = app.ask("/api/status", HOST="localhost")
     assert (answer.status, problem_of(answer)[0], views.asked) == (400, "TMS-BAD-REQUEST", [])
 
 
-def test_origin_of_another_site_on_loopback_is_refused(app: Direct, views: StillViews) -> None:
+def test_origin_of_another_site_on_loopback_is_rejected(app: Direct, views: StillViews) -> None:
     for origin in ("http://evil.example", "null", "http://localhost:3000"):
         answer = app.ask("/api/status", origin=origin)
         assert answer.status == 403

@@ -51,7 +51,7 @@ def basic(user: str, password: str) -> str:
         ("Basic !!", 401),
     ],
 )
-def test_request_without_the_token_is_refused(file: Path, path: str, given: str | None, status: int) -> None:
+def test_request_without_the_token_is_rejected(file: Path, path: str, given: str | None, status: int) -> None:
     answer = client(file).get(path, headers={} if given is None else {"authorization": given})
     assert answer.status_code == status
     assert (answer.text == "served") == (status == 200)
@@ -80,7 +80,7 @@ def test_token_file_that_changes_counts_at_once(file: Path, caplog: pytest.LogCa
     ("token", "mode", "message"),
     [("x" * 31, 0o600, "fewer than 32 bytes"), (TOKEN, 0o644, "by other users"), (TOKEN, 0o620, "by other users")],
 )
-def test_token_that_is_short_or_open_to_others_is_refused(file: Path, token: str, mode: int, message: str) -> None:
+def test_token_that_is_short_or_open_to_others_is_rejected(file: Path, token: str, mode: int, message: str) -> None:
     file.write_text(token)
     file.chmod(mode)
     with pytest.raises(ConfigurationError, match=message):

@@ -411,7 +411,7 @@ def check_figures(
 
 
 @given(scenes(), st.integers(1, 7))
-def test_sweep_of_a_random_store_in_memory_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
+def test_sweep_of_a_random_store_in_memory_follows_the_rules(scene: Scene, batch_rows: int) -> None:
     with memory_store() as store:
         check(scene, store, batch_rows)
 
@@ -451,20 +451,20 @@ def test_sweep_of_cells_without_references_counts_all_as_references() -> None:
 
 
 @given(scenes() | processed_scenes(), st.integers(1, 7))
-def test_sweep_of_a_random_store_of_such_cells_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
+def test_sweep_of_random_cells_without_references_follows_the_rules(scene: Scene, batch_rows: int) -> None:
     with memory_store() as store:
         store.message = SilentCells(store.calls)
         check(scene, store, batch_rows, tells=False)
 
 
 @given(scenes(), st.integers(1, 7))
-def test_sweep_of_a_random_store_on_leveldb_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
+def test_sweep_of_a_random_store_on_leveldb_follows_the_rules(scene: Scene, batch_rows: int) -> None:
     with leveldb_store() as store:
         check(scene, store, batch_rows)
 
 
 @given(scenes(), st.integers(1, 7) | st.just(50), st.sampled_from([1, 2, 4]))
-def test_sweep_by_threads_is_as_the_rules_say(scene: Scene, batch_rows: int, workers: int) -> None:
+def test_sweep_by_threads_follows_the_rules(scene: Scene, batch_rows: int, workers: int) -> None:
     check(scene, SaltedStore(), batch_rows, workers)
 
 
@@ -484,7 +484,7 @@ def test_second_sweep_at_the_same_time_finds_nothing(scene: Scene) -> None:
 
 
 @given(scenes() | processed_scenes(), st.integers(1, 7), st.integers(0, 10**9))
-def test_apply_later_does_exactly_what_the_plan_shows(scene: Scene, batch_rows: int, later_ms: int) -> None:
+def test_apply_at_a_later_time_never_exceeds_the_plan(scene: Scene, batch_rows: int, later_ms: int) -> None:
     with memory_store() as store, memory_store() as twin, tempfile.TemporaryDirectory() as folder:
         sweep(scene, twin, batch_rows)
         scene.fill(store)

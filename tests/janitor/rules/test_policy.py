@@ -79,12 +79,12 @@ def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_l0_bytes_that_are_no_key_are_unrecognized_whatever_is_known(table: str) -> None:
+def test_l0_invalid_key_is_always_unrecognized(table: str) -> None:
     row = Row("message" if table == "message" else "payload", None)
     assert judge(row) == judge(row, -5, expires_ms=0) == judge_unknown(row) == UNRECOGNIZED
 
 
-def test_l0_bytes_that_are_no_key_are_not_inverted() -> None:
+def test_l0_invalid_key_is_not_inverted() -> None:
     assert judge(Row("message", None, POINTER), transactions=INVALID) == UNRECOGNIZED
 
 
@@ -242,7 +242,7 @@ def test_l5_needed_payload_of_a_held_end_stays(transactions: Known | None, refer
 
 
 @pytest.mark.parametrize(("expires_ms", "verdict"), [(NOW_MS - 1, EXPIRED), (NOW_MS, EXPIRED), (NOW_MS + 1, LIVE)])
-def test_l6_own_ttl_that_is_over_deletes_the_row(expires_ms: int, verdict: Verdict) -> None:
+def test_l6_row_with_an_expired_message_ttl_is_deleted(expires_ms: int, verdict: Verdict) -> None:
     assert judge(message(NOW_MS - 1), expires_ms=expires_ms) == verdict
     assert judge(payload(NOW_MS - 1), expires_ms=expires_ms) == verdict
 
@@ -326,7 +326,7 @@ def test_open_frontier_has_the_cutoff_of_the_ttl() -> None:
     assert frontier.old_below == 4
 
 
-def test_closed_frontier_deletes_nothing_and_knows_what_is_due() -> None:
+def test_closed_frontier_deletes_nothing_and_has_the_due_cutoff() -> None:
     frontier = Frontier.closed(NOW_MS, metadata(3), Hold.PAUSED)
     assert frontier == Frontier(NOW_MS, Cutoff(DUE_MS), Cutoff(0), 0, Hold.PAUSED)
     assert frontier.old_below == 1

@@ -287,7 +287,7 @@ def test_remainder_of_all_keys_is_the_rest_in_order(
 
 
 @given(intervals, st.lists(intervals, max_size=4))
-def test_remainder_of_any_intervals_is_what_was_not_taken(whole: KeyRange, taken: list[KeyRange]) -> None:
+def test_remainder_of_any_intervals_is_their_complement(whole: KeyRange, taken: list[KeyRange]) -> None:
     def inside(key: bytes, interval: KeyRange) -> bool:
         return interval.start <= key and (interval.stop is None or key < interval.stop)
 

@@ -192,7 +192,7 @@ def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int,
     assert orders.times() == [publish_ms] * (publish_ms < 0)
 
 
-def test_lease_renewed_during_a_run_blocks_nobody(store: MemoryStore) -> None:
+def test_renew_lease_during_a_run_does_not_block(store: MemoryStore) -> None:
     """A run acquires the lock of the state before the lock of the lease; the reverse order could deadlock."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)

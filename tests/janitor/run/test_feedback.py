@@ -213,7 +213,7 @@ def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kin
     assert [run.result for run in kit.janitor.state.runs(100)] == ["done"] * 13
 
 
-def test_run_without_new_proven_ids_asks_nobody(ready: FeedbackKit) -> None:
+def test_run_without_new_proven_ids_does_not_call_the_manager(ready: FeedbackKit) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
     assert (ready.run().truncated, told.asked) == (2, 1)

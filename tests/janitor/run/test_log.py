@@ -107,13 +107,13 @@ def test_log_of_a_guard_warns_when_it_starts_and_comes_back(caplog: pytest.LogCa
         assert len(said(caplog, logging.WARNING)) == expected
 
 
-def test_log_of_a_guard_has_a_command_that_can_be_typed(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_guard_has_a_complete_command(caplog: pytest.LogCaptureFixture) -> None:
     note = GuardNote("adoption", True, "not adopted; look at janitor plan, then: janitor adopt")
     RunLog("--config a.yaml").write(replace(report_of(), guards=[note]))
     assert caplog.messages[-1].endswith("look at janitor plan --config a.yaml, then: janitor adopt --config a.yaml")
 
 
-def test_log_of_a_stopped_run_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_stopped_run_is_not_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
     assert said(caplog, logging.INFO)[-1] == "interrupted: the run was asked to stop"
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))

@@ -264,7 +264,7 @@ CHANGED, NO_PLAN = "was changed after it was made", "is not a plan file"
         ),
     ],
 )
-def test_plan_file_that_was_changed_is_refused(
+def test_plan_file_that_was_changed_is_rejected(
     store: MemoryStore, tmp_path: Path, sealed: bool, change: dict[str, Any], says: str
 ) -> None:
     path = write(tmp_path / "plan", world_of(store), about())
@@ -285,7 +285,7 @@ def test_plan_file_with_deep_json_is_not_a_plan(tmp_path: Path, text: str) -> No
 
 
 @pytest.mark.parametrize("value", [[], {}, None, 10**30, "x" * 10, "é", 1.5e300, float("inf"), {"a": {"b": []}}])
-def test_plan_file_with_forged_values_is_refused_or_harmless(store: MemoryStore, tmp_path: Path, value: Any) -> None:
+def test_plan_file_with_forged_values_is_rejected_or_harmless(store: MemoryStore, tmp_path: Path, value: Any) -> None:
     """Replace each value of a plan in turn and write a correct checksum."""
     path = write(tmp_path / "plan", world_of(store), about())
     whole = load(path)

@@ -59,7 +59,7 @@ def test_announcements_of_a_killed_process_are_kept(tmp_path: Path) -> None:
         assert state.last_full_pass_ms() is None
 
 
-def test_line_cut_short_anywhere_is_left_out(tmp_path: Path) -> None:
+def test_truncated_line_is_skipped(tmp_path: Path) -> None:
     file = tmp_path / FILE_NAME
     with SqliteState(tmp_path) as state:
         state.intend(FIRST)

@@ -98,7 +98,7 @@ def killed_after(folder: Path, mode: str, lines: int) -> list[str]:
     return written
 
 
-def test_kill_inside_a_transaction_leaves_the_one_before(tmp_path: Path) -> None:
+def test_kill_in_a_transaction_keeps_the_previous_commit(tmp_path: Path) -> None:
     assert killed_after(tmp_path, "inside", 3) == ["1", "2", "inside"]
     assert (tmp_path / "state.sqlite3-journal").stat().st_size > 0, "the child was to be killed in mid-write"
     with SqliteState(tmp_path) as state:
@@ -159,7 +159,7 @@ def test_open_sets_synced_commits_with_a_rollback_journal(tmp_path: Path) -> Non
     [b"this is not a database, not at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4096],
     ids=["text", "header"],
 )
-def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_a_database_raises_with_the_lost_data(tmp_path: Path, content: bytes) -> None:
     file_of(tmp_path).write_bytes(content)
     with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
@@ -196,7 +196,7 @@ def test_file_with_damaged_text_of_its_tables_is_corrupt(tmp_path: Path) -> None
         copy_state(tmp_path, copy)
 
 
-def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_file_of_a_newer_layout_is_rejected_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     change(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(StateError, match=rf"layout {SCHEMA_VERSION + 1}.* {SCHEMA_VERSION}"):
@@ -204,7 +204,7 @@ def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("layout", range(1, SCHEMA_VERSION))
-def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layout: int) -> None:
+def test_file_of_an_older_layout_is_rejected_and_left_alone(tmp_path: Path, layout: int) -> None:
     SqliteState(tmp_path).close()
     before = change(tmp_path, f"PRAGMA user_version = {layout}")
     with pytest.raises(StateError, match=rf"layout {layout}.* {SCHEMA_VERSION}") as caught:
