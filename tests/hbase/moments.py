@@ -62,7 +62,7 @@ class Moments:
             self._due.popleft()()
 
 
-class Opened:
+class ScannerMoments:
     """A schedule of events that also tracks the current scanner."""
 
     def __init__(self, pool: HBasePool) -> None:
@@ -75,7 +75,7 @@ class Opened:
             self.last, self.start = answer, arguments[1].startRow
 
 
-class Hurried(SystemClock):
+class SleeplessClock(SystemClock):
     """The system clock with sleeps of no duration."""
 
     def sleep(self, seconds: float) -> None:

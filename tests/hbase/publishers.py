@@ -40,7 +40,7 @@ Publish = Callable[[list[bytes]], None]
 Kind = Callable[[Client, str], AbstractContextManager[Publish]]
 
 
-class Forgetful(httpx2.HTTPTransport):
+class LossyTransport(httpx2.HTTPTransport):
     """A client that loses every other response, so that a producer repeats half of its requests."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Publisher(threading.Thread):
                     self._url,
                     transactions=self._transactions,
                     options=OPTIONS,
-                    transport=Forgetful() if is_producer else None,
+                    transport=LossyTransport() if is_producer else None,
                 ) as client,
                 self._kind(client, self.name) as publish,
             ):

@@ -92,7 +92,7 @@ def complaints(kit: Kit) -> tuple[list[str], Report | None]:
     return list(report.errors), report
 
 
-def lose_patience(store: HBaseStore) -> None:
+def shorten_timeout(store: HBaseStore) -> None:
     """Let no call over a connection that is made from now on take longer than ``SHORT_SECONDS``.
 
     Not earlier than at the moment from which nothing is answered: on a busy machine an honest answer takes longer.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from janitor.state.sqlite.state import SqliteState
-from tests.hbase.moments import Hurried, Moments
-from tests.hbase.scene import Scene, complaints, finish, lose_patience
+from tests.hbase.moments import Moments, SleeplessClock
+from tests.hbase.scene import Scene, complaints, finish, shorten_timeout
 from tests.hbase.server import HBaseServer, ThriftProcess, start
 from tests.hbase.tables import PatientStore, Tables
 from tests.kit.proxy import HONEST, Proxy
@@ -34,7 +34,7 @@ def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
 def test_sweep_with_one_of_two_thrift_servers_killed_completes(
     hbase: HBaseServer, thrift: ThriftProcess, scene: Scene, namespace: str, moment: str
 ) -> None:
-    with PatientStore([thrift.address, hbase.thrift], namespace=namespace, clock=Hurried()) as store:
+    with PatientStore([thrift.address, hbase.thrift], namespace=namespace, clock=SleeplessClock()) as store:
         moments = Moments(store.pool)
         moments.at(moment, 5, thrift.kill)
         said, _ = complaints(scene.kit(store))
@@ -47,7 +47,7 @@ def test_sweep_with_one_of_two_thrift_servers_killed_completes(
 def test_next_run_completes_sweep_after_only_thrift_server_is_killed(
     thrift: ThriftProcess, scene: Scene, namespace: str
 ) -> None:
-    with PatientStore([thrift.address], namespace=namespace, clock=Hurried()) as store:
+    with PatientStore([thrift.address], namespace=namespace, clock=SleeplessClock()) as store:
         moments, kit = Moments(store.pool), scene.kit(store)
         moments.at("mutateRowsTs", 5, thrift.kill)
         said, _ = complaints(kit)
@@ -63,13 +63,13 @@ def test_next_run_completes_sweep_after_thrift_server_hangs(
 ) -> None:
     with (
         Proxy(thrift.address) as proxy,
-        PatientStore([proxy.address], namespace=namespace, clock=Hurried()) as store,
+        PatientStore([proxy.address], namespace=namespace, clock=SleeplessClock()) as store,
     ):
 
         def hang() -> None:
             thrift.pause()
             # Whoever was asked before has a longer time limit.
-            lose_patience(store)
+            shorten_timeout(store)
             proxy.treat(lambda _: HONEST)
 
         moments, kit = Moments(store.pool), scene.kit(store)
@@ -121,7 +121,7 @@ def test_next_run_completes_sweep_after_hbase_is_killed(
     own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
 ) -> None:
     there, to_own, namespace = own_scene
-    with PatientStore([to_own.address], namespace=namespace, clock=Hurried()) as store:
+    with PatientStore([to_own.address], namespace=namespace, clock=SleeplessClock()) as store:
         moments, kit = Moments(store.pool), there.kit(store)
         moments.at("mutateRowsTs", 8, own[-1].kill)
         said, _ = complaints(kit)

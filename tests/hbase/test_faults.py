@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.builders import HOUR, NOW_MS, topic
-from tests.hbase.moments import Hurried, Moments, watch_calls
-from tests.hbase.scene import Scene, complaints, finish, lose_patience, sweeper
+from tests.hbase.moments import Moments, SleeplessClock, watch_calls
+from tests.hbase.scene import Scene, complaints, finish, shorten_timeout, sweeper
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.hbase.tables import PatientStore, Tables
 from tests.kit.proxy import HONEST, Conduct, Fault, Kind, Proxy
@@ -36,7 +36,7 @@ def proxy(hbase: HBaseServer) -> Iterator[Proxy]:
 @pytest.fixture
 def through(proxy: Proxy, namespace: str) -> Iterator[HBaseStore]:
     """Return a store that connects through the proxy."""
-    with PatientStore([proxy.address], namespace=namespace, clock=Hurried()) as store:
+    with PatientStore([proxy.address], namespace=namespace, clock=SleeplessClock()) as store:
         yield store
 
 
@@ -55,7 +55,7 @@ def test_sweep_over_broken_connections_loses_nothing(
         return Conduct(up=fault) if direction == "up" else Conduct(down=fault)
 
     if kind != "cut":
-        lose_patience(through)
+        shorten_timeout(through)
     proxy.treat(conduct)
     said, report = complaints(scene.kit(through))
     assert proxy.struck > 0
@@ -70,7 +70,7 @@ def test_sweep_over_broken_connections_loses_nothing(
 @pytest.mark.parametrize("kind", KINDS)
 def test_dead_network_fails_a_sweep(scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, moment: str) -> None:
     def fail() -> None:
-        lose_patience(through)
+        shorten_timeout(through)
         proxy.treat(lambda _: Conduct(up=Fault(kind)))
 
     moments = Moments(through.pool)
@@ -97,7 +97,7 @@ def test_sweep_over_slow_connection_completes(scene: Scene, proxy: Proxy, namesp
 def test_late_response_is_never_returned_to_another_call(scene: Scene, proxy: Proxy, through: HBaseStore) -> None:
     orders, retired = scene.orders.id.prefix, scene.retired.id.prefix
     part = through.parts()[0].message
-    lose_patience(through)
+    shorten_timeout(through)
     proxy.treat(lambda _: HONEST)
     proxy.hold()
     with pytest.raises(ThriftTimeout, match=re.escape(proxy.address)):
@@ -115,14 +115,14 @@ def test_late_response_in_a_sweep_is_discarded(scene: Scene, proxy: Proxy, names
 
     def arm() -> None:
         armed.append(moment)
-        lose_patience(store)
+        shorten_timeout(store)
         proxy.treat(lambda _: HONEST)
 
     def hold(name: str, _arguments: tuple[Any, ...]) -> None:
         if name in armed:
             proxy.hold()
 
-    with PatientStore([proxy.address], namespace=namespace, connections=1, clock=Hurried()) as store:
+    with PatientStore([proxy.address], namespace=namespace, connections=1, clock=SleeplessClock()) as store:
         moments = Moments(store.pool)
         # The call that is cut off here is made again, and then its answer is kept back.
         moments.at(moment, 7, arm)
@@ -156,7 +156,7 @@ def test_sweep_of_many_topics_does_not_time_out_for_each_topic(
             topic(store, f"default:t{number}", ttl_seconds=3600).plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 8))
 
     def fail() -> None:
-        lose_patience(through)
+        shorten_timeout(through)
         proxy.treat(lambda _: Conduct(up=Fault("blackhole")))
 
     moments = Moments(through.pool)

@@ -20,7 +20,7 @@ import pytest
 
 from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
-from tests.hbase.moments import Hurried, watch_calls
+from tests.hbase.moments import SleeplessClock, watch_calls
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables
 from tests.kit.proxy import HONEST, Conduct, Fault, Proxy
@@ -182,7 +182,7 @@ def test_inversion_with_lost_response_reads_the_pointer(store: HBaseStore, answe
             raise ConnectionLost("the answer is lost")
 
     watch_calls(store.pool, after=lose_the_answer)
-    vars(store.pool)["_clock"] = Hurried()
+    vars(store.pool)["_clock"] = SleeplessClock()
     answers.clear()
     assert invert(store) == 12
     assert len(broken) == 12
@@ -259,7 +259,7 @@ def test_inversion_with_truncated_response_reports_each_row(
             for row, ours in zip(rows, told, strict=True):
                 if ours:
                     message.put(row, {POINTER_COLUMN: cell(wp)})
-            with PatientStore([proxy.address], namespace=namespace, connections=1, clock=Hurried()) as through:
+            with PatientStore([proxy.address], namespace=namespace, connections=1, clock=SleeplessClock()) as through:
                 proxy.treat(cut_first(after_bytes))
                 assert through.message.invert([one._replace(pointer=wp) for one in cells]) == told
                 assert proxy.struck == 1

@@ -13,7 +13,7 @@ from typing import Any
 import happybase
 import pytest
 
-from tests.hbase.moments import Hurried, Moments, Opened, watch_calls
+from tests.hbase.moments import Moments, ScannerMoments, SleeplessClock, watch_calls
 from tests.hbase.scene import DUE, LIVE, Scene, complaints, finish
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables, empty
@@ -115,8 +115,8 @@ def test_expired_scanners_are_reopened(
     hbase: HBaseServer, shared: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = shared
-    with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
-        kit, opened = there.kit(store, workers=1), Opened(store.pool)
+    with PatientStore([hbase.thrift], namespace=namespace, clock=SleeplessClock()) as store:
+        kit, opened = there.kit(store, workers=1), ScannerMoments(store.pool)
         for number in (1, 2, 30, 31, 32, 200):
             opened.moments.at("scannerGetList", number, lambda: witness.client.scannerClose(opened.last))
         said, report = complaints(kit)
@@ -130,8 +130,8 @@ def test_always_expiring_scanner_is_reported_as_error(
     hbase: HBaseServer, shared: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = shared
-    with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
-        kit, opened = there.kit(store, workers=1), Opened(store.pool)
+    with PatientStore([hbase.thrift], namespace=namespace, clock=SleeplessClock()) as store:
+        kit, opened = there.kit(store, workers=1), ScannerMoments(store.pool)
         doomed = [b"\x01" + ORDERS.prefix]
 
         def expire(name: str, _arguments: tuple[Any, ...]) -> None:

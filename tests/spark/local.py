@@ -56,7 +56,7 @@ class MemoryEnvironment:
 
 
 @dataclass
-class PiecesGround(MemoryEnvironment):
+class PiecesEnvironment(MemoryEnvironment):
     """An environment of a store that is cut by keys, for reading."""
 
     @contextmanager
@@ -120,8 +120,8 @@ def local_kit(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
 
 
 @dataclass(frozen=True)
-class EndlessGround:
-    """Ground on which a task is at work until it is called back; what it writes shows that it has begun."""
+class EndlessEnvironment:
+    """An environment in which a task runs until it is canceled; its file shows that it has started."""
 
     mark: str
 

@@ -27,7 +27,7 @@ from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snapshots, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
-from tests.spark.local import LocalSender, PiecesGround, on_spark
+from tests.spark.local import LocalSender, PiecesEnvironment, on_spark
 from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
@@ -74,7 +74,7 @@ def copying(store: Store, state: State, clock: ManualClock) -> OpenReading:
         messages, payloads = rows_of(store)
         copied.message.put(messages)
         copied.payload.put(payloads)
-        yield LocalSender(PiecesGround(copied, state, clock))
+        yield LocalSender(PiecesEnvironment(copied, state, clock))
 
     return looking
 

@@ -287,7 +287,7 @@ class Killed(BaseException):
     """A kill of the driver."""
 
 
-class Deadly(Faults):
+class KillingFaults(Faults):
     """Faults that kill the driver at a step."""
 
     def __init__(self, at: int, *, done: bool) -> None:
@@ -311,7 +311,7 @@ def test_batch_of_driver_killed_at_any_call_is_published_once(kit: PublishKit, *
     expected = texts("zero")
     kit.publish(0, "zero")
     for batch_id in count(1):
-        deadly = Deadly(batch_id - 1, done=done)
+        deadly = KillingFaults(batch_id - 1, done=done)
         rows = [f"{batch_id}{part}" for part in "abcdef"]
         publisher = kit.publisher()
         if known:

@@ -31,7 +31,7 @@ from janitor.sweep.scan import STEPS, Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snapshots, every, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import BUCKETS, SaltedStore
-from tests.spark.local import EndlessGround, LocalKit, PiecesGround, local_kit
+from tests.spark.local import EndlessEnvironment, LocalKit, PiecesEnvironment, local_kit
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, LeaseLost, StateError, StopRequested, StoreError, StoreUnavailable
@@ -159,7 +159,7 @@ def test_plan_of_randomly_cut_pieces_matches_one_process(scene: Scene, data: st.
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
     state.save_frontiers(scene.records)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
-    environment = PiecesGround(store, state, clock)
+    environment = PiecesEnvironment(store, state, clock)
     options: dict[str, Any] = {"batch_rows": 3, "side": scene.side()}
     kit = local_kit(store, source, terms=TERMS, state=state, clock=clock, cut=cut, environment=environment, **options)
     whole = FileEngine(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, **options)
@@ -274,7 +274,7 @@ def test_task_with_failing_store_names_its_part() -> None:
 
     store = kit.store.parts()[1]
     watch(store, raising(StoreUnavailable("HBase does not answer.", "Start it.")))
-    environment = PiecesGround(store, kit.state, kit.clock)
+    environment = PiecesEnvironment(store, kit.state, kit.clock)
     with pytest.raises(StoreUnavailable, match=r"part 1 \(salt 7\) .*HB"):
         perform(environment, Part(run_of(kit), 1, 7), 0)
 
@@ -407,7 +407,7 @@ def test_stop_request_cancels_running_tasks(spark: SparkSession, tmp_path: Path)
         if mark.exists():
             raise StopRequested("the run was asked to stop.")
 
-    sender = SparkSender(spark, EndlessGround(str(mark)))
+    sender = SparkSender(spark, EndlessEnvironment(str(mark)))
     with pytest.raises(StopRequested):
         sender.send([part], alive)
     assert spark.range(3).count() == 3

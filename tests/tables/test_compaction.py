@@ -41,7 +41,7 @@ class SlicedTable(MemoryPayloadTable):
         self.compacted.append((start, stop))
 
 
-class BesideTable(SlicedTable):
+class ConcurrentTable(SlicedTable):
     """A table that is compacted during the pass."""
 
     def __init__(self, error: StoreError | None = None) -> None:
@@ -140,7 +140,7 @@ def test_concurrent_compaction_starts_early_and_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "ALIVE_SECONDS", 0.001)
-    table, deleted, beats = BesideTable(), DeletedRanges(), []
+    table, deleted, beats = ConcurrentTable(), DeletedRanges(), []
 
     def heartbeat() -> None:
         beats.append(len(table.compacted))
@@ -160,7 +160,7 @@ def test_concurrent_compaction_starts_early_and_is_awaited(
     assert table.compacted == [(b"a", b"b\x00"), (b"y", b"z\x00"), (b"", b"")]
 
 
-class MeasuringTable(BesideTable):
+class MeasuringTable(ConcurrentTable):
     """A table that fails if it is measured while another thread is blocked from adding a batch."""
 
     def __init__(self, deleted: DeletedRanges) -> None:
@@ -183,7 +183,7 @@ def test_background_slice_starts_without_holding_the_lock() -> None:
 
 
 def test_failed_concurrent_compaction_raises_in_compact() -> None:
-    table, deleted = BesideTable(StoreError("no space")), DeletedRanges()
+    table, deleted = ConcurrentTable(StoreError("no space")), DeletedRanges()
     table.go_on.set()
     with closing(deleted):
         deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
@@ -204,7 +204,7 @@ def test_small_slice_is_compacted_if_table_weighs_compaction(monkeypatch: pytest
 
 
 def test_close_cancels_slices_not_started() -> None:
-    table, deleted = BesideTable(), DeletedRanges()
+    table, deleted = ConcurrentTable(), DeletedRanges()
     for first, last in ((b"a", b"b"), (b"y", b"z")):
         deleted.add(table, keys(first, last, WORTHWHILE_ROWS))
     deleted.finish_table("payload")

@@ -22,7 +22,7 @@ T = TypeVar("T")
 KEYS_PER_CALL = 100
 
 
-class DearMessages(MemoryMessageTable):
+class ExpensiveMessages(MemoryMessageTable):
     """A table with expensive calls, some of whose rows may be unreadable."""
 
     keys_per_call = KEYS_PER_CALL
@@ -35,28 +35,28 @@ class DearMessages(MemoryMessageTable):
         return page
 
 
-class DearPayloads(MemoryPayloadTable):
+class ExpensivePayloads(MemoryPayloadTable):
     keys_per_call = KEYS_PER_CALL
 
 
-class DearStore(MemoryStore):
+class ExpensiveStore(MemoryStore):
     """A store in memory with expensive calls, like HBase."""
 
-    message: DearMessages
+    message: ExpensiveMessages
 
     def __init__(self, *, dear: bool = True) -> None:
         super().__init__()
         if dear:
-            self.message = DearMessages(self.calls)
-            self.payload = DearPayloads(self.calls)
+            self.message = ExpensiveMessages(self.calls)
+            self.payload = ExpensivePayloads(self.calls)
 
 
-def ahead_of(store: DearStore, most_keys: int = 1000) -> ReadAhead:
+def ahead_of(store: ExpensiveStore, most_keys: int = 1000) -> ReadAhead:
     return ReadAhead(store.message, most_keys)
 
 
-def filled(keys: list[bytes]) -> DearStore:
-    store = DearStore()
+def filled(keys: list[bytes]) -> ExpensiveStore:
+    store = ExpensiveStore()
     store.message.put([(key, MessageValue(number or None, b"")) for number, key in enumerate(keys)])
     return store
 
@@ -170,7 +170,7 @@ def sweep(store: MemoryStore) -> tuple[Kit, Report]:
 
 @pytest.mark.no_cover
 def test_sweep_of_many_small_topics_reads_ahead_and_reports_it() -> None:
-    store, cheap = DearStore(), DearStore(dear=False)
+    store, cheap = ExpensiveStore(), ExpensiveStore(dear=False)
     for each in (store, cheap):
         small_topics(each, 500)
         each.calls.clear()
@@ -190,7 +190,7 @@ def test_sweep_of_many_small_topics_reads_ahead_and_reports_it() -> None:
 
 
 def test_sweep_finds_rows_published_between_two_steps() -> None:
-    store = DearStore()
+    store = ExpensiveStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
     late = topic(store, "default:late", ttl_seconds=3600)
     delete = store.message.delete
@@ -207,7 +207,7 @@ def test_sweep_finds_rows_published_between_two_steps() -> None:
 
 
 def test_sweep_counts_each_row_once_if_topic_changes_during_read_ahead() -> None:
-    store = DearStore()
+    store = ExpensiveStore()
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(*range(NOW_MS - 3 * HOUR, NOW_MS - 3 * HOUR + 12))
     deletes: list[int] = []
