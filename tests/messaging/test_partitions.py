@@ -177,14 +177,19 @@ def test_create_with_partitions_keeps_a_topic_that_another_client_creates_meanwh
     assert [message.payload for page in pages for message in page] == [b"kept"]
 
 
-def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
-    store: Cut, service: MessagingService
-) -> None:
+def interrupt_deletion(store: Cut, service: MessagingService) -> None:
+    """Create a topic with partitions, and delete it until the store fails after the first write."""
     service.create_topic(ORDERS, {"partitions": "2"})
     store.left = 1
     with pytest.raises(StoreError):
         service.delete_topic(ORDERS)
     store.left = -1
+
+
+def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
+    store: Cut, service: MessagingService
+) -> None:
+    interrupt_deletion(store, service)
     service.create_topic(named("orders-0"))
     service.delete_topic(ORDERS)
     assert set(seen(service)) == {"orders-0"}
@@ -194,11 +199,7 @@ def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
 def test_update_after_an_interrupted_deletion_keeps_a_new_topic_with_a_parts_name(
     store: Cut, service: MessagingService, properties: dict[str, str]
 ) -> None:
-    service.create_topic(ORDERS, {"partitions": "2"})
-    store.left = 1
-    with pytest.raises(StoreError):
-        service.delete_topic(ORDERS)
-    store.left = -1
+    interrupt_deletion(store, service)
     service.create_topic(named("orders-0"), {"ttl": "60"})
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
     before = service.topic(named("orders-0"))
