@@ -32,6 +32,9 @@ NAME_BYTES = 255
 #: Names of consumers and producers: the characters of topics, so that a name can be a part of a path.
 CONSUMER_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{NAME_BYTES}}}")
 
+#: The wildcards of shell patterns (:meth:`TopicId.matches`); names of topics cannot contain them.
+WILDCARDS = frozenset("*?[")
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

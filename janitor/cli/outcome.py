@@ -17,6 +17,7 @@ from tms_core.cli.outcome import BUSY, DONE
 from tms_core.errors import StoreBusy, TmsError
 from tms_core.logs.printable import complete, complete_command, printable
 from tms_core.tables.lease import LeaseRecord
+from tms_core.topic import WILDCARDS
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -79,8 +80,6 @@ def _is_held(current: Session) -> bool:
         return lease is not None and lease.is_renewed(current.clock.now_ms())
 
 
-#: The characters of a pattern that names no single topic.
-_WILDCARDS = frozenset("*?[")
 #: Findings that leave part of the work to the next run.
 _PARTIAL = frozenset({"interrupted", "quarantine"})
 
@@ -102,7 +101,7 @@ def require_topics(current: Session, engine: AnyEngine, report: Report, patterns
     if report.topics or any(report.totals.kept.values()) or report.tripped or report.errors:
         return
     for pattern in patterns:
-        if _WILDCARDS.isdisjoint(pattern) and not engine.inspect("metadata", (pattern,), 0).rows:
+        if WILDCARDS.isdisjoint(pattern) and not engine.inspect("metadata", (pattern,), 0).rows:
             raise click.UsageError(f"unknown topic {pattern}: list the topics: {command_line(current, 'inspect meta')}")
 
 

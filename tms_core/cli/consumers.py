@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +15,7 @@ from tms_core.clock import SystemClock
 from tms_core.errors import Forbidden, TopicNotFound
 from tms_core.logs.printable import columns, duration, moment
 from tms_core.rowkey import MessageId
-from tms_core.topic import TopicId
+from tms_core.topic import WILDCARDS, TopicId
 
 if TYPE_CHECKING:
     from tms_core.client import Client, ConsumerPosition, FailedMessages, OpenClaim
@@ -28,9 +27,6 @@ LAST_SEQUENCE = 0xFFFF
 
 #: The group that reads dead letters to redrive them, and the maximum number of messages in a transaction.
 _REDRIVE_GROUP, _REDRIVE_BATCH = "redrive", 500
-
-#: The wildcards of a pattern; topic names cannot contain them.
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 @click.group("consumer", cls=CommandGroup)
@@ -234,7 +230,7 @@ def find_in_topics(client: Client, pattern: str, find: Callable[[TopicId], Itera
     namespace, colon, name = pattern.partition(":")
     if not (namespace and colon and name) or not namespace.replace("_", "").isalnum():
         raise click.UsageError(f"invalid pattern {pattern!r}: use NAMESPACE:TOPIC, as in 'default:*'")
-    if not _WILDCARD.search(name):
+    if WILDCARDS.isdisjoint(name):
         topic = TopicType()(pattern)
         return [(topic, one) for one in find(topic)]
     found: list[tuple[TopicId, T]] = []

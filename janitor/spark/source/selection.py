@@ -18,10 +18,8 @@ from janitor.rules.ranges import topic_stop
 from janitor.spark.columns import Columns, Flags
 from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
 from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads
-from tms_core.topic import TopicId
+from tms_core.topic import WILDCARDS, TopicId
 
-#: The characters that end the literal prefix of a shell pattern.
-_MAGIC = frozenset("*?[")
 #: The maximum number of keys in one read of the search for ranges.
 _MAX_ROWS = 4096
 
@@ -221,5 +219,5 @@ def _generation_stop(prefix: bytes, generation: int) -> bytes:
 
 def _literal(pattern: str) -> bytes:
     """Return the literal prefix of a shell pattern; a pattern without wildcards gets a colon."""
-    at = next((at for at, char in enumerate(pattern) if char in _MAGIC), None)
+    at = next((at for at, char in enumerate(pattern) if char in WILDCARDS), None)
     return (f"{pattern}:" if at is None else pattern[:at]).encode()
