@@ -126,7 +126,7 @@ def decoding_shares(store: Path, table: DataTable, rows: int) -> tuple[float, fl
         for _ in range(MEASUREMENTS)
     ]
     decoded, both, keys = (min(seconds) for seconds in zip(*turns, strict=True))
-    return round(both / decoded, 3), round(keys / shares_by_kind, 3)
+    return round(both / decoded, 3), round(keys / decoded, 3)
 
 
 def build_transactional(store: Path, rows: int, payload: bytes | None) -> None:
