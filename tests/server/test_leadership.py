@@ -90,9 +90,9 @@ def test_leader_that_slept_leads_again_after_a_renewal(node: Nodes) -> None:
     first.step()
     term = first.leadership.term()
     node.clock.advance(SECONDS * SECOND - 1)
-    assert first.leadership.is_still(term)
+    assert first.leadership.is_valid(term)
     node.clock.advance(1)
-    assert not first.leadership.is_still(term)
+    assert not first.leadership.is_valid(term)
     with pytest.raises(Unavailable):
         first.leadership.term()
     assert first.step()
@@ -166,7 +166,7 @@ def test_hand_back_waits_for_a_write_in_flight(node: Nodes) -> None:
     with first.leadership.writing() as term:
         first.leadership.hand_back()
         assert not first.step()
-        assert first.leadership.is_still(term)
+        assert first.leadership.is_valid(term)
         first.leadership.confirm(term)
         with pytest.raises(Unavailable), first.leadership.writing():
             pass
@@ -179,10 +179,10 @@ def test_hand_back_waits_for_a_write_in_flight(node: Nodes) -> None:
 def test_resignation_without_a_response_ends_the_term(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
-    term, still = first.leadership.term(), first.leadership.tenure()
+    term, still = first.leadership.term(), first.leadership.lease_check()
 
     def meanwhile() -> None:
-        assert not first.leadership.is_still(term)
+        assert not first.leadership.is_valid(term)
         assert not still()
 
     node.cell.before_swap = meanwhile
@@ -191,7 +191,7 @@ def test_resignation_without_a_response_ends_the_term(node: Nodes) -> None:
         first.leadership.resign()
     node.cell.fails_after_writing = False
     assert second.step()
-    assert not first.leadership.is_still(term)
+    assert not first.leadership.is_valid(term)
     assert not still()
     assert not first.step()
 
@@ -228,10 +228,10 @@ def test_term_is_over_at_once_when_another_leads(node: Nodes) -> None:
     term = first.leadership.term()
     second.take_over()
     assert not first.step()
-    assert not first.leadership.is_still(term)
+    assert not first.leadership.is_valid(term)
     assert first.leader == "http://b:1"
     first.take_over()
-    assert not first.leadership.is_still(term)
+    assert not first.leadership.is_valid(term)
 
 
 def test_write_without_a_response_of_the_store_is_in_doubt(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

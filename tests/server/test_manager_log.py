@@ -19,7 +19,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import Conflict, FormatError, StoreError, StoreUnavailable
 from tms_core.server.ha import manager_log
 from tms_core.server.ha.leadership import not_leader_error
-from tms_core.server.ha.manager_log import SideLog, SideStorage, leadership_lost, root_of
+from tms_core.server.ha.manager_log import SideLog, SideStorage, leadership_lost_error, read_root
 from tms_core.tables.base import Page
 from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.side import MemorySide, SideChange, SideTable
@@ -153,7 +153,7 @@ def test_commit_after_a_takeover_asks_again_first(shared: Shared, clock: ManualC
 def test_former_manager_cannot_write_to_the_log_of_its_successor(side: MemorySide, clock: ManualClock) -> None:
     former = manager_of(side, clock)
     manager = manager_of(side, clock)
-    with pytest.raises(LogFailed, match=leadership_lost().message):
+    with pytest.raises(LogFailed, match=leadership_lost_error().message):
         former.start_short()
     manager.start_short()
     assert manager.status(BASE + 1) == "in progress"
@@ -193,13 +193,13 @@ def test_manager_of_a_follower_waits_until_it_leads(side: MemorySide, clock: Man
 
 
 def test_root_names_the_address_of_the_last_manager(shared: Shared, clock: ManualClock) -> None:
-    assert root_of(shared.side) is None
+    assert read_root(shared.side) is None
     logs = set()
     for address in ("one:1", "other:2"):
         storage = shared()
         storage.address = address
         TransactionManager(storage, clock)
-        root = root_of(shared.side)
+        root = read_root(shared.side)
         assert root is not None
         assert root.address == address
         logs.add(root.log)

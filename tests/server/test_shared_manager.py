@@ -25,7 +25,7 @@ from tms_core.errors import ConfigurationError, FormatError, NotInProgress, Stor
 from tms_core.server import serving
 from tms_core.server.ha import shared_manager
 from tms_core.server.ha.leadership import Leadership
-from tms_core.server.ha.manager_log import SideStorage, root_of
+from tms_core.server.ha.manager_log import SideStorage, read_root
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
@@ -67,7 +67,7 @@ class Node:
     ) -> None:
         lease = Lease(SideCell(side, b"l"), name, SECONDS, clock, wall_clocks=False)
         self.leadership = Leadership(lease, clock, fencing_delay_seconds=0)
-        storage = SideStorage(side, self.leadership.tenure, former)
+        storage = SideStorage(side, self.leadership.lease_check, former)
         manager, opens = TransactionManager(storage, clock), partial(SocketConnection, token_file=token_file)
         self.shared = SharedManager(manager, storage, self.leadership, side, clock, opens=opens, on_takeover=self.begun)
         tokens = {} if token_file is None else {Level.CLIENT: token_file.read_bytes}
@@ -339,7 +339,7 @@ def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, mo
 
 
 def test_manager_of_another_log_is_not_asked(servers: Servers) -> None:
-    root = root_of(servers.side)
+    root = read_root(servers.side)
     assert root is not None
     frame = wire.message(MessageKind.CALL, "startShort", 7)
     for log, expected in ((root.log, True), ("another", False)):
@@ -440,7 +440,7 @@ def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots
         assert (found.manager is None) == (slots > 1)
         assert isinstance(found.global_manager, TransactionClient)
         assert found.global_manager.invalid_size() == 0
-        root = root_of(side)
+        root = read_root(side)
         assert root is not None
         assert root.address.startswith("localhost:")
 
@@ -622,7 +622,7 @@ def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: py
         assert not leadership.leads
         assert "does not start" in caplog.text
         assert f"mkdir -p {tmp_path / 'tx'}" in caplog.text
-        assert root_of(side) is None
+        assert read_root(side) is None
         (tmp_path / "tx").mkdir()
         leadership.step(shared.ready)
         assert leadership.leads

@@ -28,7 +28,7 @@ from tms_core.messaging.producers.rows import mark_void, started_transactions
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE
 from tms_core.security.files import token_reader
 from tms_core.security.tls import ServerCertificate
-from tms_core.server.ha.manager_log import SideStorage, root_of
+from tms_core.server.ha.manager_log import SideStorage, read_root
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
@@ -180,7 +180,7 @@ def check_alone(settings: Settings, side: SideTable) -> None:
     Raises:
         ConfigurationError: several servers have managed the transactions of this store.
     """
-    if settings.transactions.source == "manager" and root_of(side) is not None:
+    if settings.transactions.source == "manager" and read_root(side) is not None:
         raise ConfigurationError(
             "The transaction log of this store is in HBase, because several servers have managed its transactions, and "
             "this server would use transactions.directory.",
@@ -203,7 +203,7 @@ def _among_several(
     one_leader, leadership = server.leader.slots == 1, member.slots.leaderships[0]
 
     def record_takeover(manager: TransactionManager) -> None:
-        root = root_of(side)
+        root = read_root(side)
         if root is not None:
             place = f"the side table of HBase namespace {settings.storage.hbase.namespace}"
             record_transactions(side, SystemRecord(root.log, place, manager.last_pointer, root.taken_ms))
@@ -211,10 +211,10 @@ def _among_several(
         if one_leader:
             find_undecided(store, side, manager)
 
-    if root_of(side) is None:
+    if read_root(side) is None:
         # Check again when the log starts, which may be hours later.
         _check_no_undecided(transactions.directory, store, side)
-    storage = SideStorage(side, leadership.tenure, partial(_stored_log, transactions.directory, store, side))
+    storage = SideStorage(side, leadership.lease_check, partial(_stored_log, transactions.directory, store, side))
     manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     opens = connecting(transactions, server.leader.certificate_name)
     shared = stack.enter_context(

@@ -96,7 +96,7 @@ class _Fence:
         leadership = self._slots.of(key)
         term = leadership.term()
         yield term
-        if not leadership.is_still(term):
+        if not leadership.is_valid(term):
             raise not_leader_error()
 
 
@@ -137,7 +137,7 @@ class TableFence(Hook):
         """Write rows of one topic, piece by piece, and confirm the term after the last piece."""
         try:
             for number, piece in enumerate(pieces):
-                if number and not leadership.is_still(term):
+                if number and not leadership.is_valid(term):
                     raise unknown_outcome_error()
                 try:
                     put(piece)

@@ -66,7 +66,7 @@ class Leadership:
         self._clock = clock
         self._delay_ms = fencing_delay_seconds * 1000
         self._term: Term | None = None
-        self._ending = False
+        self._is_releasing = False
         self._writes = 0
         self._lock = Lock()
         #: The start of the term by the monotonic clock, after the fencing delay.
@@ -80,7 +80,7 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """Return whether this server leads; without I/O."""
-        return not self._ending and self._runs
+        return not self._is_releasing and self._has_valid_term
 
     @property
     def holds(self) -> bool:
@@ -110,12 +110,12 @@ class Leadership:
             raise not_leader_error()
         return term
 
-    def is_still(self, term: Term) -> bool:
+    def is_valid(self, term: Term) -> bool:
         """Return whether a term is still valid; during a release, it stays valid for requests that started in it."""
-        return self._term is term and self._runs
+        return self._term is term and self._has_valid_term
 
-    def tenure(self) -> Callable[[], bool]:
-        """Return a function that returns whether this server has kept the lease since now; for use before a term.
+    def lease_check(self) -> Callable[[], bool]:
+        """Return a function that returns whether this server has kept the lease since this call; for use before a term.
 
         Raises:
             Unavailable: this server does not have the lease.
@@ -177,7 +177,7 @@ class Leadership:
         try:
             if self._lease.held:
                 self._lease.renew_if_due()
-                if self._ending:
+                if self._is_releasing:
                     self._release()
             else:
                 # The lease may have expired while the process was suspended: no request may use the old term while the
@@ -200,7 +200,7 @@ class Leadership:
     def hand_back(self) -> None:
         """Reject new writes; the first step without a running write releases the lease and stops the term."""
         with self._lock:
-            self._ending = self._lease.held
+            self._is_releasing = self._lease.held
 
     def wait_for_term(self, look: Callable[[], object]) -> None:
         """Wait until this server leads; for a server without an address, to which others cannot forward requests.
@@ -237,9 +237,9 @@ class Leadership:
     def _release(self) -> None:
         """Release the lease if no write is running, with a note about servers that may have late writes."""
         with self._lock:
-            # `_ending` prevents new writes from here on, and a failed write calls `doubt` before it decreases
+            # `_is_releasing` prevents new writes from here on, and a failed write calls `doubt` before it decreases
             # `_writes`. Therefore `_failed_ms` is final below.
-            if self._writes or not self._ending:
+            if self._writes or not self._is_releasing:
                 return
         now_ms = self._clock.monotonic_ms()
         failed_since_ms = REACH_MS if self._failed_ms is None else now_ms - self._failed_ms
@@ -266,7 +266,7 @@ class Leadership:
         return seen.former if seen is not None and not seen.holder else seen
 
     @property
-    def _runs(self) -> bool:
+    def _has_valid_term(self) -> bool:
         term = self._term
         return term is not None and term.fence == self._lease.fence and self._lease.remaining_ms > 0
 
@@ -279,7 +279,7 @@ class Leadership:
             self._term = Term(self._lease.fence, previous)
 
     def _end(self) -> None:
-        self._term, self._ending = None, False
+        self._term, self._is_releasing = None, False
 
 
 def log_failure(error: StoreError, previous: str) -> str:

@@ -43,8 +43,8 @@ _NAME_BYTES = 8
 _NUMBER, _LENGTH = struct.Struct(">Q"), struct.Struct(">I")
 _ROWS = 1000
 
-#: Returns whether a condition has held continuously since the function was created.
-Still = Callable[[], bool]
+#: Returns whether this server has kept the lease since the function was created.
+LeaseCheck = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,18 @@ class SideStorage:
     """
 
     def __init__(
-        self, side: SideTable, lease: Callable[[], Still], recover: Callable[[], RecoveredLog] | None = None
+        self, side: SideTable, lease: Callable[[], LeaseCheck], recover: Callable[[], RecoveredLog] | None = None
     ) -> None:
         self._side = side
         self._lease = lease
         self._recover_previous = recover or MemoryStorage().recover
         self.address = self.name = ""
-        self._still: Still = lambda: False
+        self._has_lease: LeaseCheck = lambda: False
         #: The last known value of the root, and the values that it may have after changes without a response.
         self._root: bytes | None = None
-        self._tried: set[bytes] = set()
+        self._possible_roots: set[bytes] = set()
         self._log: SideLog | None = None
-        self._free = self._deleted_to = 0
+        self._first_cell = self._deleted_to = 0
         #: The time of the last snapshot for which a log was started, and the number of that log's first cell.
         self._log_start = (-1, 0)
 
@@ -125,13 +125,13 @@ class SideStorage:
             FormatError: its contents are damaged.
         """
         try:
-            self._still = self._lease()
+            self._has_lease = self._lease()
         except Unavailable as error:
             raise StorageElsewhere(error.message, error.hint) from error
         while True:
             value = self._side.get(_ROOT)
             try:
-                found, free = self._taken_over(value)
+                found, first_cell = self._take_over(value)
             except FormatError:
                 # The previous manager may have replaced the snapshot during this read: read again if the root has
                 # changed.
@@ -140,15 +140,15 @@ class SideStorage:
                 continue
             if self._side.get(_ROOT) == value:
                 break
-        self._root, self._free, self._log = value, free, None
-        self._tried.clear()
+        self._root, self._first_cell, self._log = value, first_cell, None
+        self._possible_roots.clear()
         self._log_start, self._deleted_to = (-1, 0), 0
         return found
 
     def log(self, timestamp_ms: int) -> SideLog:
         """Start the log after the snapshot with this time."""
         self._log_start = (timestamp_ms, self._next)
-        self._log = SideLog(self._side, self._next, self._still)
+        self._log = SideLog(self._side, self._next, self._has_lease)
         return self._log
 
     def save(self, snapshot: Snapshot) -> None:
@@ -170,7 +170,7 @@ class SideStorage:
             self._side.put([(_part_key(name, number), part)])
         self._change_root(LogRoot(name.hex(), len(parts), first, snapshot_ms, self.address, self.name).pack())
         self._side.delete(old)
-        self._forget_cells(first)
+        self._delete_cells(first)
 
     def close(self) -> None:
         """Do nothing: the caller closes the table."""
@@ -178,20 +178,20 @@ class SideStorage:
     @property
     def _next(self) -> int:
         """Return the number of the next cell that this manager writes."""
-        return self._free if self._log is None else self._log.next
+        return self._first_cell if self._log is None else self._log.next
 
-    def _taken_over(self, value: bytes | None) -> tuple[RecoveredLog, int]:
-        """Close the log of a root, and return its snapshot and edits, and the number of the first own cell."""
+    def _take_over(self, value: bytes | None) -> tuple[RecoveredLog, int]:
+        """Close the log of a root; return its snapshot and edits, and the number of this manager's first cell."""
         if value is None:
             self.name = secrets.token_hex(_NAME_BYTES)
-            cells, free = self._close_log(0)
+            cells, first_cell = self._close_log(0)
             if any(cell.startswith(_EDITS) for cell in cells):
                 raise FormatError("the root of the transaction log in the side table is missing, but its cells exist")
-            return self._recover_previous(), free
+            return self._recover_previous(), first_cell
         root = LogRoot.parse(value)
         self.name = root.log
-        cells, free = self._close_log(root.first)
-        return RecoveredLog(self._snapshot(root), _edits(cells), root.taken_ms), free
+        cells, first_cell = self._close_log(root.first)
+        return RecoveredLog(self._snapshot(root), _edits(cells), root.taken_ms), first_cell
 
     def _close_log(self, first: int) -> tuple[list[bytes], int]:
         """Close a log, and return its cells, and the number after the closing cell."""
@@ -204,10 +204,10 @@ class SideStorage:
                     raise FormatError(f"cell {first + len(cells)} of the transaction log in the side table is missing")
                 cells.append(value)
             at = first + len(cells)
-            if not self._still():
+            if not self._has_lease():
                 # Without the lease, this would close the log of the current leader, and lose its later decisions. A
                 # leader that starts after this check competes for the same cell, or closes the log after it.
-                raise leadership_lost()
+                raise leadership_lost_error()
             if self._side.exchange(_cell_key(at), None, closing_cell):
                 return cells, at + 1
 
@@ -223,15 +223,15 @@ class SideStorage:
     def _change_root(self, value: bytes) -> None:
         # An earlier change without a response may have succeeded; then its value is the expected value.
         present = self._side.get(_ROOT)
-        if present in self._tried:
+        if present in self._possible_roots:
             self._root = present
-        self._tried.add(value)
+        self._possible_roots.add(value)
         if not self._side.exchange(_ROOT, self._root, value):
-            raise leadership_lost()
+            raise leadership_lost_error()
         self._root = value
-        self._tried.clear()
+        self._possible_roots.clear()
 
-    def _forget_cells(self, first: int) -> None:
+    def _delete_cells(self, first: int) -> None:
         """Delete the cells before ``first``, except cells that close a log."""
         if self._deleted_to:
             # This manager has written all of these cells, so none of them closes a log.
@@ -248,22 +248,23 @@ class SideLog(GroupLog):
 
     Args:
         first: the number of its first cell.
+        has_lease: returns whether this server has kept the lease since its takeover.
 
     Attributes:
         next: the number of its next cell.
     """
 
-    def __init__(self, side: SideTable, first: int, still: Still) -> None:
+    def __init__(self, side: SideTable, first: int, has_lease: LeaseCheck) -> None:
         super().__init__()
         self._side = side
-        self._still = still
+        self._has_lease = has_lease
         self.next = first
 
     def sync(self, position: int) -> None:
         super().sync(position)
-        # Also for calls without a write, because a former leader must not answer from outdated state.
-        if not self._still():
-            raise self._failed(leadership_lost())
+        # Also for calls without a write, because a former leader must not respond from outdated state.
+        if not self._has_lease():
+            raise self._failed(leadership_lost_error())
 
     def close(self) -> None:
         """Do nothing: the log holds no resources."""
@@ -272,7 +273,7 @@ class SideLog(GroupLog):
         data = b"".join(_LENGTH.pack(len(edit)) + edit for edit in edits)
         for start in range(0, len(data), ROW_BYTES):
             if not self._side.exchange(_cell_key(self.next), None, _EDITS + data[start : start + ROW_BYTES]):
-                raise leadership_lost()
+                raise leadership_lost_error()
             self.next += 1
 
     def _failed(self, failure: OSError | StoreError) -> LogFailed:
@@ -283,7 +284,7 @@ class SideLog(GroupLog):
         )
 
 
-def root_of(side: SideTable) -> LogRoot | None:
+def read_root(side: SideTable) -> LogRoot | None:
     """Return the root of the log in a side table; None: the table has no log.
 
     Raises:
@@ -294,7 +295,7 @@ def root_of(side: SideTable) -> LogRoot | None:
     return None if value is None else LogRoot.parse(value)
 
 
-def leadership_lost() -> StorageElsewhere:
+def leadership_lost_error() -> StorageElsewhere:
     """Return the error of a manager whose server is a former leader."""
     return StorageElsewhere("Another server has taken over the transactions.", "Try again in a few seconds.")
 

@@ -16,7 +16,7 @@ from tms_core.clock import Clock
 from tms_core.errors import FormatError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
-from tms_core.server.ha.manager_log import SideStorage, Still, root_of
+from tms_core.server.ha.manager_log import LeaseCheck, SideStorage, read_root
 from tms_core.tables.side import SideTable
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
@@ -73,7 +73,7 @@ class SharedManager:
         self._opens = opens
         self._on_takeover = on_takeover
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
-        self._takeover: Future[Still] | None = None
+        self._takeover: Future[LeaseCheck] | None = None
         self._closed = False
         self._clock = clock
         self._other: OtherService | None = None
@@ -101,12 +101,12 @@ class SharedManager:
             return False
         takeover, self._takeover = self._takeover, None
         try:
-            still = takeover.result()
+            has_lease = takeover.result()
         except (TmsError, OSError) as error:
             logger.error("the transaction manager of this server does not start: %s", error)
             return False
         # If another server has led since the start of the takeover, the manager's state lacks its decisions.
-        return still()
+        return has_lease()
 
     @property
     def log_name(self) -> str:
@@ -133,14 +133,14 @@ class SharedManager:
         except (TmsError, OSError) as error:
             logger.warning("the transaction manager could not save a final snapshot; its log is complete: %s", error)
 
-    def _take_over(self) -> Still:
+    def _take_over(self) -> LeaseCheck:
         """Take over the log; return a function that returns whether the takeover is still valid."""
-        still = self._leadership.tenure()
+        has_lease = self._leadership.lease_check()
         self.manager.begin()
         self._on_takeover(self.manager)
         with self._lock:
             self._replace(None)
-        return still
+        return has_lease
 
     def _find_service(self) -> OtherService:
         """Return the service of the leader, cached for ``LOOK_SECONDS``."""
@@ -149,7 +149,7 @@ class SharedManager:
             if self._other is not None and now_ms - self._looked_ms < LOOK_SECONDS * 1000:
                 return self._other
             try:
-                root = root_of(self._side)
+                root = read_root(self._side)
             except (StoreError, FormatError) as error:
                 raise ServiceUnavailable(error.message, error.hint) from error
             if root is None or root.address == self._storage.address:
