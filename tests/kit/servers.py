@@ -7,7 +7,7 @@
 
 :class:`Contender` is a server without tables, for tests of leadership. :class:`LeaderServer` has a service over all
 topics, :class:`SlotServer` a service over the topics of its slots. Servers check the leadership only in
-:meth:`Contender.step` and :meth:`SlotServer.look`.
+:meth:`Contender.step` and :meth:`SlotServer.check_leases`.
 """
 
 from __future__ import annotations
@@ -232,9 +232,9 @@ class SlotServer(FencedServer):
         self.slots = self.assignment.slots
         self.open(shared, self.slots, options, transactions)
 
-    def look(self) -> list[int]:
+    def check_leases(self) -> list[int]:
         """Check the leadership; return the slots of this server."""
-        self.assignment.look(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
+        self.assignment.check_leases(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
         return self.led
 
     @property
@@ -260,12 +260,12 @@ class SlotServers:
         self.servers.append(server)
         return server
 
-    def look(self, *servers: SlotServer, seconds: int = 1) -> None:
+    def check_leases(self, *servers: SlotServer, seconds: int = 1) -> None:
         """Advance the clock second by second; in each second, some servers check the leadership."""
         for _ in range(seconds):
             self.clock.advance(SECOND)
             for server in servers:
-                server.look()
+                server.check_leases()
 
     def close(self) -> None:
         for server in self.servers:

@@ -138,7 +138,7 @@ def test_leader_whose_renewal_was_not_answered_keeps_its_term(node: Nodes) -> No
 def test_leader_resigns_after_its_failed_write_cannot_arrive(node: Nodes, since_ms: int, given_back: bool) -> None:
     first = node("a")
     first.step()
-    first.leadership.doubt()
+    first.leadership.note_failed_write()
     node.clock.advance(since_ms)
     first.leadership.resign()
     assert (node.cell.record.holder == "") is given_back

@@ -89,7 +89,7 @@ class Node:
         assert manager.running
         self.takeovers += 1
 
-    def look(self) -> bool:
+    def check_leases(self) -> bool:
         """Look who leads; returns whether this one does."""
         for _ in range(100):
             self.leadership.step(self.shared.ready)
@@ -114,13 +114,13 @@ class Servers:
             self.clients.append(
                 stack.enter_context(TransactionClient.configured(settings, address=node.service.address))
             )
-        assert self.first.look()
-        assert not self.second.look()
+        assert self.first.check_leases()
+        assert not self.second.check_leases()
 
     def change(self) -> None:
         """Let the lease of the first server expire so that the second leads."""
         self.clock.advance(OVER_MS)
-        assert self.second.look()
+        assert self.second.check_leases()
 
 
 @pytest.fixture
@@ -188,12 +188,12 @@ def test_server_does_not_lead_before_its_manager_began(monkeypatch: pytest.Monke
     monkeypatch.setattr(node.shared, "_on_takeover", lambda _: go_on.wait())
     with monkeypatch.context() as impatient:
         impatient.setattr(shared_manager, "_WAIT_SECONDS", 0)
-        assert not node.look()
+        assert not node.check_leases()
         beginning = node.shared._takeover
-        assert not node.look()
+        assert not node.check_leases()
         assert node.shared._takeover is beginning is not None
     go_on.set()
-    assert node.look()
+    assert node.check_leases()
     node.stop()
 
 
@@ -201,28 +201,28 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
     transaction = servers.clients[0].start_short(3600)
     servers.change()
     for _ in range(2):
-        assert not servers.first.look()
+        assert not servers.first.check_leases()
     servers.clock.advance(OVER_MS)
     # The first takes over, and is paused before its term begins.
     goes_on = Event()
     servers.first.meanwhile = partial(goes_on.wait, 60)
     servers.first.leadership.step(servers.first.shared.ready)
     assert servers.first.leadership.holds
-    assert not servers.second.look()
-    assert not servers.second.look()
+    assert not servers.second.check_leases()
+    assert not servers.second.check_leases()
     servers.change()
     servers.clients[1].abort(transaction)
     servers.second.leadership.resign()
     goes_on.set()
-    assert not servers.first.look()
-    assert servers.first.look()
+    assert not servers.first.check_leases()
+    assert servers.first.check_leases()
     assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
 
 
 def test_server_whose_former_folder_cannot_be_read_does_not_lead(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=raising(PermissionError(13, "Permission denied")))
     with caplog.at_level(logging.ERROR):
-        assert not node.look()
+        assert not node.check_leases()
     assert "Permission denied" in caplog.text
     node.stop()
 
@@ -234,7 +234,7 @@ def test_damaged_log_is_reported_to_callers_and_at_the_start(caplog: pytest.LogC
     with TransactionClient(node.service.address) as client, pytest.raises(ServiceUnavailable, match="cannot be read"):
         client.start_short()
     with caplog.at_level(logging.ERROR):
-        assert not node.look()
+        assert not node.check_leases()
     assert "does not start" in caplog.text
     node.stop()
 
@@ -302,9 +302,9 @@ def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pyte
             else:
                 third = Node(servers.side, "c", servers.clock)
                 stack.callback(third.stop)
-                assert not third.look()
+                assert not third.check_leases()
                 servers.clock.advance(OVER_MS)
-                assert third.look()
+                assert third.check_leases()
                 servers.clients[1].start_short()
             with pytest.raises(OutcomeUnknown, match="closed the connection"):
                 waiting.result()

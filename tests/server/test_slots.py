@@ -52,7 +52,7 @@ def cluster() -> Iterator[SlotServers]:
 def pair(cluster: SlotServers) -> Pair:
     """Start two servers that lead their slots; create a topic in each slot."""
     one, other = cluster.start(0, wanted()), cluster.start(1, wanted())
-    cluster.look(one, other, seconds=2)
+    cluster.check_leases(one, other, seconds=2)
     for topic in TOPICS.values():
         one.service.create_topic(topic)
     return one, other
@@ -107,7 +107,7 @@ def test_leases_that_cannot_be_read_are_renewed(
     one, other = pair
     monkeypatch.setattr(cluster.leases, "rows", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
-        cluster.look(one, other, seconds=2 * SECONDS)
+        cluster.check_leases(one, other, seconds=2 * SECONDS)
     assert (one.led, other.led) == ([0, 2], [1, 3])
     assert caplog.text.count("HBase is away") == 2, "each server has said it once"
 
@@ -118,12 +118,12 @@ def test_leases_that_cannot_be_read_are_renewed(
 def test_server_that_is_back_gets_its_slots_and_loses_nothing(cluster: SlotServers, pair: Pair) -> None:
     one, other = pair
     other.service.publish(TOPIC, [b"1"])
-    cluster.look(one, seconds=TAKE_OVER)
+    cluster.check_leases(one, seconds=TAKE_OVER)
     assert one.led == [0, 1, 2, 3]
     one.service.publish(TOPIC, [b"2"])
     again = cluster.start(1, wanted())
     # It is seen in one look that it is there, and in the next that it still is; nothing is under way, so that is all.
-    cluster.look(one, again, seconds=2)
+    cluster.check_leases(one, again, seconds=2)
     assert (one.led, again.led) == ([0, 2], [1, 3])
     again.service.publish(TOPIC, [b"3"])
     assert again.payloads(TOPIC) == [b"1", b"2", b"3"]
@@ -133,27 +133,27 @@ def test_server_that_is_back_gets_its_slots_and_loses_nothing(cluster: SlotServe
 
 def test_spare_server_hands_slots_back(cluster: SlotServers) -> None:
     spare = cluster.start(2, wanted())
-    cluster.look(spare, seconds=2 * TAKE_OVER)
+    cluster.check_leases(spare, seconds=2 * TAKE_OVER)
     assert spare.led == [0, 1, 2, 3]
     again = cluster.start(0, wanted())
-    cluster.look(spare, again, seconds=4)
+    cluster.check_leases(spare, again, seconds=4)
     assert (spare.led, again.led) == ([1, 3], [0, 2])
 
 
 def test_hand_over_of_a_slot_waits_for_a_write(cluster: SlotServers, pair: Pair) -> None:
     one, _ = pair
-    cluster.look(one, seconds=TAKE_OVER)
+    cluster.check_leases(one, seconds=TAKE_OVER)
     again = cluster.start(1, wanted())
 
     def meanwhile() -> None:
-        cluster.look(one, again, seconds=4)
+        cluster.check_leases(one, again, seconds=4)
         assert (one.led, again.led) == ([0, 2], []) or (one.led, again.led) == ([0, 2], [3])
         with pytest.raises(Unavailable):
             one.payloads(TOPIC)
 
     one.interrupt_write(meanwhile)
     one.service.publish(TOPIC, [b"1"])
-    cluster.look(one, again, seconds=3)
+    cluster.check_leases(one, again, seconds=3)
     assert again.led == [1, 3]
     again.service.publish(TOPIC, [b"2"])
     assert again.payloads(TOPIC) == [b"1", b"2"]
@@ -167,8 +167,8 @@ def test_late_rows_of_a_former_slot_leader_are_never_seen(cluster: SlotServers, 
 
     def meanwhile() -> None:
         # The one between does not touch the topic, so it is the last one that has to know.
-        cluster.look(one, seconds=TAKE_OVER)
-        cluster.look(one, again, seconds=4)
+        cluster.check_leases(one, seconds=TAKE_OVER)
+        cluster.check_leases(one, again, seconds=4)
         assert again.led == [1, 3]
         again.service.publish(TOPIC, [b"2"])
         seen.append(again.payloads(TOPIC))
@@ -185,7 +185,7 @@ def test_ttl_that_another_server_changed_drops_cached_messages(cluster: SlotServ
     other.service.publish(TOPIC, [b"1"])
     assert other.payloads(TOPIC) == [b"1"]
     one.service.update_topic(TOPIC, {"ttl": "10"})
-    cluster.look(one, other, seconds=20)
+    cluster.check_leases(one, other, seconds=20)
     cluster.store.message.delete(cluster.store.message.read(KEYS, TOPIC.prefix, None, 10).items)
     one.service.update_topic(TOPIC, {"ttl": "600"})
     assert other.payloads(TOPIC) == []
@@ -253,7 +253,7 @@ def test_registration_ignores_old_requests_to_topics_of_other_slots(cluster: Slo
 
 
 def changed(cluster: SlotServers, server: SlotServer, seconds: int = 3) -> list[int]:
-    cluster.look(server, seconds=seconds)
+    cluster.check_leases(server, seconds=seconds)
     return server.led
 
 
@@ -282,26 +282,26 @@ def test_group_set_back_by_another_server_is_noticed(pair: Pair, cluster: SlotSe
         assert polled(other, new).earlier_partition is None
         if undo is not None:
             undo()
-            cluster.look(*pair, seconds=6)
+            cluster.check_leases(*pair, seconds=6)
 
 
 @pytest.mark.parametrize(("former", "slots"), [(1, 4), (4, 1), (4, 2), (2, 8)])
 def test_another_number_of_slots_counts_after_the_servers_ended(cluster: SlotServers, former: int, slots: int) -> None:
     old, new = cluster.start(0, wanted(former, 1)), cluster.start(0, wanted(slots, 1))
     all_old, all_new = list(range(former)), list(range(slots))
-    cluster.look(old)
+    cluster.check_leases(old)
     assert old.led == all_old
-    cluster.look(old, new, seconds=3 * SECONDS)
+    cluster.check_leases(old, new, seconds=3 * SECONDS)
     assert (old.led, new.led) == (all_old, [])
     old.assignment.resign()
     assert changed(cluster, new) == all_new
-    cluster.look(old, new, seconds=3 * SECONDS)
+    cluster.check_leases(old, new, seconds=3 * SECONDS)
     assert (old.led, new.led) == ([], all_new)
 
 
 def test_new_number_of_slots_waits_for_a_dead_server(cluster: SlotServers, caplog: pytest.LogCaptureFixture) -> None:
     old, new = cluster.start(0, wanted(1, 1)), cluster.start(0, wanted(4, 1))
-    cluster.look(old)
+    cluster.check_leases(old)
     with caplog.at_level(logging.WARNING):
         assert changed(cluster, new, 2 * SECONDS) == []
     assert "did not shut down cleanly" in caplog.text
@@ -311,7 +311,7 @@ def test_new_number_of_slots_waits_for_a_dead_server(cluster: SlotServers, caplo
 
 def test_unfinished_change_of_slots_is_settled_first(cluster: SlotServers, monkeypatch: pytest.MonkeyPatch) -> None:
     old = cluster.start(0, wanted(4, 1))
-    cluster.look(old)
+    cluster.check_leases(old)
     old.assignment.resign()
     dies, swap = cluster.start(0, wanted(2, 1)), cluster.leases.exchange
     with monkeypatch.context() as patched:
@@ -325,12 +325,12 @@ def test_unfinished_change_of_slots_is_settled_first(cluster: SlotServers, monke
             return swap(key, *rest)
 
         patched.setattr(cluster.leases, "exchange", fail_second)
-        cluster.look(dies)
+        cluster.check_leases(dies)
     record = LeaseRecord.parse(cluster.leases.get(b"l"))
     assert record is not None
     assert record.holder.startswith("4 slots, to be 2 by")
     other = cluster.start(0, wanted(4, 1))
-    cluster.look(old, other)
+    cluster.check_leases(old, other)
     assert (old.led, other.led) == ([], [])
     cluster.clock.advance(REACH_MS)
     assert changed(cluster, other, 2 * SECONDS) == [0, 1, 2, 3]

@@ -72,7 +72,7 @@ class LeadWorld(ProducerWorld):
             leader.service.close()
             leader = self._server(leader.ordinal)
         self.servers.append(leader)
-        leader.look()
+        leader.check_leases()
 
     def hand_over(self) -> None:
         """Release the lease of the leader."""
@@ -123,7 +123,7 @@ class LeadWorld(ProducerWorld):
                     return server
             self.clock.advance(SECOND)
             for server in self.servers:
-                server.look()
+                server.check_leases()
         raise AssertionError("no server leads")
 
     def _server(self, ordinal: int) -> SlotServer:

@@ -127,7 +127,7 @@ class SlotWorld(GroupWorld):
         for _ in range(seconds):
             self.clock.advance(SECOND)
             for server in self.servers:
-                server.look()
+                server.check_leases()
 
 
 SLOT_WEIGHTS = WEIGHTS | {"die": 1.5, "come_back": 2.5, "swing": 0.7}

@@ -254,7 +254,7 @@ def register_before_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave_failed_write_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SealedRanges, "doubt", lambda *_: None)
+    monkeypatch.setattr(SealedRanges, "note_failed_write", lambda *_: None)
 
 
 def roll_back_repeatable_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class _Fence:
             try:
                 yield
             except StoreError:
-                leadership.doubt()
+                leadership.note_failed_write()
                 raise
             leadership.confirm(term)
 
@@ -149,7 +149,7 @@ class TableFence(Hook):
             # Nothing of this piece was sent to HBase, so no row can be late.
             raise
         except BaseException:
-            leadership.doubt()
+            leadership.note_failed_write()
             raise
         leadership.confirm(term)
 
@@ -205,7 +205,7 @@ class MessageFence(TableFence):
                 raise
             except BaseException:
                 # Inside `writing`, so that the lease is not released before the failed write is recorded.
-                self._sealed_ranges.doubt(prefix, FailedWrite(_span(first, last), len(rows), term))
+                self._sealed_ranges.note_failed_write(prefix, FailedWrite(_span(first, last), len(rows), term))
                 raise
         self._sealed_ranges.note_written(prefix)
 
@@ -240,7 +240,7 @@ class MessageFence(TableFence):
             try:
                 yield leadership.confirm
             except BaseException:
-                leadership.doubt()
+                leadership.note_failed_write()
                 raise
 
     def _visible_keys(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:

@@ -33,7 +33,7 @@ from tms_core.logs.loggers import get_logger
 from tms_core.tables.lease import Lease, LeaseRecord
 
 #: The interval between two checks of the leases, in seconds.
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 #: The maximum delay of a late write of a former leader, in milliseconds. HBase's Thrift servers close a connection that
 #: is idle for a minute (hbase.thrift.server.socket.read.timeout), so an hour has a large margin.
 REACH_MS = 3_600_000
@@ -154,12 +154,12 @@ class Leadership:
         except LeaseLost as error:
             raise unknown_outcome_error() from error
         except StoreError:
-            self.doubt()
+            self.note_failed_write()
             raise
         if self._term is not term:
             raise unknown_outcome_error()
 
-    def doubt(self) -> None:
+    def note_failed_write(self) -> None:
         """Record a failed write, which HBase may still execute."""
         self._failed_ms = self._clock.monotonic_ms()
 
@@ -202,7 +202,7 @@ class Leadership:
         with self._lock:
             self._is_releasing = self._lease.held
 
-    def wait_for_term(self, look: Callable[[], object]) -> None:
+    def wait_for_term(self, check_leases: Callable[[], object]) -> None:
         """Wait until this server leads; for a server without an address, to which others cannot forward requests.
 
         Raises:
@@ -210,7 +210,7 @@ class Leadership:
         """
         first: LeaseRecord | None = None
         while True:
-            look()
+            check_leases()
             if self.leads:
                 return
             other = self.leader
@@ -222,7 +222,7 @@ class Leadership:
                     f"{other.holder} serves this store.",
                     "Stop that server, or set server.leader.advertise for both servers.",
                 )
-            self._clock.sleep(LOOK_SECONDS)
+            self._clock.sleep(CHECK_SECONDS)
 
     def resign(self) -> None:
         """Release the lease if no write is running; otherwise let it expire.
@@ -237,8 +237,8 @@ class Leadership:
     def _release(self) -> None:
         """Release the lease if no write is running, with a note about servers that may have late writes."""
         with self._lock:
-            # `_is_releasing` prevents new writes from here on, and a failed write calls `doubt` before it decreases
-            # `_writes`. Therefore `_failed_ms` is final below.
+            # `_is_releasing` prevents new writes from here on, and a failed write calls `note_failed_write` before it
+            # decreases `_writes`. Therefore `_failed_ms` is final below.
             if self._writes or not self._is_releasing:
                 return
         now_ms = self._clock.monotonic_ms()
@@ -293,12 +293,12 @@ class LeaseWatcher:
     """A thread that checks the leases each second.
 
     Args:
-        look: checks the leases once.
+        check_leases: checks the leases once.
         resign: releases the slots of this server.
     """
 
-    def __init__(self, look: Callable[[], object], resign: Callable[[], object]) -> None:
-        self._look = look
+    def __init__(self, check_leases: Callable[[], object], resign: Callable[[], object]) -> None:
+        self._check_leases = check_leases
         self._resign = resign
         self._stop = Event()
         self._thread = Thread(target=self._run, name="leadership")
@@ -315,8 +315,8 @@ class LeaseWatcher:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._look()
-            self._stop.wait(LOOK_SECONDS)
+            self._check_leases()
+            self._stop.wait(CHECK_SECONDS)
 
 
 def not_leader_error() -> Unavailable:

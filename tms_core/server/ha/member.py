@@ -87,12 +87,12 @@ class HaMember:
             # outdated ids; the term waits until they have failed.
             return service.start_over(lambda key: self.slots.number(key) == slot)
 
-        look = partial(self._assignment.look, prepare)
+        check_leases = partial(self._assignment.check_leases, prepare)
         if self._advertise is None:
-            self.slots.leaderships[0].wait_for_term(look)
+            self.slots.leaderships[0].wait_for_term(check_leases)
         else:
             self._assignment.at(_with_port(self._advertise, port))
-        self._watch = LeaseWatcher(look, self._assignment.resign)
+        self._watch = LeaseWatcher(check_leases, self._assignment.resign)
 
     def stop(self) -> None:
         """Release the leadership; call it after all accepted requests have their outcomes."""

@@ -190,7 +190,7 @@ class SealedRanges:
         with sealed.lock:
             self._add(sealed, term, prefix, span, confirm)
 
-    def doubt(self, prefix: bytes, failed: FailedWrite) -> None:
+    def note_failed_write(self, prefix: bytes, failed: FailedWrite) -> None:
         """Record a failed write, which the next read or write of the generation decides first."""
         self._get_or_create(prefix).undecided = failed
 

@@ -15,7 +15,7 @@ from typing import Self
 from tms_core.clock import Clock
 from tms_core.errors import FormatError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
-from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
+from tms_core.server.ha.leadership import CHECK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import LeaseCheck, SideStorage, read_root
 from tms_core.tables.side import SideTable
 from tms_core.transaction.codec import wire
@@ -143,10 +143,10 @@ class SharedManager:
         return has_lease
 
     def _find_service(self) -> OtherService:
-        """Return the service of the leader, cached for ``LOOK_SECONDS``."""
+        """Return the service of the leader, cached for ``CHECK_SECONDS``."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
-            if self._other is not None and now_ms - self._looked_ms < LOOK_SECONDS * 1000:
+            if self._other is not None and now_ms - self._looked_ms < CHECK_SECONDS * 1000:
                 return self._other
             try:
                 root = read_root(self._side)

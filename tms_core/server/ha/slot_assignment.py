@@ -101,7 +101,7 @@ class SideCell:
 
 
 class SlotAssignment:
-    """The slots of one server. One thread calls :meth:`look`; any thread may read :attr:`slots`.
+    """The slots of one server. One thread calls :meth:`check_leases`; any thread may read :attr:`slots`.
 
     Args:
         side: the table of the leases; the caller closes it.
@@ -125,14 +125,14 @@ class SlotAssignment:
         self._agreed = False
         self._failure = ""
         self._lacking: dict[int, bytes | None] = {}
-        self._looks = 0
+        self._reports = 0
 
     def at(self, address: str) -> None:
         """Set the address of this server for other servers."""
         for lease in self._leases:
             lease.address = address
 
-    def look(self, prepare: Callable[[int], bool]) -> None:
+    def check_leases(self, prepare: Callable[[int], bool]) -> None:
         """Renew leases or try to acquire them, start and stop terms, and hand slots back.
 
         Args:
@@ -141,7 +141,7 @@ class SlotAssignment:
         try:
             self._agreed = self._agreed or self._agreement.reached()
             if self._agreed:
-                self._look(prepare)
+                self._check_slots(prepare)
             self._failure = ""
         except StoreError as error:
             self._failure = log_failure(error, self._failure)
@@ -161,7 +161,7 @@ class SlotAssignment:
         if failure is not None:
             raise failure
 
-    def _look(self, prepare: Callable[[int], bool]) -> None:
+    def _check_slots(self, prepare: Callable[[int], bool]) -> None:
         slots = self.slots.leaderships
         if len(slots) == 1:
             slots[0].step(partial(prepare, 0))
@@ -208,8 +208,8 @@ class SlotAssignment:
     def _report_lacking(self) -> None:
         own = self.slots.leaderships[self._ordinal :: self._settings.servers]
         if self._ordinal < self._settings.servers and not all(leadership.holds for leadership in own):
-            self._looks += 1
-            value = b"%d %d" % (self._clock.now_ms(), self._looks)
+            self._reports += 1
+            value = b"%d %d" % (self._clock.now_ms(), self._reports)
             self._side.put([(_row(self._settings.slots, self._ordinal, lacking=True), value)])
 
 

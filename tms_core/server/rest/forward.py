@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tms_core.errors import Unanswered, Unavailable
 from tms_core.security.tls import ClientTls
-from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
+from tms_core.server.ha.leadership import CHECK_SECONDS, Leadership
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.rest.body import Disconnected
 
@@ -161,7 +161,7 @@ def _address(leadership: Leadership) -> str:
 async def _wait_for_leader_change(leadership: Leadership, leader: str) -> None:
     """Return when ``leader`` is no longer the leader."""
     while _address(leadership) == leader:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
 
 
 class _ForwardedRequest:
