@@ -141,12 +141,12 @@ def test_register_of_two_first_instances_at_once_counts_one(kit: GroupKit) -> No
 
 @pytest.mark.parametrize("end", ["commit", "roll back", "time out", "leave open", "abort alone"])
 def test_register_after_a_former_reports_its_last_transaction(kit: GroupKit, end: str) -> None:
-    former, tx = Instance(kit), kit.begin()
-    former.publish(b"a", tx=tx, label="file 17 ü")
+    previous, tx = Instance(kit), kit.begin()
+    previous.publish(b"a", tx=tx, label="file 17 ü")
     if end == "commit":
         kit.commit(tx)
     elif end == "roll back":
-        former.roll_back(tx)
+        previous.roll_back(tx)
         kit.manager.abort(tx)
     elif end == "time out":
         kit.time_out(tx)
@@ -1301,23 +1301,23 @@ def test_pending_former_is_reported_as_it_ended_after_truncation(kit: GroupKit, 
     one, tx = Instance(kit), kit.begin()
     kit.commit(tx) if end == "committed" else kit.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
-    former = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
-    known = Registration(one.generation, one.uuid, NOW_MS, former, settled=True)
+    previous = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
+    known = Registration(one.generation, one.uuid, NOW_MS, previous, settled=True)
     kit.side.put([(key, known.pack())])
     kit.service.forget()
     assert clean(kit) == (int(end == "invalid"), 0)
     assert clean(kit) == (0, 0)
     kit.manager.truncate_invalid([tx.transaction_id])
     outcome = TransactionOutcome.COMMITTED if end == "committed" else TransactionOutcome.ABORTED
-    assert Instance(kit).previous == former._replace(outcome=outcome)
+    assert Instance(kit).previous == previous._replace(outcome=outcome)
 
 
 def test_tidy_marks_a_former_of_a_changing_producer(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     tx = kit.begin()
     kit.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
-    former = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
-    known = Registration(NOW_MS, uuid4(), NOW_MS, former, settled=True)
+    previous = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
+    known = Registration(NOW_MS, uuid4(), NOW_MS, previous, settled=True)
     kit.side.put([(key, known.pack())])
     exchange = kit.side.exchange
 
@@ -1329,7 +1329,9 @@ def test_tidy_marks_a_former_of_a_changing_producer(kit: GroupKit, monkeypatch: 
     monkeypatch.setattr(kit.side, "exchange", late)
     assert clean(kit) == (1, 0)
     found = Registration.parse(kit.side.get(key) or b"")
-    assert found == known._replace(generation=NOW_MS + 1, previous=former._replace(outcome=TransactionOutcome.ABORTED))
+    assert found == known._replace(
+        generation=NOW_MS + 1, previous=previous._replace(outcome=TransactionOutcome.ABORTED)
+    )
 
 
 @pytest.mark.parametrize("inside", [False, True])

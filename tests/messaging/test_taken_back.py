@@ -216,9 +216,9 @@ def test_abort_unknown_to_the_producer_is_reported_as_aborted(kit: GroupKit, wri
         one.begin(tx, "file 1")
     kit.manager.abort(tx)
     assert invalid(kit) == [tx.transaction_id]
-    former = Instance(kit).previous
-    assert former is not None
-    assert former.outcome is TransactionOutcome.ABORTED
+    previous = Instance(kit).previous
+    assert previous is not None
+    assert previous.outcome is TransactionOutcome.ABORTED
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------

@@ -183,10 +183,10 @@ def test_change_with_endless_concurrent_changes_is_unavailable(kit: Kit, generat
 def test_update_of_a_topic_that_changed_since_it_was_read_fails(kit: Kit) -> None:
     kit.create("bills", ttl="60")
     registry = kit.service._topics
-    former = registry.get(named("bills"))
+    previous = registry.get(named("bills"))
     kit.service.update_topic(named("bills"), {"ttl": "90"})
     with pytest.raises(Unavailable):
-        registry.update(named("bills"), {"ttl": "30"}, expected=former)
+        registry.update(named("bills"), {"ttl": "30"}, expected=previous)
     assert kit.service.topic(named("bills"))["ttl"] == "90"
 
 

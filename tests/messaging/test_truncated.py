@@ -85,9 +85,9 @@ def test_producer_of_a_truncated_id_learns_that_it_is_aborted(
     one.publish(b"a", tx=tx, label="file 1")
     kit.time_out(tx)
     assert way(kit.manager, tx)
-    former = Instance(kit).previous
-    assert former is not None
-    assert former.outcome is TransactionOutcome.ABORTED
+    previous = Instance(kit).previous
+    assert previous is not None
+    assert previous.outcome is TransactionOutcome.ABORTED
 
 
 def test_reset_gives_up_claims_of_transactions_in_progress(kit: GroupKit) -> None:

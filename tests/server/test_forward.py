@@ -45,7 +45,7 @@ class Following:
 
     def __init__(self, stack: ExitStack, ca_file: Path | None = None, certificate_name: str = "") -> None:
         self.cell, clock = LeaseCell(), ManualClock(NOW_MS)
-        self.former, self.own = Contender(self.cell, "leader", clock), Contender(self.cell, "follower", clock)
+        self.previous, self.own = Contender(self.cell, "leader", clock), Contender(self.cell, "follower", clock)
         self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
@@ -57,13 +57,13 @@ class Following:
         self.port = self.listener.port
 
     def follow(self, port: int, host: str = "http://127.0.0.1") -> None:
-        self.former.lease.release()
-        self.former.lease.address = f"{host}:{port}"
-        self.former.lease.acquire()
+        self.previous.lease.release()
+        self.previous.lease.address = f"{host}:{port}"
+        self.previous.lease.acquire()
         self.own.step()
 
     def lead(self) -> None:
-        self.former.lease.release()
+        self.previous.lease.release()
         assert self.own.step()
 
 

@@ -56,10 +56,10 @@ class Succession:
     def rows(self, *at: int) -> None:
         self.store.message.put([(PREFIX + tail(one), MessageValue(None, b"m")) for one in at])
 
-    def sealed(self, former: LeaseRecord | None = FORMER) -> Gaps:
+    def sealed(self, previous: LeaseRecord | None = FORMER) -> Gaps:
         """As a new leader has it."""
         self.fence += 1
-        return self.settled(SealedRanges(self.store.message, self.side, self.clock), Term(self.fence, former))
+        return self.settled(SealedRanges(self.store.message, self.side, self.clock), Term(self.fence, previous))
 
     def settled(self, sealed_ranges: SealedRanges, term: Term, prefix: bytes = PREFIX) -> Gaps:
         return sealed_ranges.settle(term, prefix, lambda _: None)
@@ -98,8 +98,8 @@ def test_seal_ends_after_the_clock_of_the_former_leader_within_reason(
     succession: Succession, ahead_ms: int, end_ms: int | None
 ) -> None:
     succession.rows(position(NOW_MS))
-    former = LeaseRecord("a", 1, 7, NOW_MS + ahead_ms - SECONDS * SECOND, SECONDS)
-    assert succession.sealed(former).end == (0 if end_ms is None else position(NOW_MS + end_ms))
+    previous = LeaseRecord("a", 1, 7, NOW_MS + ahead_ms - SECONDS * SECOND, SECONDS)
+    assert succession.sealed(previous).end == (0 if end_ms is None else position(NOW_MS + end_ms))
 
 
 @pytest.mark.parametrize(("days", "late", "kept"), [(29, False, True), (31, False, False), (31, True, True)])
@@ -110,8 +110,8 @@ def test_seal_drops_gaps_without_rows_after_a_month(succession: Succession, days
     if late:
         succession.rows(last + 5)
     succession.clock.advance(days * DAY)
-    former = LeaseRecord("b", 2, 7, succession.clock.now_ms() - 30 * SECOND, SECONDS)
-    assert succession.sealed(former).hides(last + 5) is kept
+    previous = LeaseRecord("b", 2, 7, succession.clock.now_ms() - 30 * SECOND, SECONDS)
+    assert succession.sealed(previous).hides(last + 5) is kept
 
 
 def test_seal_of_one_generation_leaves_others_unsealed(succession: Succession) -> None:

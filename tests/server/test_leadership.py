@@ -59,9 +59,9 @@ def test_follower_leads_only_after_lease_and_delay(node: Nodes, watched_ms: int,
     node.clock.advance(waited_ms - waited_ms // 2)
     assert second.step() is leads
     if leads:
-        former = second.leadership.term().previous
-        assert former is not None
-        assert (former.holder, second.leadership.fence, second.leader) == ("a", 2, "")
+        previous = second.leadership.term().previous
+        assert previous is not None
+        assert (previous.holder, second.leadership.fence, second.leader) == ("a", 2, "")
 
 
 def test_follower_counts_monotonic_time_only(node: Nodes) -> None:
@@ -148,7 +148,7 @@ def test_leader_resigns_after_its_failed_write_cannot_arrive(node: Nodes, since_
 def test_leader_after_two_resignations_knows_a_former_that_may_wake(node: Nodes, led_ms: int, may_wake: bool) -> None:
     first, second, third = node("a"), node("b"), node("c")
     first.step()
-    former = node.cell.record
+    previous = node.cell.record
     second.take_over()
     node.clock.advance(led_ms)
     second.step()
@@ -156,7 +156,7 @@ def test_leader_after_two_resignations_knows_a_former_that_may_wake(node: Nodes,
     assert node.cell.record.holder == ""
     for last in (third, node("d")):
         assert last.step()
-        assert last.leadership.term().previous == (former if may_wake else None)
+        assert last.leadership.term().previous == (previous if may_wake else None)
         last.leadership.resign()
 
 

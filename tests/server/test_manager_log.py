@@ -119,13 +119,13 @@ def manager_of(side: SideTable, clock: ManualClock) -> TransactionManager:
 
 
 def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, clock: ManualClock) -> None:
-    former = TransactionManager(place(), clock)
+    previous = TransactionManager(place(), clock)
 
     def one(number: int) -> tuple[int, bool]:
-        transaction = former.start_short().transaction_id
+        transaction = previous.start_short().transaction_id
         if number % 2:
-            former.can_commit(transaction, [b"%d" % number])
-            former.commit(transaction)
+            previous.can_commit(transaction, [b"%d" % number])
+            previous.commit(transaction)
         return transaction, bool(number % 2)
 
     with ThreadPoolExecutor(8) as threads:
@@ -137,9 +137,9 @@ def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, cl
 
 
 def test_commit_after_a_takeover_asks_again_first(shared: Shared, clock: ManualClock) -> None:
-    former = TransactionManager(shared(), clock)
-    transaction = former.start_short().transaction_id
-    former.can_commit(transaction, [b"a"])
+    previous = TransactionManager(shared(), clock)
+    transaction = previous.start_short().transaction_id
+    previous.can_commit(transaction, [b"a"])
     manager = TransactionManager(shared(), clock)
     with pytest.raises(Conflict):
         manager.commit(transaction)
@@ -151,25 +151,25 @@ def test_commit_after_a_takeover_asks_again_first(shared: Shared, clock: ManualC
 
 
 def test_former_manager_cannot_write_to_the_log_of_its_successor(side: MemorySide, clock: ManualClock) -> None:
-    former = manager_of(side, clock)
+    previous = manager_of(side, clock)
     manager = manager_of(side, clock)
     with pytest.raises(LogFailed, match=leadership_lost_error().message):
-        former.start_short()
+        previous.start_short()
     manager.start_short()
     assert manager.status(BASE + 1) == "in progress"
 
 
 def test_former_manager_that_leads_again_reads_changes_of_others(shared: Shared, clock: ManualClock) -> None:
-    former = TransactionManager(shared(), clock)
-    first = former.start_short().transaction_id
+    previous = TransactionManager(shared(), clock)
+    first = previous.start_short().transaction_id
     between = TransactionManager(shared(), clock)
     second = between.start_short().transaction_id
     between.invalidate(first)
-    former.begin()
-    assert former.running
-    assert (former.status(first), former.status(second)) == ("invalid", "in progress")
+    previous.begin()
+    assert previous.running
+    assert (previous.status(first), previous.status(second)) == ("invalid", "in progress")
     before = len(rows(shared.side))
-    former.begin()
+    previous.begin()
     assert len(rows(shared.side)) == before
 
 
@@ -271,14 +271,14 @@ def test_crash_at_any_change_keeps_acknowledged_changes(clock: ManualClock, does
         started: list[int] = []
         committed: list[int] = []
         try:
-            former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+            previous = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
             for number in range(6):
-                started.append(former.start_short().transaction_id)
+                started.append(previous.start_short().transaction_id)
                 if number % 2:
-                    former.commit(started[-1])
+                    previous.commit(started[-1])
                     committed.append(started[-1])
                 if number == 3:
-                    former.take_snapshot()
+                    previous.take_snapshot()
             died = False
         except StoreError:
             pass
@@ -324,8 +324,8 @@ def test_snapshot_whose_root_was_not_answered_is_kept(side: MemorySide, clock: M
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: ManualClock, at: int) -> None:
-    former = manager_of(side, clock)
-    begun = [former.start_short().transaction_id for _ in range(3)]
+    previous = manager_of(side, clock)
+    begun = [previous.start_short().transaction_id for _ in range(3)]
     late = Late(side)
     calls = 0
 
@@ -335,8 +335,8 @@ def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: 
         if calls == at:
             if at < 3:
                 # Its log goes on behind what has been read of it.
-                begun.append(former.start_short().transaction_id)
-            former.take_snapshot()
+                begun.append(previous.start_short().transaction_id)
+            previous.take_snapshot()
 
     late.before = meanwhile
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
@@ -347,11 +347,11 @@ def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: 
 @pytest.mark.parametrize("at", [b"xr", b"xl"])
 def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: ManualClock, at: bytes) -> None:
     late = Late(shared.side)
-    former = TransactionManager(SideStorage(late, shared.lease), clock)
-    transaction = former.start_short()
+    previous = TransactionManager(SideStorage(late, shared.lease), clock)
+    transaction = previous.start_short()
     late.fails_at = late.changes
     with pytest.raises(LogFailed):
-        former.start_short()
+        previous.start_short()
     late.fails_at = -1
     leaders: list[TransactionManager] = []
 
@@ -362,7 +362,7 @@ def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: Man
 
     late.before = meanwhile
     with pytest.raises(StoreError):
-        former.abort(transaction)
+        previous.abort(transaction)
     [leader] = leaders
     assert leader.is_in_progress(transaction.transaction_id)
     leader.start_short()
@@ -371,8 +371,8 @@ def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: Man
 
 def test_late_snapshot_of_a_former_manager_loses_nothing(shared: Shared, clock: ManualClock) -> None:
     late = Late(shared.side)
-    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
-    begun = [former.start_short().transaction_id]
+    previous = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    begun = [previous.start_short().transaction_id]
 
     def meanwhile(key: bytes) -> None:
         if key == b"xr":
@@ -381,7 +381,7 @@ def test_late_snapshot_of_a_former_manager_loses_nothing(shared: Shared, clock: 
 
     late.before = meanwhile
     with pytest.raises(StoreUnavailable, match="taken over"):
-        former.take_snapshot()
+        previous.take_snapshot()
     manager = TransactionManager(shared(), clock)
     assert [manager.status(one) for one in begun] == ["in progress"] * 2
 
@@ -394,15 +394,15 @@ def test_edits_larger_than_a_row_are_whole_or_count_for_nothing(
 ) -> None:
     monkeypatch.setattr(manager_log, "ROW_BYTES", 50)
     late = Late(side)
-    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
-    one, two = former.start_short().transaction_id, former.start_short().transaction_id
+    previous = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    one, two = previous.start_short().transaction_id, previous.start_short().transaction_id
     keys = [b"%d" % key * 20 for key in range(20)]
-    former.can_commit(one, keys)
-    former.commit(one)
-    former.can_commit(two, [b"another"])
+    previous.can_commit(one, keys)
+    previous.commit(one)
+    previous.can_commit(two, [b"another"])
     late.fails_at = late.changes + 2
     with pytest.raises(LogFailed):
-        former.commit(two)
+        previous.commit(two)
     manager = manager_of(side, clock)
     assert (manager.status(one), manager.status(two)) == ("ended", "in progress")
     manager.start_short()

@@ -187,9 +187,9 @@ def test_registration_waits_for_transactions_of_another_principal(tenants: Tenan
     assert tenants.publish("victim", VICTIMS, tx.write_pointer, **{**signed, "x_tms_sequence": "2"}).status == 409
     assert tenants.manager.status(tx.transaction_id) == "in progress"
     tenants.manager.commit(tx.transaction_id)
-    former = producers.register(topic, "p", instance, principal="colleague").previous
-    assert former is not None
-    assert former.outcome.value == "committed"
+    previous = producers.register(topic, "p", instance, principal="colleague").previous
+    assert previous is not None
+    assert previous.outcome.value == "committed"
 
 
 # --- roll backs ------------------------------------------------------------------------------------------------------

@@ -71,10 +71,10 @@ def test_register_with_transactions_elsewhere_asks_how_they_ended() -> None:
             answer = producer.ask("POST", producer.path, body)
             assert answer.status == 400 or answer.json["undecided"] == [two]
         body = json.dumps({"instance": str(heir), "ended": {one: "committed", two: "aborted"}}).encode()
-        former = {"transaction": one, "label": one, "outcome": "committed"}
+        previous = {"transaction": one, "label": one, "outcome": "committed"}
         for instance in (body, body, json.dumps({"instance": str(uuid4())}).encode()):
             told = producer.ask("POST", producer.path, instance).json
-            assert (told["former"], told["undecided"]) == (former, [])
+            assert (told["former"], told["undecided"]) == (previous, [])
 
 
 def test_register_ends_an_announced_transaction_without_messages(producer: ProducerClient) -> None:
@@ -83,8 +83,8 @@ def test_register_ends_an_announced_transaction_without_messages(producer: Produ
     nothing = {"transactionWritePointer": str(tx.write_pointer)}
     for _ in range(2):
         assert producer.send("store", generation, 1, nothing, x_tms_label="file%201").status == 200
-    former = {"transaction": str(tx.write_pointer), "label": "file 1", "outcome": "aborted"}
-    assert producer.register(uuid4()).json["former"] == former
+    previous = {"transaction": str(tx.write_pointer), "label": "file 1", "outcome": "aborted"}
+    assert producer.register(uuid4()).json["former"] == previous
     assert not producer.manager.is_in_progress(tx.write_pointer)
     assert producer.send("store", generation, 2, nothing).headers["x-tms-fenced"] == "true"
     elsewhere = TopicClient(producer.topic.client, "orders").create()

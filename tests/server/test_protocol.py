@@ -528,13 +528,13 @@ def test_renewed_certificate_is_shown_and_a_bad_one_is_not(
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
     new = make_certificate(tmp_path / "new.crt", tmp_path / "new.key")
     with listening(echo, tls) as port:
-        former = shown(port)
+        previous = shown(port)
         tls.certificate.write_bytes(new.certificate.read_bytes())
         while "Until then the previous contents are in force" not in caplog.text:
-            assert shown(port) == former
-        assert shown(port) == former
+            assert shown(port) == previous
+        assert shown(port) == previous
         tls.key.write_bytes(new.key.read_bytes())
-        while (found := shown(port)) == former:
+        while (found := shown(port)) == previous:
             pass
     assert found == new.certificate.read_bytes().strip()
     assert caplog.text.count("Until then") == 1

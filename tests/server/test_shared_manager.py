@@ -63,11 +63,11 @@ class Node:
         name: str,
         clock: ManualClock,
         token_file: Path | None = None,
-        former: Callable[[], RecoveredLog] | None = None,
+        previous: Callable[[], RecoveredLog] | None = None,
     ) -> None:
         lease = Lease(SideCell(side, b"l"), name, SECONDS, clock, wall_clocks=False)
         self.leadership = Leadership(lease, clock, fencing_delay_seconds=0)
-        storage = SideStorage(side, self.leadership.lease_check, former)
+        storage = SideStorage(side, self.leadership.lease_check, previous)
         manager, opens = TransactionManager(storage, clock), partial(SocketConnection, token_file=token_file)
         self.shared = SharedManager(manager, storage, self.leadership, side, clock, opens=opens, on_takeover=self.begun)
         tokens = {} if token_file is None else {Level.CLIENT: token_file.read_bytes}
@@ -220,7 +220,7 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
 
 
 def test_server_whose_former_folder_cannot_be_read_does_not_lead(caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=raising(PermissionError(13, "Permission denied")))
+    node = Node(MemorySide(), "a", ManualClock(NOW_MS), previous=raising(PermissionError(13, "Permission denied")))
     with caplog.at_level(logging.ERROR):
         assert not node.check_leases()
     assert "Permission denied" in caplog.text
@@ -462,9 +462,9 @@ def test_managed_on_the_network_without_a_token_is_rejected_unless_allowed(tmp_p
 
 
 def test_several_servers_continue_from_the_folder_of_one(tmp_path: Path) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path / "tx"), ManualClock(NOW_MS)) as former:
-        begun = former.start_short(3600).transaction_id
-        former.invalidate(former.start_short().transaction_id)
+    with TransactionManager(DirectoryStorage(tmp_path / "tx"), ManualClock(NOW_MS)) as previous:
+        begun = previous.start_short(3600).transaction_id
+        previous.invalidate(previous.start_short().transaction_id)
     side = MemorySide()
     with ExitStack() as stack:
         found = made(settings_of(tmp_path), side, stack)

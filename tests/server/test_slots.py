@@ -285,10 +285,12 @@ def test_group_set_back_by_another_server_is_noticed(pair: Pair, cluster: SlotSe
             cluster.check_leases(*pair, seconds=6)
 
 
-@pytest.mark.parametrize(("former", "slots"), [(1, 4), (4, 1), (4, 2), (2, 8)])
-def test_another_number_of_slots_counts_after_the_servers_ended(cluster: SlotServers, former: int, slots: int) -> None:
-    old, new = cluster.start(0, wanted(former, 1)), cluster.start(0, wanted(slots, 1))
-    all_old, all_new = list(range(former)), list(range(slots))
+@pytest.mark.parametrize(("previous", "slots"), [(1, 4), (4, 1), (4, 2), (2, 8)])
+def test_another_number_of_slots_counts_after_the_servers_ended(
+    cluster: SlotServers, previous: int, slots: int
+) -> None:
+    old, new = cluster.start(0, wanted(previous, 1)), cluster.start(0, wanted(slots, 1))
+    all_old, all_new = list(range(previous)), list(range(slots))
     cluster.check_leases(old)
     assert old.led == all_old
     cluster.check_leases(old, new, seconds=3 * SECONDS)

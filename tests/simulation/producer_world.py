@@ -136,13 +136,13 @@ class ProducerWorld:
         instance.generation = known.generation
         # One of 32 sequence numbers shares its position with most messages of others.
         instance.sequence = self.random.choice((0, 26, 30, 31))
-        for former in before:
-            if former.generation >= instance.generation:
+        for previous in before:
+            if previous.generation >= instance.generation:
                 raise Violation("Q8: a generation was given twice")
-            self.never.update(former.sent + former.stored)
-            self.never.update(sent for sent in former.unanswered if sent[1] not in self._visible(sent[0]))
-            if former.tx is not None:
-                self.outcomes[former.label] = TransactionOutcome.ABORTED
+            self.never.update(previous.sent + previous.stored)
+            self.never.update(sent for sent in previous.unanswered if sent[1] not in self._visible(sent[0]))
+            if previous.tx is not None:
+                self.outcomes[previous.label] = TransactionOutcome.ABORTED
         if known.previous is not None:
             self.reached[f"former {known.previous.outcome.value}"] += 1
             if self.outcomes[known.previous.label] is not known.previous.outcome:

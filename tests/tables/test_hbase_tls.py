@@ -168,15 +168,15 @@ def test_changed_tls_files_are_used_by_the_next_connection(
     authority = tmp_path / "authority.pem"
     authority.write_bytes(tls.certificate.read_bytes())
     client = ClientTls("storage.hbase.tls.", authority)
-    former = client.context()
-    assert client.context() is former
+    previous = client.context()
+    assert client.context() is previous
     authority.write_bytes(b"half")
     with caplog.at_level(logging.INFO):
-        assert client.context() is client.context() is former
+        assert client.context() is client.context() is previous
     [said] = caplog.messages
     assert "Until then the previous contents are in force" in said
     authority.write_bytes(other.certificate.read_bytes())
-    assert client.context() is not former
+    assert client.context() is not previous
     with TlsFront(thrift.address, other) as front:
         wanted = ClientTlsSettings(ca_file=authority)
         with pool_of(front.address, wanted) as pool:

@@ -214,8 +214,8 @@ def test_abort_of_a_short_one_that_timed_out_makes_it_valid(manager: Transaction
 
 @pytest.mark.parametrize("step_seconds", [-3600, -10, 0, 10])
 def test_restart_after_a_clock_step_keeps_each_timeout(clock: ManualClock, tmp_path: Path, step_seconds: int) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        one = former.checkpoint(former.start_short(30))
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as previous:
+        one = previous.checkpoint(previous.start_short(30))
         clock.step(step_seconds * SECOND)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         assert len(in_progress(manager)) == 2
@@ -227,10 +227,10 @@ def test_restart_after_a_clock_step_keeps_each_timeout(clock: ManualClock, tmp_p
 
 
 def test_restart_after_a_transaction_of_a_clock_set_back_leaves_it_its_time(clock: ManualClock, tmp_path: Path) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        former.start_short(60)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as previous:
+        previous.start_short(60)
         clock.step(-3600 * SECOND)
-        former.start_short(30)
+        previous.start_short(30)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         clock.advance(30 * SECOND)
         assert manager.expire() == 0
@@ -239,10 +239,10 @@ def test_restart_after_a_transaction_of_a_clock_set_back_leaves_it_its_time(cloc
 
 
 def test_restart_with_a_clock_set_back_twice_keeps_a_long_transaction_whole(clock: ManualClock, tmp_path: Path) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        former.start_short(60)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as previous:
+        previous.start_short(60)
         clock.step(-2 * 86400 * SECOND)
-        long = former.checkpoint(former.start_long())
+        long = previous.checkpoint(previous.start_long())
         clock.step(-600 * SECOND)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         clock.advance(60 * SECOND + 1)
@@ -251,10 +251,10 @@ def test_restart_with_a_clock_set_back_twice_keeps_a_long_transaction_whole(cloc
 
 
 def test_restart_with_a_clock_set_back_twice_times_a_transaction_out(clock: ManualClock, tmp_path: Path) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        former.start_short(60)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as previous:
+        previous.start_short(60)
         clock.step(-3600 * SECOND)
-        former.start_short(30)
+        previous.start_short(30)
         clock.step(-600 * SECOND)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         clock.advance(30 * SECOND + 1)
@@ -262,9 +262,9 @@ def test_restart_with_a_clock_set_back_twice_times_a_transaction_out(clock: Manu
 
 
 def test_abort_after_a_restart_leaves_older_transactions_invalid(clock: ManualClock, tmp_path: Path) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        old = former.start_short()
-        former.invalidate(old.transaction_id)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as previous:
+        old = previous.start_short()
+        previous.invalidate(old.transaction_id)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         manager.abort(old)
         one = manager.start_short()

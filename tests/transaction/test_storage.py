@@ -94,14 +94,14 @@ def test_commit_to_a_log_that_was_deleted_fails(tmp_path: Path, loss: str, hint:
 
 def test_manager_whose_directory_was_replaced_writes_nothing_to_it(tmp_path: Path) -> None:
     directory = tmp_path / "tx"
-    with opened(directory) as former:
-        former.start_short()
-        former.take_snapshot()
+    with opened(directory) as previous:
+        previous.start_short()
+        previous.take_snapshot()
         directory.rename(tmp_path / "elsewhere")
         with opened(directory) as manager:
             manager.start_short()
             before = sorted(directory.iterdir())
-            for write in (former.start_short, former.take_snapshot):
+            for write in (previous.start_short, previous.take_snapshot):
                 with pytest.raises((LogFailed, DirectoryFailed), match="deleted or replaced"):
                     write()
             assert sorted(directory.iterdir()) == before

@@ -173,12 +173,12 @@ def test_renewed_certificate_is_shown_and_open_connections_continue(
     with served(manager, certificate=of(tls)) as service:
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
             client.start_short()
-            former = shown(service.port)
+            previous = shown(service.port)
             tls.certificate.write_bytes(new.certificate.read_bytes())
             wait_until(lambda: "transactions.tls.certificate " in caplog.text)
-            assert shown(service.port) == former
+            assert shown(service.port) == previous
             tls.key.write_bytes(new.key.read_bytes())
-            wait_until(lambda: shown(service.port) != former)
+            wait_until(lambda: shown(service.port) != previous)
             client.start_short()
         assert shown(service.port) == new.certificate.read_bytes().strip()
         with TransactionClient.configured(settings_for(service, new.certificate)) as client:
@@ -281,10 +281,10 @@ def test_client_after_the_file_of_authorities_was_renewed_trusts_the_new_ones_al
         trusted.write_bytes(b"none")
         client.commit(client.start_short().transaction_id)
     authorities = ClientTls("transactions.", tls.certificate)
-    former = authorities.context()
+    previous = authorities.context()
     tls.certificate.write_bytes(b"none")
-    assert (authorities.context(), authorities.context()) == (former, former)
+    assert (authorities.context(), authorities.context()) == (previous, previous)
     # The service, which shares the process, may have seen its own certificate change as well.
     assert sum(f"transactions.ca_file {tls.certificate} cannot be used" in line for line in caplog.messages) == 1
     tls.certificate.write_bytes(other.certificate.read_bytes())
-    assert authorities.context() is not former
+    assert authorities.context() is not previous

@@ -49,7 +49,7 @@ class LeaseRecord:
         renewed_ms: the time of the last renewal, by the holder's wall clock.
         seconds: the duration of the lease without a renewal.
         address: the address of the holder; empty: unused, and not stored.
-        former: in a released lease, an earlier holder whose writes may still arrive; None: no such holder.
+        previous: in a released lease, an earlier holder whose writes may still arrive; None: no such holder.
         store: the identity of a store that only one process can open; empty: several processes can open it.
     """
 
@@ -59,7 +59,7 @@ class LeaseRecord:
     renewed_ms: int
     seconds: int
     address: str = ""
-    former: LeaseRecord | None = None
+    previous: LeaseRecord | None = None
     store: str = ""
 
     @classmethod
@@ -68,7 +68,7 @@ class LeaseRecord:
         try:
             fields = json.loads(value or b"null")
             previous = fields.pop("former", None)
-            return cls(**fields, former=None if previous is None else cls(**previous))
+            return cls(**fields, previous=None if previous is None else cls(**previous))
         except (ValueError, TypeError, AttributeError):
             return None
 
@@ -80,10 +80,12 @@ class LeaseRecord:
         return bool(self.holder) and -WALL_ALLOWANCE_MS <= now_ms - self.renewed_ms <= self.seconds * 1000
 
     def pack(self) -> bytes:
-        optional = ("address", "former", "store")
+        optional = ("address", "store")
         fields = {name: value for name, value in asdict(self).items() if value or name not in optional}
-        if self.former is not None:
-            fields["former"] = json.loads(replace(self.former, former=None).pack())
+        # The stored field has another name: `former`.
+        del fields["previous"]
+        if self.previous is not None:
+            fields["former"] = json.loads(replace(self.previous, previous=None).pack())
         return json.dumps(fields, sort_keys=True).encode()
 
 
@@ -254,7 +256,7 @@ class Lease:
             own_record = self.own
             if own_record is None:
                 return False
-            change = replace(own_record, holder=holder, seconds=seconds, former=previous)
+            change = replace(own_record, holder=holder, seconds=seconds, previous=previous)
             # Before the write: another process can acquire the lease as soon as the write arrives, and the response may
             # be late or lost. From here on, `remaining_ms` is 0.
             self._renewed_at_ms = self._clock.monotonic_ms() - self._seconds * 1000

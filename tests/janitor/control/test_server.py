@@ -41,11 +41,11 @@ def kind_of(answer: dict[str, Any]) -> str:
 
 
 def test_socket_with_any_umask_is_accessible_only_by_its_owner(kit: ControlKit) -> None:
-    former = os.umask(0)
+    previous = os.umask(0)
     try:
         kit.start()
     finally:
-        os.umask(former)
+        os.umask(previous)
     found = (kit.folder / "control.sock").stat()
     assert stat.S_IMODE(found.st_mode) == 0o600
 

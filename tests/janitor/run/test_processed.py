@@ -272,7 +272,7 @@ class BusySide(MemorySide):
             self.told()
 
 
-def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
+def _swept_while(moment: int, previous: bool) -> tuple[int, bool, list[bytes]]:
     """Sweep while another consumer begins, or one goes back, before the operation with this number.
 
     Returns:
@@ -287,7 +287,7 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
         kit.publish(b"c")
         kit.process(limit=2)
         ids = kit.ids()
-        if former:
+        if previous:
             kit.register("late", ids[1])
         kit.clock.advance(2 * HOUR)
         done: list[MessageId] = []
@@ -311,12 +311,12 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
         return count, bool(done), [str(one).encode() for one in ids if one > begun and one not in there]
 
 
-@pytest.mark.parametrize("former", [False, True])
-def test_trap_f_consumer_registered_during_a_pass_loses_nothing(former: bool) -> None:
-    total, _, _ = _swept_while(-1, former)
+@pytest.mark.parametrize("previous", [False, True])
+def test_trap_f_consumer_registered_during_a_pass_loses_nothing(previous: bool) -> None:
+    total, _, _ = _swept_while(-1, previous)
     assert total > 10
     for moment in range(1, total + 1):
-        _, began, lost = _swept_while(moment, former)
+        _, began, lost = _swept_while(moment, previous)
         assert (began, lost) == (True, []), moment
 
 

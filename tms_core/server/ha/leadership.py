@@ -263,7 +263,7 @@ class Leadership:
     def _find_previous(self) -> LeaseRecord | None:
         """Return the previous leader that may have late writes; None: no server."""
         seen = self._lease.seen
-        return seen.former if seen is not None and not seen.holder else seen
+        return seen.previous if seen is not None and not seen.holder else seen
 
     @property
     def _has_valid_term(self) -> bool:

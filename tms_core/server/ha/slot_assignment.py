@@ -276,7 +276,7 @@ class Agreement:
             return f"servers with server.leader.slots: {slots} are still running. The new servers wait until they stop."
         seen = lease.seen
         # The previous holder, or the holder noted at its release, may have late writes for an hour.
-        record = None if seen is None else seen if seen.holder else seen.former
+        record = None if seen is None else seen if seen.holder else seen.previous
         if record is None or record.renewed_ms + REACH_MS <= self._clock.now_ms():
             return None
         return (
