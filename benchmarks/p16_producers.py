@@ -49,7 +49,7 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
-from tms_core.transaction.rpc.line import SocketConnection
+from tms_core.transaction.rpc.connection import SocketConnection
 
 TURNS = size("TMS_BENCH_TURNS", 500)
 TURN_SECONDS = 0.1

@@ -14,7 +14,7 @@ import httpx2
 from tms_core.client import AsyncClient, Client, Retry, TransactionClient
 from tms_core.client.testing import InProcess
 from tms_core.transaction.codec.wire import Fields
-from tms_core.transaction.rpc.line import RpcConnection
+from tms_core.transaction.rpc.connection import RpcConnection
 
 #: ``before``: it was not done. ``after``: it was. ``late``: it is, when the test says so.
 When = Literal["before", "after", "late"]
@@ -158,20 +158,20 @@ class FaultyConnection:
         self._faults = faults
         self._connection = connection
 
-    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+    def call(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
         when = self._faults.meets(_STEPS.get(name, name))
         if when == "before":
             raise EOFError("cut")
         if when == "late":
-            self._faults.late.append(lambda: self._connection.ask(name, fields, seconds))
+            self._faults.late.append(lambda: self._connection.call(name, fields, seconds))
             raise TimeoutError
-        answer = self._connection.ask(name, fields, seconds)
+        answer = self._connection.call(name, fields, seconds)
         if when == "after":
             raise EOFError("cut")
         return answer
 
-    def is_quiet(self) -> bool:
-        return self._connection.is_quiet()
+    def is_reusable(self) -> bool:
+        return self._connection.is_reusable()
 
     def close(self) -> None:
         self._connection.close()
@@ -180,7 +180,7 @@ class FaultyConnection:
 def faulty_service(server: InProcess, faults: Faults) -> TransactionClient:
     """A client of the transaction service that meets them."""
     inner = server.transactions()
-    return TransactionClient("here", opens=lambda *given: FaultyConnection(faults, inner.opens(*given)))
+    return TransactionClient("here", connect=lambda *given: FaultyConnection(faults, inner.connect(*given)))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tms_core.errors import Conflict, TransactionError
 from tms_core.server.managing import PAGE_ROWS, may_have_undecided
 from tms_core.tables.base import MessageValue
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown
+from tms_core.transaction.rpc.connection import OutcomeUnknown
 
 #: What is committed before the next blow, by each of the clients.
 SOME = 10

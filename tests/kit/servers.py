@@ -228,7 +228,7 @@ class SlotServer(FencedServer):
     ) -> None:
         self.ordinal = ordinal
         self.assignment = SlotAssignment(shared.leases, name, settings, ordinal, shared.clock)
-        self.assignment.at(f"http://{name}")
+        self.assignment.set_address(f"http://{name}")
         self.slots = self.assignment.slots
         self.open(shared, self.slots, options, transactions)
 

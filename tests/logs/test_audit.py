@@ -26,7 +26,7 @@ from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import TokenDemanded
+from tms_core.transaction.rpc.connection import TokenRequired
 from tms_core.transaction.rpc.service import Level
 
 TOPICS = "/v1/namespaces/default/topics"
@@ -143,7 +143,7 @@ def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_pat
         TransactionManager(MemoryStorage(), SystemClock()) as manager,
         served(manager, tokens={Level.CLIENT: lambda: b"the right token"}) as service,
         TransactionClient(service.address, token_file=shown) as client,
-        pytest.raises(TokenDemanded),
+        pytest.raises(TokenRequired),
     ):
         client.start_short()
     assert said(lines) == [("request.unauthorized", None, "authenticate", "", "refused")]

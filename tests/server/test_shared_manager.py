@@ -27,7 +27,7 @@ from tms_core.server.ha import shared_manager
 from tms_core.server.ha.leadership import Leadership
 from tms_core.server.ha.manager_log import SideStorage, read_root
 from tms_core.server.ha.member import HaMember
-from tms_core.server.ha.shared_manager import OtherService, SharedManager
+from tms_core.server.ha.shared_manager import RemoteService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
 from tms_core.server.managing import (
     ServerTransactions,
@@ -49,7 +49,7 @@ from tms_core.transaction.manager.storage import DirectoryStorage, RecoveredLog
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.transaction.rpc import service as rpc_service
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import NOT_HERE, OutcomeUnknown, ServiceUnavailable, SocketConnection
+from tms_core.transaction.rpc.connection import NOT_MANAGED_HERE, OutcomeUnknown, ServiceUnavailable, SocketConnection
 from tms_core.transaction.rpc.service import WORKERS, Level, TransactionService
 
 SECONDS = 15
@@ -68,8 +68,10 @@ class Node:
         lease = Lease(SideCell(side, b"l"), name, SECONDS, clock, wall_clocks=False)
         self.leadership = Leadership(lease, clock, fencing_delay_seconds=0)
         storage = SideStorage(side, self.leadership.lease_check, previous)
-        manager, opens = TransactionManager(storage, clock), partial(SocketConnection, token_file=token_file)
-        self.shared = SharedManager(manager, storage, self.leadership, side, clock, opens=opens, on_takeover=self.begun)
+        manager, connect = TransactionManager(storage, clock), partial(SocketConnection, token_file=token_file)
+        self.shared = SharedManager(
+            manager, storage, self.leadership, side, clock, connect=connect, on_takeover=self.begun
+        )
         tokens = {} if token_file is None else {Level.CLIENT: token_file.read_bytes}
         self.service = TransactionService(
             self.shared.manager,
@@ -77,10 +79,10 @@ class Node:
             cleanup_seconds=0.01,
             snapshot_seconds=0.01,
             tokens=tokens,
-            several=self.shared,
+            router=self.shared,
         )
         self.service.start()
-        self.shared.at(self.service.address)
+        self.shared.set_address(self.service.address)
         self.takeovers = 0
         self.meanwhile: Callable[[], object] = lambda: None
 
@@ -92,7 +94,7 @@ class Node:
     def check_leases(self) -> bool:
         """Look who leads; returns whether this one does."""
         for _ in range(100):
-            self.leadership.step(self.shared.ready)
+            self.leadership.step(self.shared.is_ready)
             if self.leadership.leads or not self.leadership.holds:
                 break
         return self.leadership.leads
@@ -166,7 +168,7 @@ def test_call_without_a_leader_is_unavailable(servers: Servers) -> None:
     with pytest.raises(ServiceUnavailable, match="managing"):
         servers.clients[0].start_short()
     # The other one asks the first, which passes it on no further.
-    with pytest.raises(ServiceUnavailable, match=NOT_HERE):
+    with pytest.raises(ServiceUnavailable, match=NOT_MANAGED_HERE):
         servers.clients[1].start_short()
 
 
@@ -176,7 +178,7 @@ def test_call_through_a_former_leader_finds_the_new_one(servers: Servers) -> Non
         begun = client.start_short(3600).transaction_id
         servers.change()
         # As if it had been looked for at this moment.
-        third.shared._looked_ms = servers.clock.monotonic_ms()
+        third.shared._checked_ms = servers.clock.monotonic_ms()
         with pytest.raises(ServiceUnavailable, match=f"{servers.first.service.address} .*no longer"):
             client.start_short()
         assert client.start_short().transaction_id > begun
@@ -206,7 +208,7 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
     # The first takes over, and is paused before its term begins.
     goes_on = Event()
     servers.first.meanwhile = partial(goes_on.wait, 60)
-    servers.first.leadership.step(servers.first.shared.ready)
+    servers.first.leadership.step(servers.first.shared.is_ready)
     assert servers.first.leadership.holds
     assert not servers.second.check_leases()
     assert not servers.second.check_leases()
@@ -241,7 +243,7 @@ def test_damaged_log_is_reported_to_callers_and_at_the_start(caplog: pytest.LogC
 
 def test_bad_calls_are_forwarded_and_answered_as_by_the_leader(servers: Servers) -> None:
     servers.clients[1].start_short()
-    known = servers.second.shared._other
+    known = servers.second.shared._remote
     without_its_argument = wire.message(MessageKind.CALL, "startShortTimeout", 7)
     answers = []
     for node in (servers.first, servers.second):
@@ -252,7 +254,7 @@ def test_bad_calls_are_forwarded_and_answered_as_by_the_leader(servers: Servers)
         line.close()
     assert answers[0] == answers[1]
     assert wire.read_message(answers[0]).fields[2] == Failure.PROTOCOL_ERROR
-    assert servers.second.shared._other is known
+    assert servers.second.shared._remote is known
 
 
 def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Servers) -> None:
@@ -296,7 +298,7 @@ def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pyte
             waiting = thread.submit(servers.clients[1].start_short)
             assert asked.wait(60)
             monkeypatch.undo()
-            known = servers.second.shared._other
+            known = servers.second.shared._remote
             if leads == "this":
                 servers.change()
             else:
@@ -312,7 +314,7 @@ def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pyte
             goes_on.set()
     assert known is not None
     with pytest.raises(ServiceUnavailable):
-        known.ask(b"")
+        known.forward_call(b"")
 
 
 def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,12 +345,12 @@ def test_manager_of_another_log_is_not_asked(servers: Servers) -> None:
     assert root is not None
     frame = wire.message(MessageKind.CALL, "startShort", 7)
     for log, expected in ((root.log, True), ("another", False)):
-        other = OtherService(servers.first.service.address, log, SocketConnection)
+        other = RemoteService(servers.first.service.address, log, SocketConnection)
         if expected:
-            assert wire.read_message(other.ask(frame)).number == 7
+            assert wire.read_message(other.forward_call(frame)).number == 7
         else:
-            with pytest.raises(ServiceUnavailable, match=NOT_HERE):
-                other.ask(frame)
+            with pytest.raises(ServiceUnavailable, match=NOT_MANAGED_HERE):
+                other.forward_call(frame)
         other.close()
         other.close()
 
@@ -361,7 +363,7 @@ def test_server_that_cannot_write_its_last_snapshot_ends(
     with caplog.at_level(logging.WARNING):
         servers.first.shared.close()
     assert "it is gone." in caplog.text
-    assert not servers.first.shared.ready()
+    assert not servers.first.shared.is_ready()
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -394,7 +396,7 @@ def made(
     assert b"tms_open_claims" in generate_latest(registry)
     shared = transactions.shared
     if shared is not None:
-        member.slots.leaderships[0].step(shared.ready)
+        member.slots.leaderships[0].step(shared.is_ready)
         assert member.slots.leaderships[0].leads
         assert b"tms_open_claims 0.0" in generate_latest(registry)
     return transactions
@@ -617,12 +619,12 @@ def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: py
         store.message.put([(b"key", MessageValue(BASE, b"x"))])
         leadership = member.slots.leaderships[0]
         with caplog.at_level(logging.ERROR):
-            leadership.step(shared.ready)
+            leadership.step(shared.is_ready)
         assert leadership.holds
         assert not leadership.leads
         assert "does not start" in caplog.text
         assert f"mkdir -p {tmp_path / 'tx'}" in caplog.text
         assert read_root(side) is None
         (tmp_path / "tx").mkdir()
-        leadership.step(shared.ready)
+        leadership.step(shared.is_ready)
         assert leadership.leads

@@ -108,7 +108,7 @@ def test_rejected_certificate_is_reported_after_connection_is_closed(
     with TlsFront(thrift.address, tls, clients=other.certificate) as front:
         client = ClientTls("storage.hbase.tls.", tls.certificate)
         with closing(TimedSocket(front.address, LONG_SECONDS, client)) as connection:
-            while connection.is_quiet():
+            while connection.is_reusable():
                 time.sleep(0.001)
             with pytest.raises(StoreUnavailable, match="certificate required"):
                 write_until_it_fails(connection)

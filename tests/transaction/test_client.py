@@ -31,7 +31,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction, TransactionType
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import MAX_ANSWER_BYTES, MethodUnknown, OutcomeUnknown, ServiceUnavailable
+from tms_core.transaction.rpc.connection import MAX_RESPONSE_BYTES, MethodUnknown, OutcomeUnknown, ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 
 #: A time limit that a test waits out.
@@ -265,7 +265,7 @@ OK = wire.string(0, "OK")
 NONSENSE: dict[str, Callable[[RpcMessage], bytes]] = {
     "another call's number": lambda call: reply(call, OK, number=call.number + 1),
     "another call's name": lambda call: reply(call, OK, name="getSnapshot"),
-    "too large": lambda _: (MAX_ANSWER_BYTES + 1).to_bytes(4),
+    "too large": lambda _: (MAX_RESPONSE_BYTES + 1).to_bytes(4),
     "of negative size": lambda _: b"\xff\xff\xff\xff",
     "nonsense": lambda _: framed(b"nonsense"),
     "cut off": lambda call: reply(call, OK)[:-2],

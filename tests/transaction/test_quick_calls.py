@@ -23,7 +23,7 @@ from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc import quick_calls
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import answer
-from tms_core.transaction.rpc.line import LENGTH
+from tms_core.transaction.rpc.connection import LENGTH
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 from tms_core.transaction.rpc.service import Level, TransactionService
 

@@ -45,7 +45,7 @@ from tms_core.transaction.manager.storage import Log, MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import METHODS, answer
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import LENGTH, ServiceUnavailable, TokenDemanded, as_text
+from tms_core.transaction.rpc.connection import LENGTH, ServiceUnavailable, TokenRequired, as_text
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, Level, TransactionService
 from tms_core.web.failed_attempts import FailedAttempts
 
@@ -697,7 +697,7 @@ def test_call_with_a_wrong_token_does_nothing(
 ) -> None:
     (tmp_path / "mine").write_bytes(token)
     settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "mine")
-    with TransactionClient.configured(settings) as client, pytest.raises(TokenDemanded):
+    with TransactionClient.configured(settings) as client, pytest.raises(TokenRequired):
         client.start_short()
     assert not manager.visibility().in_progress
 
@@ -706,7 +706,7 @@ def test_call_without_a_token_does_nothing(guarded: TransactionService, manager:
     pointer = manager.start_short().transaction_id
     with TransactionClient(guarded.address) as client:
         for _ in range(2):
-            with pytest.raises(TokenDemanded) as caught:
+            with pytest.raises(TokenRequired) as caught:
                 client.invalidate(pointer)
             assert "transactions.token_file" in caught.value.hint
     assert [entry.write_pointer for entry in manager.visibility().in_progress] == [pointer]
@@ -756,7 +756,7 @@ def test_administrative_call_without_the_administrative_token_does_nothing(
             client.commit(client.start_short().transaction_id)
             client.invalidate(client.start_short().transaction_id)
             each_raises(
-                TokenDemanded,
+                TokenRequired,
                 lambda: client.truncate_invalid([invalid]),
                 lambda: client.truncate_invalid_before(2**62),
                 client.reset,

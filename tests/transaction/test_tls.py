@@ -30,7 +30,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.client import TransactionClient, source_of
-from tms_core.transaction.rpc.line import ServiceUnavailable, TlsDemanded
+from tms_core.transaction.rpc.connection import ServiceUnavailable, TlsRequired
 from tms_core.transaction.rpc.service import TransactionService
 
 
@@ -110,7 +110,7 @@ def test_plain_client_of_a_service_with_tls_gets_a_tls_error(
     (tmp_path / "token").write_text("secret")
     with (
         TransactionClient(service.address, token_file=token_file) as client,
-        pytest.raises(TlsDemanded) as error,
+        pytest.raises(TlsRequired) as error,
     ):
         client.start_short()
     assert "transactions.ca_file" in error.value.hint

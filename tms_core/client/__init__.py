@@ -61,7 +61,7 @@ from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
+from tms_core.transaction.rpc.connection import OutcomeUnknown, ServiceUnavailable
 
 __all__ = [
     "Ages",

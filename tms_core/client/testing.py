@@ -36,7 +36,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.calls import answer
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import result_of
+from tms_core.transaction.rpc.connection import result_of
 from tms_core.web.listener import Listener, ListenerOptions
 
 __all__ = ["InProcess", "in_process"]
@@ -68,7 +68,7 @@ class InProcess:
 
     def transactions(self) -> TransactionClient:
         """Return a client of the transaction service."""
-        return TransactionClient("in this process", opens=lambda _, __: _Handover(self.manager))
+        return TransactionClient("in this process", connect=lambda _, __: _Handover(self.manager))
 
     def client(self, **options: Any) -> Client:
         """Return a client of this server; the options are the arguments of ``Client`` and the fields of ``Options``."""
@@ -110,18 +110,18 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
 
 
 class _Handover:
-    """A connection to a manager in this process (:class:`tms_core.transaction.rpc.line.RpcConnection`)."""
+    """A connection to a manager in this process (:class:`tms_core.transaction.rpc.connection.RpcConnection`)."""
 
     def __init__(self, manager: TransactionManager) -> None:
         self._manager = manager
         self._number = 0
 
-    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+    def call(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
         self._number += 1
         call = wire.message(MessageKind.CALL, name, self._number, *fields)
         return result_of(name, self._number, answer(self._manager, call))
 
-    def is_quiet(self) -> bool:
+    def is_reusable(self) -> bool:
         return True
 
     def close(self) -> None:

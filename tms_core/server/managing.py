@@ -40,7 +40,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, RecoveredLog, Storage
 from tms_core.transaction.model import TX_PER_MS, late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient, connecting
-from tms_core.transaction.rpc.service import Level, ManagerOfSeveral, TransactionService
+from tms_core.transaction.rpc.service import CallRouter, Level, TransactionService
 
 if TYPE_CHECKING:
     from tms_core.server.ha.member import HaMember
@@ -216,16 +216,16 @@ def _among_several(
         _check_no_undecided(transactions.directory, store, side)
     storage = SideStorage(side, leadership.lease_check, partial(_stored_log, transactions.directory, store, side))
     manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
-    opens = connecting(transactions, server.leader.certificate_name)
+    connect = connecting(transactions, server.leader.certificate_name)
     shared = stack.enter_context(
-        SharedManager(manager, storage, leadership, side, clock, opens=opens, on_takeover=record_takeover)
+        SharedManager(manager, storage, leadership, side, clock, connect=connect, on_takeover=record_takeover)
     )
     service = _service(shared.manager, transactions, stack, shared)
     reached = _advertised_address(server.leader.advertise or "", service)
-    shared.at(reached)
+    shared.set_address(reached)
     # This server's own address may be 0.0.0.0, which no certificate names.
-    opens = connecting(transactions, server.leader.certificate_name or split_address(reached)[0])
-    client = stack.enter_context(TransactionClient(service.address, opens=opens))
+    connect = connecting(transactions, server.leader.certificate_name or split_address(reached)[0])
+    client = stack.enter_context(TransactionClient(service.address, connect=connect))
     return ServerTransactions(
         shared.manager if one_leader else None, shared.manager, client, service.address, shared, service
     )
@@ -235,14 +235,14 @@ def _service(
     manager: TransactionManager,
     settings: TransactionSettings,
     stack: ExitStack,
-    several: ManagerOfSeveral | None = None,
+    router: CallRouter | None = None,
 ) -> TransactionService:
     service = TransactionService(
         manager,
         settings.thrift,
         snapshot_seconds=settings.snapshot_interval_seconds,
         tokens=_tokens(settings),
-        several=several,
+        router=router,
         certificate=_certificate(settings),
     )
     service.start()

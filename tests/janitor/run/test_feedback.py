@@ -37,7 +37,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import VisibilityState
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import ServiceUnavailable
+from tms_core.transaction.rpc.connection import ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 from tms_core.transaction.source.source import Loaded
 

@@ -33,7 +33,7 @@ from tms_core.messaging.topics.partitions import Layout
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
+from tms_core.transaction.rpc.connection import OutcomeUnknown, ServiceUnavailable
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown
+from tms_core.transaction.rpc.connection import OutcomeUnknown
 
 P = ParamSpec("P")
 T = TypeVar("T")

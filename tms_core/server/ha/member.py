@@ -81,7 +81,7 @@ class HaMember:
         """
 
         def prepare(slot: int) -> bool:
-            if slot == 0 and manager is not None and not manager.ready():
+            if slot == 0 and manager is not None and not manager.is_ready():
                 return False
             # Drop caches before the term, because another leader has written. Requests accepted in an earlier term have
             # outdated ids; the term waits until they have failed.
@@ -91,7 +91,7 @@ class HaMember:
         if self._advertise is None:
             self.slots.leaderships[0].wait_for_term(check_leases)
         else:
-            self._assignment.at(_with_port(self._advertise, port))
+            self._assignment.set_address(_with_port(self._advertise, port))
         self._watch = LeaseWatcher(check_leases, self._assignment.resign)
 
     def stop(self) -> None:

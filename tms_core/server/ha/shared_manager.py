@@ -21,9 +21,9 @@ from tms_core.tables.side import SideTable
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.rpc.line import (
-    ANSWER_YOURSELF,
-    NOT_HERE,
+from tms_core.transaction.rpc.connection import (
+    EXECUTE_HERE,
+    NOT_MANAGED_HERE,
     IdleConnections,
     ServiceUnavailable,
     SocketConnection,
@@ -48,7 +48,7 @@ class SharedManager:
         storage: the storage of the manager.
         leadership: the leadership of slot 0.
         side: the table of the log; the caller closes it.
-        opens: opens a connection to the service of another server, from address and timeout (seconds).
+        connect: opens a connection to the service of another server, from address and timeout (seconds).
         on_takeover: called with the manager after a takeover.
 
     Attributes:
@@ -63,21 +63,21 @@ class SharedManager:
         side: SideTable,
         clock: Clock,
         *,
-        opens: Callable[[str, float], SocketConnection] = SocketConnection,
+        connect: Callable[[str, float], SocketConnection] = SocketConnection,
         on_takeover: Callable[[TransactionManager], object] = lambda _: None,
     ) -> None:
         self.manager = manager
         self._storage = storage
         self._leadership = leadership
         self._side = side
-        self._opens = opens
+        self._connect = connect
         self._on_takeover = on_takeover
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
         self._takeover: Future[LeaseCheck] | None = None
         self._closed = False
         self._clock = clock
-        self._other: OtherService | None = None
-        self._looked_ms = 0
+        self._remote: RemoteService | None = None
+        self._checked_ms = 0
         self._lock = Lock()
 
     def __enter__(self) -> Self:
@@ -86,11 +86,11 @@ class SharedManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def at(self, address: str) -> None:
+    def set_address(self, address: str) -> None:
         """Set the address of this server's service for other servers."""
         self._storage.address = address
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the manager has taken over, so that a term may start; False: call again later."""
         if self._closed:
             return False
@@ -110,24 +110,24 @@ class SharedManager:
 
     @property
     def log_name(self) -> str:
-        """See :class:`~tms_core.transaction.rpc.service.ManagerOfSeveral`."""
+        """See :class:`~tms_core.transaction.rpc.service.CallRouter`."""
         return self._storage.name if self._leadership.leads else ""
 
     def forward_call(self, frame: bytes) -> bytes:
-        """Forward a call to the leader's manager; see :class:`~tms_core.transaction.rpc.service.ManagerOfSeveral`."""
-        other = self._find_service()
+        """Forward a call to the leader's manager; see :class:`~tms_core.transaction.rpc.service.CallRouter`."""
+        remote = self._find_service()
         try:
-            return other.ask(frame)
+            return remote.forward_call(frame)
         except ServiceUnavailable:
             # Not for a broken connection, because a client with invalid calls must not close the connections of others.
-            self._forget()
+            self._close_remote()
             raise
 
     def close(self) -> None:
         """Save a final snapshot if this server leads; a second call does nothing."""
         self._closed = True
         self._thread.shutdown()
-        self._forget()
+        self._close_remote()
         try:
             self.manager.close()
         except (TmsError, OSError) as error:
@@ -139,15 +139,15 @@ class SharedManager:
         self.manager.begin()
         self._on_takeover(self.manager)
         with self._lock:
-            self._replace(None)
+            self._replace_remote(None)
         return has_lease
 
-    def _find_service(self) -> OtherService:
+    def _find_service(self) -> RemoteService:
         """Return the service of the leader, cached for ``CHECK_SECONDS``."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
-            if self._other is not None and now_ms - self._looked_ms < CHECK_SECONDS * 1000:
-                return self._other
+            if self._remote is not None and now_ms - self._checked_ms < CHECK_SECONDS * 1000:
+                return self._remote
             try:
                 root = read_root(self._side)
             except (StoreError, FormatError) as error:
@@ -156,92 +156,92 @@ class SharedManager:
                 raise ServiceUnavailable(
                     "No server is managing transactions at the moment.", "Try again in a few seconds."
                 )
-            self._looked_ms = now_ms
-            other = self._other
-            if other is None or other.address != root.address:
-                other = OtherService(root.address, root.log, self._opens)
-                self._replace(other)
-            return other
+            self._checked_ms = now_ms
+            remote = self._remote
+            if remote is None or remote.address != root.address:
+                remote = RemoteService(root.address, root.log, self._connect)
+                self._replace_remote(remote)
+            return remote
 
-    def _replace(self, other: OtherService | None) -> None:
+    def _replace_remote(self, remote: RemoteService | None) -> None:
         """Replace the leader's service, and interrupt calls to the former leader, which may be suspended."""
-        previous, self._other = self._other, other
+        previous, self._remote = self._remote, remote
         if previous is not None:
-            previous.break_off()
+            previous.interrupt()
 
-    def _forget(self) -> None:
+    def _close_remote(self) -> None:
         with self._lock:
-            other, self._other = self._other, None
-        if other is not None:
-            other.close()
+            remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
 
 
-class OtherService:
+class RemoteService:
     """A client that forwards calls to another server; threads may share it, and each call uses a separate connection.
 
     Args:
         address: ``HOST:PORT`` of the service.
         log: the identity of its manager's log.
-        opens: see :class:`SharedManager`.
+        connect: see :class:`SharedManager`.
     """
 
-    def __init__(self, address: str, log: str, opens: Callable[[str, float], SocketConnection]) -> None:
+    def __init__(self, address: str, log: str, connect: Callable[[str, float], SocketConnection]) -> None:
         self.address = address
         self._log = log
-        self._opens = opens
-        self._lines = IdleConnections(self._open_connection)
-        self._busy_lines: set[SocketConnection] = set()
-        self._is_over = False
+        self._connect = connect
+        self._connections = IdleConnections(self._open_connection)
+        self._busy_connections: set[SocketConnection] = set()
+        self._is_replaced = False
 
-    def ask(self, frame: bytes) -> bytes:
+    def forward_call(self, frame: bytes) -> bytes:
         """Forward a call, and return the response.
 
         Raises:
             OSError, EOFError, FormatError: the outcome is unknown.
             ServiceUnavailable: nothing was done.
         """
-        with self._lines.borrow() as line:
-            self._busy_lines.add(line)
+        with self._connections.borrow() as connection:
+            self._busy_connections.add(connection)
             try:
-                if self._is_over:
+                if self._is_replaced:
                     raise _unavailable(self.address, "another server has taken over")
-                answer = line.forward_call(frame, _SECONDS)
+                response = connection.forward_call(frame, _SECONDS)
             finally:
-                self._busy_lines.discard(line)
-            if _is_refused(answer):
+                self._busy_connections.discard(connection)
+            if _is_rejected(response):
                 raise _unavailable(self.address, "it is no longer the leader")
-        return answer
+        return response
 
     def close(self) -> None:
         """Close idle connections; a second call does nothing."""
-        self._lines.close()
+        self._connections.close()
 
-    def break_off(self) -> None:
+    def interrupt(self) -> None:
         """Close all connections, and interrupt running calls."""
-        self._is_over = True
+        self._is_replaced = True
         self.close()
-        for line in list(self._busy_lines):
-            line.break_off()
+        for connection in list(self._busy_connections):
+            connection.interrupt()
 
     def _open_connection(self) -> SocketConnection:
         try:
-            line = self._opens(self.address, _CONNECT_SECONDS)
+            connection = self._connect(self.address, _CONNECT_SECONDS)
         except OSError as error:
             raise _unavailable(self.address, str(error)) from error
         try:
-            line.ask(ANSWER_YOURSELF, (wire.string(1, self._log),), _CONNECT_SECONDS)
+            connection.call(EXECUTE_HERE, (wire.string(1, self._log),), _CONNECT_SECONDS)
         except (OSError, EOFError, FormatError, TransactionError) as error:
-            line.close()
+            connection.close()
             raise _unavailable(self.address, str(error)) from error
-        return line
+        return connection
 
 
-def _is_refused(answer: bytes) -> bool:
+def _is_rejected(response: bytes) -> bool:
     """Return whether the service rejected the call because its manager does not lead."""
-    if len(answer) > _REJECTION_BYTES:
+    if len(response) > _REJECTION_BYTES:
         return False
-    found = wire.read_message(answer)
-    return found.kind == MessageKind.EXCEPTION and as_text(found.fields, 1) == NOT_HERE
+    found = wire.read_message(response)
+    return found.kind == MessageKind.EXCEPTION and as_text(found.fields, 1) == NOT_MANAGED_HERE
 
 
 def _unavailable(address: str, reason: str) -> ServiceUnavailable:

@@ -127,7 +127,7 @@ class SlotAssignment:
         self._lacking: dict[int, bytes | None] = {}
         self._reports = 0
 
-    def at(self, address: str) -> None:
+    def set_address(self, address: str) -> None:
         """Set the address of this server for other servers."""
         for lease in self._leases:
             lease.address = address

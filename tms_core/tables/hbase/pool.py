@@ -189,7 +189,7 @@ class HBasePool:
                     return None
                 entry = self._idle.pop()
             is_young = now_ms - entry.since_ms < IDLE_MS
-            if is_young and now_ms >= entry.server.avoid_until_ms and entry.wire.is_quiet():
+            if is_young and now_ms >= entry.server.avoid_until_ms and entry.wire.is_reusable():
                 return entry.server, entry.wire
             self._drop(entry.server, entry.wire)
 

@@ -194,9 +194,9 @@ class ThriftConnection:
             raise converted from error
         return answers
 
-    def is_quiet(self) -> bool:
+    def is_reusable(self) -> bool:
         """Return whether the server has neither closed the connection nor sent unrequested bytes."""
-        return not self.broken and self._socket.is_quiet()
+        return not self.broken and self._socket.is_reusable()
 
     def close(self) -> None:
         """Close the connection; closing twice is not an error."""

@@ -35,7 +35,7 @@ from tms_core.transaction.codec.snapshot import read_complete_visibility
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Fields, Kind
 from tms_core.transaction.model import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, InProgress, Transaction, VisibilityState
-from tms_core.transaction.rpc.line import (
+from tms_core.transaction.rpc.connection import (
     IdleConnections,
     MethodUnknown,
     OutcomeUnknown,
@@ -97,7 +97,7 @@ class TransactionClient:
         timeout_seconds: the time limit of a call, and of a connection.
         token_file: the file of the token that the service requires; None: no token.
         tls: checks the certificate of the service; None: no TLS.
-        opens: opens a connection from address and timeout; None: over TCP, with the token and TLS.
+        connect: opens a connection from address and timeout; None: over TCP, with the token and TLS.
 
     Every method raises ``ServiceUnavailable`` if the call was not executed, and ``OutcomeUnknown`` if it may have been.
     """
@@ -109,14 +109,14 @@ class TransactionClient:
         *,
         token_file: Path | None = None,
         tls: ssl.SSLContext | None = None,
-        opens: Callable[[str, float], RpcConnection] | None = None,
+        connect: Callable[[str, float], RpcConnection] | None = None,
     ) -> None:
         addresses = (address,) if isinstance(address, str) else tuple(address)
         #: The address of the current service.
         self.address = addresses[0]
-        self.opens = opens or partial(SocketConnection, token_file=token_file, tls=tls)
+        self.connect = connect or partial(SocketConnection, token_file=token_file, tls=tls)
         self._timeout_seconds = timeout_seconds
-        self._lines = {one: IdleConnections(partial(self._open_connection, one)) for one in addresses}
+        self._connections = {one: IdleConnections(partial(self._open_connection, one)) for one in addresses}
         #: Whether the service knows `commitAndStart`; each new connection assumes that it does.
         self._has_commit_and_start = True
         #: Whether the service knows calls with an id in place of a transaction, likewise.
@@ -129,7 +129,7 @@ class TransactionClient:
         Raises:
             ConfigurationError: ``transactions.ca_file`` cannot be read.
         """
-        return cls(address or wanted.thrift, timeout_seconds, opens=connecting(wanted))
+        return cls(address or wanted.thrift, timeout_seconds, connect=connecting(wanted))
 
     def __enter__(self) -> Self:
         return self
@@ -139,8 +139,8 @@ class TransactionClient:
 
     def close(self) -> None:
         """Close all connections; a second call does nothing."""
-        for lines in self._lines.values():
-            lines.close()
+        for pool in self._connections.values():
+            pool.close()
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class TransactionClient:
 
     def _call_services(self, name: str, fields: tuple[bytes, ...], *, repeatable: bool) -> Fields:
         """Call one service after another within the time limit, as long as the call is repeatable."""
-        several = len(self._lines) > 1
+        several = len(self._connections) > 1
         # A transaction whose start got no response times out, so another service may start a transaction.
         repeatable = repeatable or (several and name.startswith("start"))
         deadline = time.monotonic() + self._timeout_seconds
@@ -368,7 +368,7 @@ class TransactionClient:
 
     def _order(self) -> list[str]:
         """Return the services, starting with the current one."""
-        addresses = list(self._lines)
+        addresses = list(self._connections)
         at = addresses.index(self.address)
         return addresses[at:] + addresses[:at]
 
@@ -378,9 +378,9 @@ class TransactionClient:
             self.address = [*self._order(), address][1]
 
     def _call_service(self, address: str, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
-        with self._lines[address].borrow() as line:
+        with self._connections[address].borrow() as connection:
             try:
-                return line.ask(name, fields, seconds)
+                return connection.call(name, fields, seconds)
             except MethodUnknown as error:
                 # Raise it after the block, because the connection remains usable.
                 unknown = error
@@ -394,7 +394,7 @@ class TransactionClient:
         # Assume all calls again, because the service may have been replaced.
         self._has_commit_and_start = self._has_id_calls = True
         try:
-            return self.opens(address, self._timeout_seconds / len(self._lines))
+            return self.connect(address, self._timeout_seconds / len(self._connections))
         except OSError as error:
             raise ServiceUnavailable(
                 f"The transaction service {address} cannot be reached: {error.strerror or error}.",
@@ -429,16 +429,16 @@ class ServiceSource:
 
     Args:
         address: ``HOST:PORT`` of the service.
-        opens: see :class:`TransactionClient`.
+        connect: see :class:`TransactionClient`.
     """
 
-    def __init__(self, address: str, opens: Callable[[str, float], RpcConnection] = SocketConnection) -> None:
+    def __init__(self, address: str, connect: Callable[[str, float], RpcConnection] = SocketConnection) -> None:
         self._address = address
-        self._opens = opens
+        self._connect = connect
 
     def latest(self) -> Loaded:
         """Return a current snapshot; see :meth:`TransactionClient.latest`."""
-        with TransactionClient(self._address, opens=self._opens) as client:
+        with TransactionClient(self._address, connect=self._connect) as client:
             return client.latest()
 
 
@@ -450,7 +450,7 @@ def source_of(settings: ServiceSettings) -> SnapshotSource | None:
             be used.
     """
     if settings.source == "thrift":
-        return ServiceSource(settings.thrift, opens=connecting(settings))
+        return ServiceSource(settings.thrift, connect=connecting(settings))
     directory = settings.snapshot_directory()
     return None if directory is None else DirectorySource.at(directory, settings.kerberos, settings.hdfs_ca_file)
 

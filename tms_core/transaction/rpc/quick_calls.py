@@ -14,7 +14,7 @@ from typing import cast
 
 from tms_core.errors import FormatError
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.rpc.line import LENGTH
+from tms_core.transaction.rpc.connection import LENGTH
 
 #: The prefixes of quick calls and their offset; and the limits of a quick call: its bytes, the ids on the invalid list,
 #: the number of earlier calls that arrived one by one, and the duration of the last call in seconds.

@@ -41,12 +41,12 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
-from tms_core.transaction.rpc.line import (
-    ANSWER_YOURSELF,
+from tms_core.transaction.rpc.connection import (
     AUTHENTICATE,
+    EXECUTE_HERE,
     LENGTH,
     NOT_ADMINISTRATIVE,
-    NOT_HERE,
+    NOT_MANAGED_HERE,
     TLS_ONLY,
     UNAUTHORIZED,
     ServiceUnavailable,
@@ -113,7 +113,7 @@ class Level(Enum):
 logger = get_logger(__name__)
 
 
-class ManagerOfSeveral(Protocol):
+class CallRouter(Protocol):
     """A router to the server that manages the transactions, among several servers."""
 
     @property
@@ -141,7 +141,7 @@ class TransactionService:
         snapshot_seconds: the interval of snapshots (``transactions.snapshot_interval_seconds``).
         tokens: for each level with a token, a function that returns the token. If ``ADMIN`` has no token, the clients'
             token permits all calls; if ``CLIENT`` has no token, only :data:`ADMINISTRATIVE` calls require one.
-        several: the router to the responsible server; None: this server is the only one.
+        router: the router to the responsible server; None: this server is the only one.
         certificate: the TLS certificate; None: no TLS.
     """
 
@@ -153,12 +153,12 @@ class TransactionService:
         cleanup_seconds: float = CLEANUP_SECONDS,
         snapshot_seconds: float = 60,
         tokens: Mapping[Level, Callable[[], bytes]] = MappingProxyType({}),
-        several: ManagerOfSeveral | None = None,
+        router: CallRouter | None = None,
         certificate: ServerCertificate | None = None,
     ) -> None:
         self._certificate = certificate
         self._tokens = tokens
-        self._several = several
+        self._router = router
         self._manager = manager
         self._host, self.port = split_address(address)
         self._jobs = ((cleanup_seconds, manager.expire), (snapshot_seconds, manager.take_snapshot))
@@ -169,7 +169,7 @@ class TransactionService:
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._quick = QuickCalls(manager, lambda frame: answer(manager, frame), is_local=several is None)
+        self._quick = QuickCalls(manager, lambda frame: answer(manager, frame), is_local=router is None)
         #: Connections that wait for bytes, with the start of the wait; the longest wait first.
         self._awaiting = self._quick.awaiting
         #: Connections that have not yet received a response.
@@ -408,23 +408,23 @@ class TransactionService:
 
         A response of None means that the call must be forwarded.
         """
-        several = self._several
-        if several is None:
+        router = self._router
+        if router is None:
             return answer(self._manager, frame, address), direct
-        if len(frame) <= _SMALL_CALL_BYTES and (request := wire.read_message(frame)).name == ANSWER_YOURSELF:
-            if request.fields.get(1) == several.log_name.encode() != b"":
+        if len(frame) <= _SMALL_CALL_BYTES and (request := wire.read_message(frame)).name == EXECUTE_HERE:
+            if request.fields.get(1) == router.log_name.encode() != b"":
                 return wire.message(MessageKind.REPLY, request.name, request.number), True
-            return _refusal(request, NOT_HERE), True
-        if several.log_name:
+            return _refusal(request, NOT_MANAGED_HERE), True
+        if router.log_name:
             return answer(self._manager, frame, address), direct
         if direct:
-            return _refusal(wire.read_message(frame), NOT_HERE), direct
+            return _refusal(wire.read_message(frame), NOT_MANAGED_HERE), direct
         return None, direct
 
     async def _forward(self, frame: bytes) -> bytes:
-        several = cast("ManagerOfSeveral", self._several)
+        router = cast("CallRouter", self._router)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._forwarders, several.forward_call, frame)
+            return await asyncio.get_running_loop().run_in_executor(self._forwarders, router.forward_call, frame)
         except ServiceUnavailable as error:
             return _refusal(wire.read_message(frame), str(error))
 
@@ -538,7 +538,7 @@ class TransactionService:
         limiter = RateLimitedLogger(logger)
         while True:
             await asyncio.sleep(seconds)
-            if self._several is not None and not self._several.log_name:
+            if self._router is not None and not self._router.log_name:
                 continue
             try:
                 await self._run_in_worker(work)

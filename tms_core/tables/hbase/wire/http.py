@@ -72,8 +72,8 @@ class HttpSocket(TimedSocket):
         while self._exchanges and not self._unread:
             self._receive()
 
-    def is_quiet(self) -> bool:
-        return self._is_persistent and not self._unread and not self._exchanges and super().is_quiet()
+    def is_reusable(self) -> bool:
+        return self._is_persistent and not self._unread and not self._exchanges and super().is_reusable()
 
     def _receive(self) -> None:
         data = super().read(_PIECE_BYTES)

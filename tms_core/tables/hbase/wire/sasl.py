@@ -73,8 +73,8 @@ class SaslSocket(TimedSocket):
         data, self._unread = self._unread[:size], self._unread[size:]
         return bytes(data)
 
-    def is_quiet(self) -> bool:
-        return not self._unread and not self._exchange.is_expired and super().is_quiet()
+    def is_reusable(self) -> bool:
+        return not self._unread and not self._exchange.is_expired and super().is_reusable()
 
     def _send(self, data: bytes) -> None:
         frames = []

@@ -99,7 +99,7 @@ class TimedSocket:
     def is_open(self) -> bool:
         return self._socket.fileno() >= 0
 
-    def is_quiet(self) -> bool:
+    def is_reusable(self) -> bool:
         """Return whether the server has neither closed the connection nor sent unrequested bytes."""
         if not self.is_open() or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
             return False

@@ -24,13 +24,13 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 
 #: The largest response, in bytes: a snapshot of about twenty million invalid ids.
-MAX_ANSWER_BYTES = 256 * 1024 * 1024
+MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 #: The call that sends a token; the first call of a connection if the service requires a token.
 AUTHENTICATE = "authenticate"
 #: The first call of a server that forwards calls: only the manager with this log may execute them.
-ANSWER_YOURSELF = "answerYourself"
+EXECUTE_HERE = "answerYourself"
 #: The response to such a call from a server without that manager.
-NOT_HERE = "Transactions are not managed here now"
+NOT_MANAGED_HERE = "Transactions are not managed here now"
 #: The response of a service with a certificate to a call without TLS.
 TLS_ONLY = "This transaction service speaks TLS only"
 #: The responses of a service with tokens to a call without its token, and to an administrative call without that token.
@@ -57,13 +57,13 @@ class MethodUnknown(ServiceUnavailable):
     """The service does not know the method: Tephra's service has fewer methods than ``tms serve``."""
 
 
-class TlsDemanded(ServiceUnavailable):
+class TlsRequired(ServiceUnavailable):
     """The service requires TLS, and the call had none."""
 
     code = "TMS-TLS-REQUIRED"
 
 
-class TokenDemanded(ServiceUnavailable):
+class TokenRequired(ServiceUnavailable):
     """The service requires a token, and the call had none or another token."""
 
     code = "TMS-TRANSACTION-TOKEN-REQUIRED"
@@ -72,11 +72,11 @@ class TokenDemanded(ServiceUnavailable):
 class RpcConnection(Protocol):
     """A connection for one call at a time: a :class:`SocketConnection`, or a stub."""
 
-    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
-        """Call a method; see :meth:`SocketConnection.ask`."""
+    def call(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+        """Call a method; see :meth:`SocketConnection.call`."""
         ...
 
-    def is_quiet(self) -> bool:
+    def is_reusable(self) -> bool:
         """Return whether the connection can be used again."""
         ...
 
@@ -91,8 +91,8 @@ C = TypeVar("C", bound=RpcConnection)
 class IdleConnections(Generic[C]):
     """A pool of idle connections for reuse; threads may share it."""
 
-    def __init__(self, opens: Callable[[], C]) -> None:
-        self._opens = opens
+    def __init__(self, connect: Callable[[], C]) -> None:
+        self._connect = connect
         self._lock = Lock()
         self._idle: list[C] = []
         self._closed = False
@@ -100,36 +100,36 @@ class IdleConnections(Generic[C]):
     @contextmanager
     def borrow(self) -> Iterator[C]:
         """Yield a connection that no other thread uses; close the connection if the block raises."""
-        line = self._reuse_connection() or self._opens()
+        connection = self._reuse_connection() or self._connect()
         try:
-            yield line
+            yield connection
         except BaseException:
-            line.close()
+            connection.close()
             raise
         with self._lock:
             if not self._closed:
-                self._idle.append(line)
+                self._idle.append(connection)
                 return
-        line.close()
+        connection.close()
 
     def close(self) -> None:
         """Close all idle connections; a second call does nothing."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for line in idle:
-            line.close()
+        for connection in idle:
+            connection.close()
 
     def _reuse_connection(self) -> C | None:
         while True:
             with self._lock:
                 if not self._idle:
                     return None
-                line = self._idle.pop()
+                connection = self._idle.pop()
             # An idle connection is unusable after the service has closed it or sent unrequested bytes.
-            if line.is_quiet():
-                return line
-            line.close()
+            if connection.is_reusable():
+                return connection
+            connection.close()
 
 
 class SocketConnection:
@@ -170,21 +170,21 @@ class SocketConnection:
 
     def _authenticate(self, token: bytes, seconds: float) -> None:
         try:
-            self.ask(AUTHENTICATE, (wire.string(1, token),), seconds)
+            self.call(AUTHENTICATE, (wire.string(1, token),), seconds)
         except MethodUnknown:
             return  # the service requires no token
-        except TlsDemanded:
+        except TlsRequired:
             self.close()
             raise
         except (TransactionError, FormatError, EOFError) as error:
             self.close()
-            kind = TokenDemanded if isinstance(error, TokenDemanded) else ServiceUnavailable
+            kind = TokenRequired if isinstance(error, TokenRequired) else ServiceUnavailable
             raise kind(
                 f"The transaction service at {self._address} rejects the token of transactions.token_file.",
                 "Use the token file of the server.",
             ) from error
 
-    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+    def call(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
         """Call a method.
 
         Returns:
@@ -219,11 +219,11 @@ class SocketConnection:
                 "Set transactions.thrift to the port of the transaction service, not of REST or the status page.",
             )
         (size,) = LENGTH.unpack(head)
-        if not 0 <= size <= MAX_ANSWER_BYTES:
+        if not 0 <= size <= MAX_RESPONSE_BYTES:
             raise FormatError(f"a response of {size} bytes")
         return self._read(size, deadline)
 
-    def is_quiet(self) -> bool:
+    def is_reusable(self) -> bool:
         """Return whether the service has neither closed the connection nor sent unrequested bytes."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -233,7 +233,7 @@ class SocketConnection:
         """Close the connection."""
         self._socket.close()
 
-    def break_off(self) -> None:
+    def interrupt(self) -> None:
         """Interrupt the call of another thread that waits for a response."""
         with suppress(OSError):
             # Not the method of SSLSocket, which removes the TLS object that the other thread uses.
@@ -284,12 +284,12 @@ def result_of(name: str, number: int, frame: bytes) -> Fields:
         ServiceUnavailable, OutcomeUnknown: the service failed.
         FormatError: the frame is not a response, or the response to another call.
     """
-    answer = wire.read_message(frame)
-    if (answer.name, answer.number) != (name, number):
-        raise FormatError(f"the response to {answer.name} number {answer.number} came for {name} {number}")
-    if answer.kind == MessageKind.EXCEPTION:
-        raise _application_error(name, answer.fields)
-    return answer.fields
+    response = wire.read_message(frame)
+    if (response.name, response.number) != (name, number):
+        raise FormatError(f"the response to {response.name} number {response.number} came for {name} {number}")
+    if response.kind == MessageKind.EXCEPTION:
+        raise _application_error(name, response.fields)
+    return response.fields
 
 
 def _application_error(name: str, fields: Fields) -> TransactionError:
@@ -299,11 +299,11 @@ def _application_error(name: str, fields: Fields) -> TransactionError:
         hint = "Use a transaction service of the client's version: Tephra's own service and older ones lack some calls."
         return MethodUnknown(f"The transaction service does not know {name}.", hint)
     if as_text(fields, 1) == TLS_ONLY:
-        return TlsDemanded(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
+        return TlsRequired(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
     if as_text(fields, 1) == UNAUTHORIZED:
-        return TokenDemanded(f"{UNAUTHORIZED}.", "Set transactions.token_file to a copy of the server's token file.")
+        return TokenRequired(f"{UNAUTHORIZED}.", "Set transactions.token_file to a copy of the server's token file.")
     if as_text(fields, 1) == NOT_ADMINISTRATIVE:
-        return TokenDemanded(f"{NOT_ADMINISTRATIVE}.", "Set transactions.admin_token_file.")
+        return TokenRequired(f"{NOT_ADMINISTRATIVE}.", "Set transactions.admin_token_file.")
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
     if kind == Failure.PROTOCOL_ERROR:
         return ServiceUnavailable(
