@@ -188,7 +188,7 @@ class LeaderServer(Contender, FencedServer):
         self.open(shared, Slots([self.leadership]))
 
     def prepare(self) -> bool:
-        return self.service.start_over(lambda _: True)
+        return self.service.invalidate_topics(lambda _: True)
 
 
 class TwoServers:
@@ -234,7 +234,9 @@ class SlotServer(FencedServer):
 
     def check_leases(self) -> list[int]:
         """Check the leadership; return the slots of this server."""
-        self.assignment.check_leases(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
+        self.assignment.check_leases(
+            lambda slot: self.service.invalidate_topics(lambda key: self.slots.number(key) == slot)
+        )
         return self.led
 
     @property

@@ -78,7 +78,7 @@ def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
     cache.open(B, Ids(0))
     cache.add(A, [run(0, bytes(1000))])
     cache.add(B, [run(0, bytes(1000))])
-    cache.forget(A, 5)
+    cache.invalidate(A, 5)
     assert cache.stats.weight == one
     cache.add(A, [run(10, bytes(1000))])
     assert cache.read(B, 0, 100, 1 << 20, 0) == [run(0, bytes(1000))]
@@ -182,12 +182,12 @@ def test_forget_after_foreign_rows_shows_them_and_ids_continue(kit: Kit) -> None
     kit.store.message.put([(theirs, MessageValue(P, b"theirs"))])
     kit.put("orders", P, b"stored")
     assert kit.payloads() == [b"a"]
-    kit.service.forget(named("orders"))
+    kit.service.invalidate(named("orders"))
     kit.publish("orders", b"b")
     assert kit.payloads() == [b"a", b"theirs", b"b"]
     assert kit.ids()[-1] == MessageId(NOW_MS + 7, 10)
     kit.store.message.invert([TxCell(theirs, P, False)])
-    kit.service.forget()
+    kit.service.invalidate()
     assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"b"]
 
 
@@ -195,7 +195,7 @@ def test_store_after_forget_keeps_payloads_of_another_server(kit: Kit) -> None:
     kit.put("orders", P, b"ours")
     theirs = PayloadKey(named("orders"), 1, P, NOW_MS, 1).pack()
     kit.store.payload.put([(theirs, b"theirs")])
-    kit.service.forget(named("orders"))
+    kit.service.invalidate(named("orders"))
     kit.put("orders", P, b"more")
     kit.publish("orders", pointer=P)
     assert kit.payloads() == [b"ours", b"theirs", b"more"]

@@ -12,7 +12,7 @@ from tests.kit.messaging import Kit, P, memory, named, reader
 from tests.support import each_raises
 from tms_core.clock import CLOCK_ALLOWANCE_MS
 from tms_core.errors import BadRequest, ConsumerNotFound, quoted
-from tms_core.messaging import remembered
+from tms_core.messaging import cached_rows
 from tms_core.messaging.groups import positions
 from tms_core.rowkey import MessageId
 
@@ -141,7 +141,7 @@ def test_unread_payloads_of_a_transaction_stay_visible(held: Kit) -> None:
 
 
 def test_consumer_beyond_the_most_names_is_rejected(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MAX_NAMES", 3)
+    monkeypatch.setattr(cached_rows, "MAX_NAMES", 3)
     kit.create("bills")
     for name in ("a", "b", "c"):
         put(kit, READ_NONE, name)
@@ -160,11 +160,11 @@ def test_consumer_beyond_the_most_names_is_rejected(kit: Kit, monkeypatch: pytes
 
 
 def test_consumers_of_another_server_count_after_forget(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MAX_NAMES", 3)
+    monkeypatch.setattr(cached_rows, "MAX_NAMES", 3)
     put(kit, READ_NONE, "a")
     kit.serve().consumers.put(ORDERS, "b", READ_NONE)
     kit.serve().consumers.put(ORDERS, "c", READ_NONE)
-    kit.service.forget()
+    kit.service.invalidate()
     with pytest.raises(BadRequest):
         put(kit, READ_NONE, "d")
 

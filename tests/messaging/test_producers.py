@@ -28,7 +28,7 @@ from tms_core.errors import (
     TransactionEnded,
     Unavailable,
 )
-from tms_core.messaging import remembered
+from tms_core.messaging import cached_rows
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.announcements import AHEAD_MS
@@ -133,7 +133,7 @@ def test_register_of_two_first_instances_at_once_counts_one(kit: GroupKit) -> No
     other = kit.serve()
     one, two = service.producers.register(BILLS, "x", first), other.producers.register(BILLS, "x", second)
     assert two.generation == one.generation + 1
-    service.forget()
+    service.invalidate()
     with pytest.raises(ProducerFenced):
         service.publish(BILLS, [b"a"], sent=Sent(BILLS, "x", one.generation, 1))
     other.close()
@@ -381,7 +381,7 @@ def test_interrupted_deletion_is_finished_by_a_repeat(kit: GroupKit, at: int, *,
 
 
 def test_producer_beyond_the_most_names_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MAX_NAMES", 3)
+    monkeypatch.setattr(cached_rows, "MAX_NAMES", 3)
     for name in ("a", "b", "c"):
         kit.service.producers.register(BILLS, name, uuid4())
     for _ in range(2):
@@ -398,7 +398,7 @@ def test_producer_beyond_the_most_names_is_rejected(kit: GroupKit, monkeypatch: 
 
 
 def test_names_of_many_topics_stay_bounded(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MAX_NAMES", 2)
+    monkeypatch.setattr(cached_rows, "MAX_NAMES", 2)
     monkeypatch.setattr(kit.service.producers._names._numbers, "_max_keys", 3)
     for life in range(8):
         for name in ("a", "b"):
@@ -838,7 +838,7 @@ def test_restore_during_a_write_is_no_announced_request(kit: GroupKit, monkeypat
 
     def late(self: MessageWriteBatch, *args: Any) -> Any:
         # As the janitor in the server's process does, and a consumer looks for messages.
-        kit.service.forget(BILLS)
+        kit.service.invalidate(BILLS)
         everything(kit)
         return placed(self, *args)
 
@@ -1304,7 +1304,7 @@ def test_pending_former_is_reported_as_it_ended_after_truncation(kit: GroupKit, 
     previous = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
     known = Registration(one.generation, one.uuid, NOW_MS, previous, settled=True)
     kit.side.put([(key, known.pack())])
-    kit.service.forget()
+    kit.service.invalidate()
     assert clean(kit) == (int(end == "invalid"), 0)
     assert clean(kit) == (0, 0)
     kit.manager.truncate_invalid([tx.transaction_id])

@@ -486,7 +486,7 @@ def test_publish_with_pending_payloads_of_another_server_is_rejected(kit: Kit) -
     other = kit.serve()
     other.store(named("orders"), [b"b"], pointer=P)
     other.close()
-    kit.service.forget()
+    kit.service.invalidate()
     with pytest.raises(BadRequest, match=f"{P} .*default:orders"):
         kit.publish("orders", b"c", pointer=P)
 

@@ -161,7 +161,7 @@ def test_publish_while_a_topic_is_opened_waits(kit: Kit) -> None:
     kit.publish("orders", b"a")
     theirs = MessageKey(named("orders"), 1, NOW_MS, 1).pack()
     kit.store.message.put([(theirs, MessageValue(None, b"theirs"))])
-    kit.service.forget()
+    kit.service.invalidate()
     opening, go = Event(), Event()
     read = kit.store.message.read
 

@@ -71,7 +71,7 @@ def test_follower_reaches_no_position_in_the_side_table(two: TwoServers) -> None
 
 def test_leader_that_slept_during_a_read_returns_nothing(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
-    two.one.service.forget()
+    two.one.service.invalidate()
     read = two.one.message.read
 
     def slowly(want: Projection[Any], *arguments: Any) -> Page[Any]:
@@ -180,7 +180,7 @@ def test_late_rows_of_one_write_that_lie_far_apart_are_hidden(two: TwoServers) -
     two.one.interrupt_write(meanwhile, lambda rows: rows[1:])
     with pytest.raises(StoreUnavailable):
         two.one.fenced.message.put(rows)
-    two.other.service.forget(TOPIC)
+    two.other.service.invalidate(TOPIC)
     assert two.other.payloads() == [b"a"]
 
 
@@ -300,7 +300,7 @@ def test_repeat_of_a_half_done_write_gives_readers_each_message_once(two: TwoSer
     if twice:
         # Also what was there already, since the request was sent to HBase twice.
         arrive()
-        two.one.service.forget(TOPIC)
+        two.one.service.invalidate(TOPIC)
         assert two.one.payloads() == [b"a", b"b", b"c"]
     assert seen + read_on(two.one, at)[0] == [b"a", b"b", b"c"]
 
@@ -339,7 +339,7 @@ def test_failed_write_is_known_to_the_next_leader_after_a_hand_back(two: TwoServ
     again = b"late" if of_a_producer else b"b"
     two.other.service.publish(TOPIC, [again], sent=sent)
     arrive()
-    two.other.service.forget(TOPIC)
+    two.other.service.invalidate(TOPIC)
     assert two.other.payloads() == [again]
 
 
@@ -476,7 +476,7 @@ def test_next_leader_after_a_slow_clock_starts_after_its_first_ids(two: TwoServe
     two.other.interrupt_write(meanwhile)
     with pytest.raises(StoreUnavailable):
         two.other.service.publish(TOPIC, [b"late"])
-    two.one.service.forget(TOPIC)
+    two.one.service.invalidate(TOPIC)
     assert two.one.payloads() == [b"a", b"b"]
 
 
@@ -493,7 +493,7 @@ def test_next_leader_starts_after_a_consumer_that_is_ahead(two: TwoServers) -> N
     two.one.interrupt_write(meanwhile)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
-    two.other.service.forget(TOPIC)
+    two.other.service.invalidate(TOPIC)
     assert two.other.payloads() == [b"a", b"b"]
 
 

@@ -71,9 +71,9 @@ def test_started_member_publishes_its_address_in_the_lease(advertise: str, addre
     leases, led = MemorySide(), Event()
 
     class Service(MessagingService):
-        def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
+        def invalidate_topics(self, concerns: Callable[[bytes], bool]) -> bool:
             led.set()
-            return super().start_over(concerns)
+            return super().invalidate_topics(concerns)
 
     store = MemoryStore()
     standing = HaMember(store, MemorySide(), leases, LeaderSettings(advertise=advertise), SystemClock())

@@ -282,7 +282,7 @@ class ProducerWorld:
         while self.side.late:
             self.reached["arrived late"] += 1
             self.side.late.pop()()
-            self.service.forget()
+            self.service.invalidate()
 
     def sweep(self) -> None:
         """Run the janitor's cleanup, and truncate the ids of transactions that can no longer write."""

@@ -210,7 +210,7 @@ def test_planted_bug_breaks_an_invariant(plant: Plant, monkeypatch: pytest.Monke
 
 
 def keep_cache_after_handover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MessagingService, "start_over", lambda *_: True)
+    monkeypatch.setattr(MessagingService, "invalidate_topics", lambda *_: True)
 
 
 #: The first seed only saves time; all other seeds follow.

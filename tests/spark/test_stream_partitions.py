@@ -112,7 +112,7 @@ def test_sealed_partitions_return_a_late_message(at: Scene) -> None:
     late = MessageKey(TopicId.parse(f"{EVENTS}-3"), 1, at.clock.now_ms(), 0)
     at.server.store.message.put([(late.pack(), MessageValue(None, b"late"))])
     # The row was written by another process.
-    at.server.service.forget()
+    at.server.service.invalidate()
     assert query.drain() == [*texts(1, 2), b"late"]
 
 

@@ -13,7 +13,8 @@ The cache stays valid although the janitor changes the store:
   reader in a transaction gets only cached rows younger than half of either value. (``CachingMessageTable`` has the same
   rule, with milliseconds instead of seconds.)
 
-The service that rolls back messages also changes the cache. After any other write, call :meth:`MessageCache.forget`.
+The service that rolls back messages also changes the cache. After any other write, call
+:meth:`MessageCache.invalidate`.
 """
 
 from __future__ import annotations
@@ -243,17 +244,17 @@ class MessageCache:
             while index < len(cached.runs) and (run := cached.runs[index]).first <= last:
                 if run.pointer == pointer:
                     if run.first < first or run.stop - 1 > last:
-                        self._forget(cached, last + 1)
+                        self._invalidate(cached, last + 1)
                         return
                     cached.runs[index] = run._replace(pointer=-pointer)
                 index += 1
 
-    def forget(self, prefix: bytes, floor: int) -> None:
+    def invalidate(self, prefix: bytes, floor: int) -> None:
         """Drop all cached runs, because the store may differ from them; cache new rows from ``floor`` on."""
         with self._lock:
             cached = self._topics.get(prefix)
             if cached is not None:
-                self._forget(cached, floor)
+                self._invalidate(cached, floor)
 
     def drop(self, prefix: bytes) -> None:
         """Drop all rows of a generation."""
@@ -263,7 +264,7 @@ class MessageCache:
     def _drop(self, prefix: bytes) -> None:
         cached = self._topics.pop(prefix, None)
         if cached is not None:
-            self._forget(cached, 0)
+            self._invalidate(cached, 0)
 
     def _unshare(self, limit_bytes: int) -> None:
         while self._shared_weight > limit_bytes:
@@ -272,7 +273,7 @@ class MessageCache:
             self._weight -= weight
             self._shared_weight -= weight
 
-    def _forget(self, cached: _CachedTopic, floor: int) -> None:
+    def _invalidate(self, cached: _CachedTopic, floor: int) -> None:
         # This also drops shared parts of other topics: it is rare, and readers recreate them.
         self._unshare(0)
         self._weight -= cached.clear(max(floor, cached.floor, cached.runs[-1].stop if cached.runs else 0))

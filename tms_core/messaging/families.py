@@ -422,7 +422,7 @@ class Families:
     def _change(self, topic: TopicId, properties: Mapping[str, str], expected: TopicMetadata | None = None) -> None:
         self._topics.update(topic, properties, expected=expected)
         # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
-        self._open_topics.forget_cached(topic)
+        self._open_topics.invalidate_rows(topic)
 
     def _delete(self, row: TopicMetadata) -> None:
         layout = layout_of(row.topic, row.properties)

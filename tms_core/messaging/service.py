@@ -2,7 +2,7 @@
 
 All methods are thread-safe. They block, except ``submit_publish`` and ``submit_store``, which are for event loops. Only
 one process at a time may publish to a store, because it assigns ids and caches rows. A process that becomes the
-publisher calls :meth:`MessagingService.forget` first.
+publisher calls :meth:`MessagingService.invalidate` first.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class MessagingService:
         self._topics = TopicRegistry(
             store.metadata,
             options.default_ttl_seconds,
-            lambda topic: self._open_topics.forget(lambda key: key.startswith(topic.prefix)),
+            lambda topic: self._open_topics.invalidate(lambda key: key.startswith(topic.prefix)),
         )
         self.side = side
         self.expiries = Expiries(side)
@@ -441,15 +441,15 @@ class MessagingService:
 
     # -- the service itself -------------------------------------------------------------------------------------------
 
-    def forget(self, topic: TopicId | None = None) -> None:
+    def invalidate(self, topic: TopicId | None = None) -> None:
         """Drop cached data, because another process may have written to the store.
 
         Args:
             topic: the topic; None: all topics.
         """
-        self.start_over(lambda key: topic is None or key.startswith(topic.prefix))
+        self.invalidate_topics(lambda key: topic is None or key.startswith(topic.prefix))
 
-    def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
+    def invalidate_topics(self, concerns: Callable[[bytes], bool]) -> bool:
         """Drop cached data of some topics, because another process may have written to them until now.
 
         Args:
@@ -458,10 +458,10 @@ class MessagingService:
         Returns:
             False if accepted requests are still queued, which would use outdated ids.
         """
-        self._open_topics.forget(concerns)
-        self.groups.forget()
-        self.consumers.forget()
-        self.producers.forget()
+        self._open_topics.invalidate(concerns)
+        self.groups.invalidate()
+        self.consumers.invalidate()
+        self.producers.invalidate()
         return not self._queues.are_busy(concerns)
 
     def close(self) -> None:

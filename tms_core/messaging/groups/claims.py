@@ -369,12 +369,12 @@ class Groups:
         )
         return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop cached data, because another process may have written."""
         # `_merged` stays valid, and `_forgotten` covers the transactions that another process has merged.
         self._forgotten = self._interrupted = self._last_pointer()
         self._rows.clear()
-        self._drained_history.forget()
+        self._drained_history.invalidate()
 
     # -- the messages to deliver --------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class DrainedHistory:
         # The reader must not process messages after those of a transaction whose results its snapshot does not have.
         return known.topic if claim_outcome(known.pointer, reader) is ClaimOutcome.OPEN else None
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop cached data, because another process may have written."""
         self._known.clear()
 

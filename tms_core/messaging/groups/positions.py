@@ -15,9 +15,9 @@ from tms_core.consumers.claims import ConsumerGroup, GroupClaim, rank, view_grou
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import Position, Positions, consumer_prefix, cutoff_at
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, quoted
+from tms_core.messaging.cached_rows import CountedNames
 from tms_core.messaging.fetcher import ReadPath
 from tms_core.messaging.ids import position
-from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageId
 from tms_core.tables.side import SideTable
@@ -147,9 +147,9 @@ class ConsumerRegistry:
             finally:
                 self.resets += 1
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop the cached counts of consumers, because another process may have written."""
-        self._names.forget()
+        self._names.invalidate()
 
     def claims(self, topic: TopicId, name: str) -> list[GroupClaim]:
         """Return the claims of a consumer whose transactions are in progress, in the order of their messages.

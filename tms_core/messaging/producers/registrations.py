@@ -13,6 +13,7 @@ from uuid import UUID
 
 from tms_core.clock import HonestClock
 from tms_core.errors import BadRequest, ProducerNotFound, TransactionEnded, Unavailable
+from tms_core.messaging.cached_rows import CountedNames
 from tms_core.messaging.producers.requests import Requests, Sent, check
 from tms_core.messaging.producers.rows import (
     NO_INSTANCE,
@@ -29,7 +30,6 @@ from tms_core.messaging.producers.rows import (
     requests_by,
     transactions_of,
 )
-from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
@@ -221,10 +221,10 @@ class Producers:
         if self._transactions is not None:
             self._transactions.note_taken_back(pointer, producer.label)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop cached data, because another process may have written."""
-        self._names.forget()
-        self._requests.forget()
+        self._names.invalidate()
+        self._requests.invalidate()
 
     # -- internals ----------------------------------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from tms_core.clock import HonestClock
 from tms_core.consumers.retention import announced
 from tms_core.errors import BadRequest, ProducerFenced, TransactionEnded, Unavailable, quoted
+from tms_core.messaging.cached_rows import CachedRows
 from tms_core.messaging.ids import ReadKeys, tail
 from tms_core.messaging.model import LABEL_BYTES
 from tms_core.messaging.producers.in_flight import InFlight
 from tms_core.messaging.producers.last_request import LastRequest, RememberedRequest
 from tms_core.messaging.producers.rows import ProducerName, StartedTransaction, newest_generation, transactions_of
-from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import iterate_items
@@ -151,7 +151,7 @@ class Requests:
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._messages = messages
-        self.rows = RememberedRows(side)
+        self.rows = CachedRows(side)
         self.last: RecentlySet[bytes, RememberedRequest] = RecentlySet(_KNOWN_REQUESTS)
 
     @property
@@ -250,9 +250,9 @@ class Requests:
         """Return whether all consumers have processed the row at a position, so that it may be deleted (rule L7)."""
         return topic.consumed and at < announced(self._side, topic)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop cached data, because another process may have written."""
-        self.rows.forget()
+        self.rows.invalidate()
         self.last.clear()
 
     def producer(self, home: TopicId, name: str) -> ProducerName:

@@ -78,7 +78,7 @@ def admit_producers(
     Newer instances of the producers wait until :func:`release` is called.
     """
     requests = context.requests
-    requests.rows.forget_old(now_ms)
+    requests.rows.invalidate_old(now_ms)
     for entry in entries:
         if (sent := entry.sent) is None:
             continue

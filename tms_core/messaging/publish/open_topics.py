@@ -281,7 +281,7 @@ class OpenTopics:
             self._without_late.clear()
             self._resets += 1
 
-    def forget(self, concerns: Callable[[bytes], bool]) -> None:
+    def invalidate(self, concerns: Callable[[bytes], bool]) -> None:
         """Invalidate open topics, because another process may have written; their next use opens them again.
 
         Args:
@@ -298,7 +298,7 @@ class OpenTopics:
             self._without_late.clear()
             self._resets += 1
 
-    def forget_cached(self, topic: TopicId) -> None:
+    def invalidate_rows(self, topic: TopicId) -> None:
         """Drop the cached rows of a topic, because the janitor may have deleted some of them.
 
         The topic stays open. If it were opened again, rows of this process would count as rows of an earlier process.
@@ -306,7 +306,7 @@ class OpenTopics:
         with self._lock:
             for prefix, entry in self._entries.items():
                 if prefix.startswith(topic.prefix) and entry.open_topic is not None:
-                    self._cache.forget(prefix, entry.open_topic.ids.free)
+                    self._cache.invalidate(prefix, entry.open_topic.ids.free)
 
     def drop(self, topic: TopicId) -> None:
         """Close a deleted topic; a new topic of the same name has another generation."""

@@ -158,7 +158,7 @@ class MessageWriteBatch(WriteBatch):
             )
         except BaseException:
             # It is unknown which rows exist, so readers must read the store.
-            context.cache.forget(open_topic.prefix, stop)
+            context.cache.invalidate(open_topic.prefix, stop)
             context.open_topics.note_failed()
             raise
         finally:

@@ -85,7 +85,7 @@ class HaMember:
                 return False
             # Drop caches before the term, because another leader has written. Requests accepted in an earlier term have
             # outdated ids; the term waits until they have failed.
-            return service.start_over(lambda key: self.slots.number(key) == slot)
+            return service.invalidate_topics(lambda key: self.slots.number(key) == slot)
 
         check_leases = partial(self._assignment.check_leases, prepare)
         if self._advertise is None:

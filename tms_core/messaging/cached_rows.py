@@ -21,7 +21,7 @@ _MAX_ROWS, _MAX_AGE_MS = 20_000, 3_600_000
 MAX_NAMES, _MAX_COUNTS = 20_000, 10_000
 
 
-class RememberedRows(RecentlySet[bytes, bytes | None]):
+class CachedRows(RecentlySet[bytes, bytes | None]):
     """A write-through cache of rows; a subscription reads a row that is not cached."""
 
     def __init__(self, side: SideTable) -> None:
@@ -64,13 +64,13 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
                     self.update((change.key, change.value) for change in changes)
         return made
 
-    def forget_old(self, now_ms: int) -> None:
+    def invalidate_old(self, now_ms: int) -> None:
         """Drop all entries an hour after the last drop."""
         if not 0 <= now_ms - self._since_ms < _MAX_AGE_MS:
-            self.forget()
+            self.invalidate()
             self._since_ms = now_ms
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop all entries."""
         with self._lock:
             self._changes += 1
@@ -117,7 +117,7 @@ class CountedNames:
             raise BadRequest(f"Topic {topic} has {MAX_NAMES} {kind}, the maximum.", hint)
         self._numbers[prefix] = number + 1
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop the cached counts."""
         self._numbers.clear()
 
