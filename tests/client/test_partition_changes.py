@@ -135,21 +135,21 @@ class History:
         free = [who for who in range(len(self.workers)) if who not in self.batches]
         pairs = [(who, other) for who in free for other in free if WORKERS[who] != WORKERS[other]]
         families = self.server.service._families
-        settle = families._settle
+        settle = families._wait_for_writes
 
         def meanwhile(topic: TopicId) -> None:
-            families._settle = settle
+            families._wait_for_writes = settle
             batch = self.batch(other)
             self.count(batch.group, batch.commit())
             self.reached["met"] += 1
             settle(topic)
-            families._settle = meanwhile
+            families._wait_for_writes = meanwhile
 
         if pairs:
             who, other = self.random.choice(pairs)
-            families._settle = meanwhile
+            families._wait_for_writes = meanwhile
             self.batches[who] = self.batch(who)
-            families._settle = settle
+            families._wait_for_writes = settle
 
     def replay(self) -> None:
         """A group is set back to the beginning, in the oldest partitions first."""

@@ -421,7 +421,7 @@ def test_change_of_partitions_twice_keeps_one_that_is_being_written(
     tx, table = manager.start_short(), store.payload if stored else store.message
     batch = PayloadWriteBatch if stored else MessageWriteBatch
     waits, commit = Event(), batch.commit
-    settle = service._families._settle
+    settle = service._families._wait_for_writes
 
     def change() -> None:
         service.update_topic(ORDERS, {"partitions": "2"})
@@ -441,7 +441,7 @@ def test_change_of_partitions_twice_keeps_one_that_is_being_written(
 
     changing = Thread(target=change)
     monkeypatch.setattr(batch, "commit", slow)
-    service._families._settle = settled
+    service._families._wait_for_writes = settled
     if stored:
         service.store(named("orders-0"), [b"a"], pointer=tx.write_pointer)
     else:
@@ -497,14 +497,14 @@ def test_groups_that_drain_a_partition_both_continue(
     changed(service, "billing", "audit")
     for group in ("billing", "audit"):
         assert payloads(polled(service, "orders-0", group)) == [b"old"]
-    settle = service._families._settle
+    settle = service._families._wait_for_writes
 
     def meanwhile(topic: TopicId) -> None:
         monkeypatch.undo()
         assert polled(service, "orders-0", "audit").drained
         settle(topic)
 
-    monkeypatch.setattr(service._families, "_settle", meanwhile)
+    monkeypatch.setattr(service._families, "_wait_for_writes", meanwhile)
     assert polled(service, "orders-0", "billing").drained
     for group in ("billing", "audit"):
         assert payloads(polled(service, "orders-f2-0", group)) == [b"new"], group

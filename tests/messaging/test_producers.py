@@ -45,7 +45,7 @@ from tms_core.messaging.producers.rows import (
 )
 from tms_core.messaging.publish import pipeline
 from tms_core.messaging.publish.pipeline import MessageWriteBatch
-from tms_core.messaging.publish.workers import Answer, Batch
+from tms_core.messaging.publish.workers import Batch, PublishFuture
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -1515,7 +1515,7 @@ def test_is_of_producer_of_other_rows_is_false() -> None:
 
 
 def test_client_that_goes_on_at_once_meets_no_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, tx, settle = Instance(kit), kit.begin(), Answer.settle
+    one, tx, settle = Instance(kit), kit.begin(), PublishFuture.set_outcome
 
     def give_up() -> None:
         one.roll_back(tx)
@@ -1523,11 +1523,11 @@ def test_client_that_goes_on_at_once_meets_no_request(kit: GroupKit, monkeypatch
 
     steps: Iterator[Callable[[], object]] = iter([lambda: one.publish(tx=tx), give_up])
 
-    def goes_on(answer: Answer[object], result: object) -> None:
+    def goes_on(answer: PublishFuture[object], result: object) -> None:
         if step := next(steps, None):
             step()
         settle(answer, result)
 
-    monkeypatch.setattr(Answer, "settle", goes_on)
+    monkeypatch.setattr(PublishFuture, "set_outcome", goes_on)
     one.store(b"a", tx=tx)
     assert (kit.manager.is_in_progress(tx.write_pointer), kit.manager.invalid_size()) == (False, 0)

@@ -21,13 +21,13 @@ from tms_core.errors import (
     Unavailable,
 )
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.publish.workers import Answer
+from tms_core.messaging.publish.workers import PublishFuture
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import KEYS, MESSAGES, PAYLOADS, MessageValue
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 
-Answers = list[Answer[RollbackRange | None]]
+Answers = list[PublishFuture[RollbackRange | None]]
 
 
 def message_key(ms: int, sequence: int = 0, name: str = "orders") -> bytes:

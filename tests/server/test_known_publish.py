@@ -27,7 +27,7 @@ from tests.server.test_avro import block
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
-from tms_core.messaging.publish.workers import Answer
+from tms_core.messaging.publish.workers import PublishFuture
 from tms_core.messaging.service import MessagingService
 from tms_core.server.auth.gate import Need, Rules
 from tms_core.server.auth.tokens import new_token, token_line
@@ -659,8 +659,8 @@ def test_error_after_acceptance_is_500_and_final(monkeypatch: pytest.MonkeyPatch
 def test_metric_that_fails_ends_no_connection_whoever_writes(
     monkeypatch: pytest.MonkeyPatch, served: list[bytes], caplog: pytest.LogCaptureFixture, written_by: str
 ) -> None:
-    written: Answer[None] = Answer()
-    written.settle(None)
+    written: PublishFuture[None] = PublishFuture()
+    written.set_outcome(None)
     with serving(loop_writes=written_by == "the loop") as server, topic_on(server) as (connection, topic):
         if written_by == "a thread that was faster":
             monkeypatch.setattr(MessagingService, "submit_publish", lambda *_, **__: written)

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from tests.support import in_event_loop
-from tms_core.messaging.publish.workers import Answer
+from tms_core.messaging.publish.workers import PublishFuture
 from tms_core.server.rest.context import outcome
 
 
-async def give_up(wanted: Answer[str]) -> None:
+async def give_up(wanted: PublishFuture[str]) -> None:
     """Wait for the outcome and be cancelled while waiting."""
     waiting = asyncio.ensure_future(outcome(wanted))
     await asyncio.sleep(0)
@@ -22,31 +22,31 @@ async def give_up(wanted: Answer[str]) -> None:
 
 def test_outcome_of_a_thread_is_returned() -> None:
     async def wait() -> str:
-        wanted: Answer[str] = Answer()
-        asyncio.get_running_loop().run_in_executor(None, wanted.settle, "written")
+        wanted: PublishFuture[str] = PublishFuture()
+        asyncio.get_running_loop().run_in_executor(None, wanted.set_outcome, "written")
         return await outcome(wanted)
 
     assert asyncio.run(wait()) == "written"
 
 
 def test_outcome_that_is_set_is_returned_at_once() -> None:
-    wanted: Answer[str] = Answer()
-    wanted.settle("written")
+    wanted: PublishFuture[str] = PublishFuture()
+    wanted.set_outcome("written")
     assert asyncio.run(outcome(wanted)) == "written"
 
 
 @in_event_loop
 async def test_outcome_of_a_waiter_that_stops_is_not_cancelled() -> None:
-    wanted: Answer[str] = Answer()
+    wanted: PublishFuture[str] = PublishFuture()
     await give_up(wanted)
-    wanted.settle("written")
+    wanted.set_outcome("written")
     # the loop hears of it, and nobody is there
     await asyncio.sleep(0)
     assert wanted.result() == "written"
 
 
 def test_outcome_after_the_end_of_the_loop_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    wanted: Answer[str] = Answer()
+    wanted: PublishFuture[str] = PublishFuture()
     asyncio.run(give_up(wanted))
-    wanted.settle("written")
+    wanted.set_outcome("written")
     assert not caplog.records

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from tests.server.client import Client
 from tests.support import PATIENCE_SECONDS, require_tool, wait_until
 from tms_core.errors import ConfigurationError
-from tms_core.server.rest.context import answer
+from tms_core.server.rest.context import respond
 from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
 from tms_core.web import protocol, thread
@@ -69,7 +69,7 @@ class Echo:
         self.asked.append((scope["method"], scope["path"], body))
         self.headers = scope["headers"]
         await wait(self.may_answer.wait)
-        await answer(send, 200, body)
+        await respond(send, 200, body)
 
 
 class KnownBefore:

@@ -28,7 +28,7 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.last_request import LANE_ROWS, LastRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.producers.rows import TransactionOutcome, tidy
-from tms_core.messaging.publish.workers import Answer, Batch
+from tms_core.messaging.publish.workers import Batch, PublishFuture
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
 from tms_core.server.ha.sealed_ranges import Gaps
@@ -253,7 +253,7 @@ class ProducerWorld:
                 self.publish()
         raise Violation("Q9: a request was never answered")
 
-    def _at_once(self, requests: Sequence[tuple[Sent, list[bytes]]]) -> list[Answer[RollbackRange | None]]:
+    def _at_once(self, requests: Sequence[tuple[Sent, list[bytes]]]) -> list[PublishFuture[RollbackRange | None]]:
         batches: list[Batch] = []
         self.service.workers.run = batches.append  # type: ignore[assignment,method-assign]
         answers = [self.service.submit_publish(BILLS, payloads, sent=sent) for sent, payloads in requests]

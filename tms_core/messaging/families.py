@@ -84,7 +84,7 @@ class Families:
 
     Args:
         side: the side table without the leader's fence, because groups are registered in partitions of other leaders.
-        settle: waits for the running writes to a topic.
+        wait_for_writes: waits for the running writes to a topic.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Families:
         open_topics: OpenTopics,
         clock: HonestClock,
         side: SideTable,
-        settle: Callable[[TopicId], None],
+        wait_for_writes: Callable[[TopicId], None],
     ) -> None:
         self._topics = topics
         self._store = store
@@ -102,7 +102,7 @@ class Families:
         self._clock = clock
         self._side = side
         self._positions = Positions(side)
-        self._settle = settle
+        self._wait_for_writes = wait_for_writes
         self._newborn: dict[TopicId, TopicMetadata] = {}
         self._making = Lock()
         self._lock = RLock()
@@ -201,9 +201,9 @@ class Families:
             return [] if layout is None else layout.before(part.topic)
         return []
 
-    def settle(self, topic: TopicId) -> None:
+    def wait_for_writes(self, topic: TopicId) -> None:
         """Wait for this server's running writes to a topic."""
-        self._settle(topic)
+        self._wait_for_writes(topic)
 
     def drained(self, topic: TopicId, name: str) -> int | None:
         """Return the transaction in which a group drained a sealed partition.
@@ -393,7 +393,7 @@ class Families:
         """Return whether a sealed family has messages, including those that were being written during the seal."""
         with suppress(Unavailable):
             for member in layout.members(family):
-                self._settle(member)
+                self._wait_for_writes(member)
                 if self._has_rows(member):
                     return True
             return False

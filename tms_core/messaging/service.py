@@ -32,7 +32,7 @@ from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.open_topics import FirstReads, OpenTopics
 from tms_core.messaging.publish.queue import Queues
 from tms_core.messaging.publish.rollback import earlier_generations, roll_back
-from tms_core.messaging.publish.workers import Answer, PublishWorkers
+from tms_core.messaging.publish.workers import PublishFuture, PublishWorkers
 from tms_core.messaging.topics.catalog import TopicRegistry, count_ages
 from tms_core.rowkey import LONG_MAX
 from tms_core.tables.base import KEYS, Store
@@ -141,7 +141,7 @@ class MessagingService:
         )
         self.consumers = ConsumerRegistry(self._topics, self._read_path, table, CLOCK_ALLOWANCE_MS, transactions)
         # Without the fence, because groups are also registered in partitions that other servers lead.
-        self._families = Families(self._topics, store, self._open_topics, honest, side, self._queues.settle)
+        self._families = Families(self._topics, store, self._open_topics, honest, side, self._queues.wait_for_writes)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
         self.groups = Groups(
             self._topics, self._families, self.consumers, table, self._read_path, transactions, backoff
@@ -278,7 +278,7 @@ class MessagingService:
         ttl_seconds: int | None = None,
         sent: Sent | None = None,
         principal: str | None = None,
-    ) -> Answer[RollbackRange | None]:
+    ) -> PublishFuture[RollbackRange | None]:
         """Publish messages without waiting.
 
         Args:
@@ -322,7 +322,7 @@ class MessagingService:
         pointer: int,
         sent: Sent | None = None,
         principal: str | None = None,
-    ) -> Answer[RollbackRange | None]:
+    ) -> PublishFuture[RollbackRange | None]:
         """Write payloads to the payload table without waiting; an empty publish in the transaction publishes them.
 
         Args:

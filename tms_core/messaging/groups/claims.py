@@ -242,7 +242,7 @@ class Groups:
         sealed = layout is not None or SEALED in metadata.properties
         if sealed:
             # A write that was admitted before the seal may still add messages; "drained" must be final.
-            self._families.settle(topic)
+            self._families.wait_for_writes(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group), self._claiming(pointer, request.principal):
             previous = self._consumers.find(metadata, name)

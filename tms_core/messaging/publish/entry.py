@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.requests import Admission, Sent
-from tms_core.messaging.publish.workers import Answer
+from tms_core.messaging.publish.workers import PublishFuture
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 #: The approximate cost of a row in addition to its payload, in bytes.
@@ -27,7 +27,7 @@ class PublishEntry:
         size: the size of the payloads in bytes.
         weight: the size in bytes that counts towards a batch, including a fixed cost per row.
         rows: the number of rows.
-        answer: the future outcome, settled when the rows are durable or the request has failed.
+        future: receives the outcome when the rows are durable or the request has failed.
         admission: the state of the producer at the admission, while the request is being written.
         is_write_open: whether the write is reported to the transaction manager.
         lane: the lane in which its rows must lie; 0: any position.
@@ -41,8 +41,8 @@ class PublishEntry:
     __slots__ = (
         "admission",
         "announced",
-        "answer",
         "first",
+        "future",
         "is_dropped",
         "is_plain",
         "is_write_open",
@@ -76,7 +76,7 @@ class PublishEntry:
         self.size = sum(map(len, messages))
         self.weight = self.size + _ROW_BYTES * len(messages)
         self.rows = len(messages) or 1
-        self.answer: Answer[RollbackRange | None] = Answer()
+        self.future: PublishFuture[RollbackRange | None] = PublishFuture()
         self.admission: Admission | None = None
         self.announced: LastRequest | None = None
         self.is_write_open = self.is_dropped = False

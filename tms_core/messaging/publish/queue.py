@@ -18,7 +18,7 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch, WriteBatch
-from tms_core.messaging.publish.workers import Answer
+from tms_core.messaging.publish.workers import PublishFuture
 from tms_core.topic import TopicId
 
 #: The size of a batch in bytes after which no request is added, to limit memory and latency.
@@ -47,7 +47,7 @@ class Queue:
         """Return whether some requests have no outcome."""
         return self._busy
 
-    def submit(self, entry: PublishEntry) -> Answer[RollbackRange | None]:
+    def submit(self, entry: PublishEntry) -> PublishFuture[RollbackRange | None]:
         """Queue a request, and return its future outcome.
 
         Raises:
@@ -59,9 +59,9 @@ class Queue:
             idle, self._busy = not self._busy, True
         if idle:
             self._context.workers.run(self._run)
-        return entry.answer
+        return entry.future
 
-    def settle(self) -> None:
+    def wait_for_writes(self) -> None:
         """Wait until all earlier requests have their outcome."""
         with suppress(MessagingError):
             # An entry without messages is never plain, so all stages skip a dropped one.
@@ -70,17 +70,17 @@ class Queue:
             self.submit(entry).result()
 
     def _run(self) -> None:
-        """Write and answer the next batch; schedule another run if requests remain."""
+        """Write the next batch, and set its outcomes; schedule another run if requests remain."""
         entries, weight = self._take()
         try:
             batch = self._batch(self._context, self._context.topics.get(self.topic))
             batch.process(entries)
-            # Answer only after `process` has ended the reported writes. A client may immediately abort its transaction
+            # Respond only after `process` has ended the reported writes. A client may immediately abort its transaction
             # or send the next request; during a reported write, the manager would invalidate the transaction, and the
             # request would be rejected.
             for entry in entries:
-                entry.answer.settle(entry.outcome)
-        except BaseException as error:  # noqa: BLE001 each client gets an answer after any error
+                entry.future.set_outcome(entry.outcome)
+        except BaseException as error:  # noqa: BLE001 each client gets a response after any error
             _fail(entries, error)
         self._context.workers.done(len(entries), weight)
         with self._lock:
@@ -136,10 +136,10 @@ class Queues:
                 queue = self._payloads[topic] = Queue(topic, self._context, PayloadWriteBatch)
             return queue
 
-    def settle(self, topic: TopicId) -> None:
+    def wait_for_writes(self, topic: TopicId) -> None:
         """Wait until all accepted requests of a topic have their outcome."""
-        self.message(topic).settle()
-        self.payload(topic).settle()
+        self.message(topic).wait_for_writes()
+        self.payload(topic).wait_for_writes()
 
     def are_busy(self, concerns: Callable[[bytes], bool]) -> bool:
         """Return whether some selected topics have requests without an outcome.
@@ -158,14 +158,14 @@ class Queues:
 
 
 def _fail(entries: Sequence[PublishEntry], error: BaseException) -> None:
-    """Answer the entries of a failed batch; entries without an outcome get the error of the batch."""
+    """Set the outcomes of a failed batch; entries without an outcome get the error of the batch."""
     largest = max(map(_largest_bytes, entries))
     for entry in entries:
         if not entry.is_dropped:
             is_small = isinstance(error, TooLarge) and _largest_bytes(entry) < largest
             entry.drop(_batch_rejected() if is_small else error)
-        if not entry.answer.done():
-            entry.answer.settle(entry.outcome)
+        if not entry.future.done():
+            entry.future.set_outcome(entry.outcome)
 
 
 def _largest_bytes(entry: PublishEntry) -> int:

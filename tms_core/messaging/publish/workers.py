@@ -1,7 +1,7 @@
 """The threads that write batches, and the count of accepted requests.
 
 The threads take batches from one queue. An executor of ``concurrent.futures`` would create a future for each batch and
-acquire four locks, a fifth of the cost of publishing a message. :class:`Answer` replaces its future for the same
+acquire four locks, a fifth of the cost of publishing a message. :class:`PublishFuture` replaces its future for the same
 reason.
 
 For an event loop, a thread costs more than the rest of a small request, because each of the two threads wakes up while
@@ -31,7 +31,7 @@ from tms_core.logs.loggers import harmless
 #: The number of threads, and the maximum number of topics that are written concurrently.
 THREADS = 4
 
-#: A function that writes and answers queued requests of a topic. It never raises.
+#: A function that writes queued requests of a topic and sets their outcomes. It never raises.
 Batch = Callable[[], None]
 R = TypeVar("R")
 #: The maximum duration of a quick write in seconds: the time of about a dozen requests.
@@ -40,7 +40,7 @@ QUICK_SECONDS = 0.001
 SMALL_BYTES = 64 << 10
 
 
-class Answer(Generic[R]):
+class PublishFuture(Generic[R]):
     """A future: a result or an error that is set once; threads may share it."""
 
     __slots__ = ("_calls", "_done", "_lock", "_outcome")
@@ -55,7 +55,7 @@ class Answer(Generic[R]):
         """Return whether the result or the error is set."""
         return self._done
 
-    def settle(self, outcome: R | BaseException) -> None:
+    def set_outcome(self, outcome: R | BaseException) -> None:
         """Set the result or the error."""
         with self._lock:
             self._outcome, self._done = outcome, True
@@ -64,7 +64,7 @@ class Answer(Generic[R]):
             harmless(call)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Register a callback, which the settling thread calls; call it immediately if the answer is settled.
+        """Register a callback, which the thread that sets the outcome calls; call it immediately if the outcome is set.
 
         Errors of the callback are logged, and never raised.
         """
@@ -82,13 +82,13 @@ class Answer(Generic[R]):
             BaseException: the error that was set.
         """
         if not self._done:
-            settled = Event()
-            self.when_done(settled.set)
-            if not settled.wait(timeout_seconds):
+            done = Event()
+            self.when_done(done.set)
+            if not done.wait(timeout_seconds):
                 raise TimeoutError
         if isinstance(self._outcome, BaseException):
             raise self._outcome
-        return self._outcome  # type: ignore[return-value]  # settled with a result
+        return self._outcome  # type: ignore[return-value]  # the outcome is a result
 
 
 class PublishWorkers:
@@ -103,7 +103,7 @@ class PublishWorkers:
         self._bytes = 0
         self._closed = False
         self._lock = Lock()
-        self._answered = Condition(self._lock)
+        self._finished = Condition(self._lock)
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         # Daemon threads: a process that exits without close() loses only requests without an outcome.
         self._threads = [Thread(target=self._serve, name=f"publish_{number}", daemon=True) for number in range(threads)]
@@ -141,7 +141,7 @@ class PublishWorkers:
             self._requests -= requests
             self._bytes -= size
             if self._closed:
-                self._answered.notify_all()
+                self._finished.notify_all()
 
     def run(self, batch: Batch) -> None:
         """Queue a batch for a thread; return at once."""
@@ -151,7 +151,7 @@ class PublishWorkers:
         """Reject further requests, and wait for all outcomes and threads; a second call does nothing."""
         with self._lock:
             self._closed = True
-            self._answered.wait_for(lambda: not self._requests)
+            self._finished.wait_for(lambda: not self._requests)
         for _ in self._threads:
             self._batches.put(None)
         for thread in self._threads:

@@ -54,7 +54,7 @@ from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.auth.quotas import Quotas
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.body import Disconnected
-from tms_core.server.rest.context import SPENDS, ServerContext, answer, topic_of
+from tms_core.server.rest.context import SPENDS, ServerContext, respond, topic_of
 from tms_core.server.rest.groups import PollGroup, RollBackGroup
 from tms_core.server.rest.openapi import openapi
 from tms_core.server.rest.poll import Poll
@@ -417,10 +417,10 @@ async def _answer_error(
     """Send an error as text, or as problem JSON to a client that accepts JSON."""
     header = (problem.CODE, code.encode())
     if problem.accepts_json(scope["headers"]):
-        await answer(send, status, problem.problem(status, code, message, hint), problem.JSON, header, *more)
+        await respond(send, status, problem.problem(status, code, message, hint), problem.JSON, header, *more)
     else:
         text = f"{message} {hint}" if hint else message
-        await answer(send, status, text.encode("utf-8", "replace"), problem.TEXT, header, *more)
+        await respond(send, status, text.encode("utf-8", "replace"), problem.TEXT, header, *more)
 
 
 async def _respond_not_found(_: Scope, __: Receive, ___: Send) -> None:

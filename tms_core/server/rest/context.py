@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest, Unavailable
 from tms_core.logs.loggers import harmless
-from tms_core.messaging.publish.workers import Answer
+from tms_core.messaging.publish.workers import PublishFuture
 from tms_core.messaging.service import MessagingService
 from tms_core.server.auth.gate import Gate
 from tms_core.server.codec.avro import AvroCodec
@@ -363,22 +363,22 @@ def named_topic(namespace: str, topic: str) -> TopicId:
         raise BadRequest(f"{error}.") from error
 
 
-async def outcome(answer: Answer[T]) -> T:
-    """Wait for an answer of another thread; a cancelled wait does not cancel the write of an accepted message."""
-    if not answer.done():
+async def outcome(future: PublishFuture[T]) -> T:
+    """Wait for a future of another thread; a cancelled wait does not cancel the write of an accepted message."""
+    if not future.done():
         done = asyncio.get_running_loop().create_future()
-        when_done(answer, partial(_settle, done))
+        when_done(future, partial(_settle, done))
         await done
-    return answer.result()
+    return future.result()
 
 
 def _run_in(threads: Executor, call: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(threads, call)
 
 
-def when_done(answer: Answer[T], call: Callable[[], object]) -> None:
-    """Call a function in the running loop when the answer is settled, in whichever thread that happens."""
-    answer.when_done(partial(_call_in, asyncio.get_running_loop(), get_ident(), call))
+def when_done(future: PublishFuture[T], call: Callable[[], object]) -> None:
+    """Call a function in the running loop when the future is done, in whichever thread that happens."""
+    future.when_done(partial(_call_in, asyncio.get_running_loop(), get_ident(), call))
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, thread: int, call: Callable[[], object]) -> None:
@@ -394,7 +394,7 @@ def _settle(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-async def answer(
+async def respond(
     send: Send, status: int, body: bytes = b"", content_type: bytes = b"", *more: tuple[bytes, bytes]
 ) -> None:
     """Send a complete response, with additional headers."""

@@ -13,7 +13,7 @@ from tms_core.logs.loggers import harmless
 from tms_core.messaging.groups.claims import GroupBatch, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.rest.body import BodyLimit, Headers
-from tms_core.server.rest.context import ContextRoute, answer, headers_of, topic_of
+from tms_core.server.rest.context import ContextRoute, headers_of, respond, topic_of
 from tms_core.server.rest.poll import POSITION, SEALED
 from tms_core.topic import INT_MAX
 
@@ -62,7 +62,7 @@ class PollGroup(ContextRoute):
                 harmless(context.metrics.redelivered.inc, len(batch.messages))
             if batch.deliveries > (request.max_deliveries or INT_MAX):
                 harmless(context.metrics.dead_letters.inc, len(batch.messages))
-            await answer(send, 200, body, codec.content_type, *_batch_headers(batch))
+            await respond(send, 200, body, codec.content_type, *_batch_headers(batch))
 
     def _request(self, headers: Headers, fetch_request: FetchRequest, principal: str | None) -> GroupPoll:
         """Return the parameters of a poll, within the server's limits.
@@ -105,7 +105,7 @@ class RollBackGroup(ContextRoute):
         await context.in_thread(
             scope, context.service.groups.roll_back, topic, name, pointer, after, scope.get("principal")
         )
-        await answer(send, 200)
+        await respond(send, 200)
 
 
 def _batch_headers(batch: GroupBatch) -> list[tuple[bytes, bytes]]:

@@ -8,7 +8,7 @@ from functools import partial
 
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.requests import Sent
-from tms_core.messaging.publish.workers import Answer
+from tms_core.messaging.publish.workers import PublishFuture
 from tms_core.server.auth.gate import Need
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.rest.body import Headers
@@ -77,7 +77,7 @@ class KnownPublish:
     def _end(
         self,
         connection: HttpProtocol,
-        written: Answer[RollbackRange | None],
+        written: PublishFuture[RollbackRange | None],
         messages: Sequence[bytes],
         started: float,
         began: float,

@@ -16,7 +16,7 @@ from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.codec.json_text import JsonCodec
 from tms_core.server.rest.body import BodyLimit, Headers, is_compressed
-from tms_core.server.rest.context import ContextRoute, ServerContext, answer, headers_of, json_name, outcome, topic_of
+from tms_core.server.rest.context import ContextRoute, ServerContext, headers_of, json_name, outcome, respond, topic_of
 from tms_core.server.rest.known_publish import KnownPublish
 from tms_core.server.rest.producers import parse_producer_headers
 from tms_core.web.protocol import failure_of, know
@@ -52,11 +52,11 @@ class Publish(ContextRoute):
         seconds = time.perf_counter() - began
         try:
             if written is None:
-                await answer(send, 200)
+                await respond(send, 200)
                 if TTL not in headers and not is_compressed(headers):
                     know(scope, KnownPublish(context, topic, codec, headers, sent))
             else:
-                await answer(send, 200, codec.write_published(written), codec.content_type)
+                await respond(send, 200, codec.write_published(written), codec.content_type)
         finally:
             # Count after the response, so that the client does not wait.
             harmless(context.metrics.published, topic, len(messages), seconds)
@@ -91,7 +91,7 @@ class StorePayloads(ContextRoute):
                 stored = context.service.submit_store(topic, messages, pointer=pointer, sent=sent, principal=principal)
                 await outcome(stored)
         harmless(context.metrics.published, topic, len(messages))
-        await answer(send, 200)
+        await respond(send, 200)
 
 
 class Rollback(ContextRoute):
@@ -111,7 +111,7 @@ class Rollback(ContextRoute):
         principal = scope.get("principal")
         sent = parse_producer_headers(context, principal, headers, numbered=False)
         await context.in_thread(scope, context.service.rollback, topic, written, sent=sent, principal=principal)
-        await answer(send, 200)
+        await respond(send, 200)
 
 
 def _ttl(headers: Headers, body_seconds: int | None) -> int | None:
