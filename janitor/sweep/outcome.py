@@ -190,8 +190,8 @@ class Outcome:
 
     def _add_remaining(self, remaining: RemainingRows) -> None:
         self.keep(remaining.reason, remaining.rows)
-        free = max(0, NAMED_KEYS - len(self.unrecognized))
-        self.unrecognized += [UnrecognizedKey(remaining.table, key.hex()) for key in remaining.keys[:free]]
+        remaining_names = max(0, NAMED_KEYS - len(self.unrecognized))
+        self.unrecognized += [UnrecognizedKey(remaining.table, key.hex()) for key in remaining.keys[:remaining_names]]
         topic = None if remaining.prefix is None else TopicId.from_prefix(remaining.prefix)
         if topic is not None and len(self.unknown) < NAMED_KEYS:
             self.unknown.add(topic)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import DAY, HOUR, NOW_MS
 from tms_core.clock import OFF_MS, HonestClock, ManualClock
 from tms_core.errors import ClockJumped, Unavailable
-from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, first_free, id_parts, milliseconds, position, tail
+from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, find_next_free, id_parts, milliseconds, position, tail
 from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix
 from tms_core.tables.base import Page
 from tms_core.topic import TopicId
@@ -38,13 +38,13 @@ def test_take_of_ids_ends_readers_before_them_until_release() -> None:
     first = ids.first(1)
     assert first == position(1)
     ids.reserve(first, first + 3)
-    assert (ids.end, ids.free) == (first, first + 3)
+    assert (ids.end, ids.next_free) == (first, first + 3)
     ids.release()
     assert ids.end == first + 3
     assert ids.first(1) == first + 3
     assert ids.first(0) == first + 3
     ids.skip(first)
-    assert ids.free == first + 3
+    assert ids.next_free == first + 3
 
 
 def test_take_of_ids_without_any_left_is_unavailable() -> None:
@@ -252,7 +252,7 @@ def test_first_free_finds_the_last_of_any_rows(used: list[int], more: int, now_m
         MessageKey(TOPIC, 1, -1, 0).pack(),
     ]
     keys = Keys([PREFIX + tail(at) for at in {*used, *run}] + others)
-    assert first_free(keys.read, PREFIX, now_ms) == expected
+    assert find_next_free(keys.read, PREFIX, now_ms) == expected
     assert keys.reads < 300
 
 
@@ -261,14 +261,14 @@ def test_first_free_of_a_long_topic_takes_few_reads() -> None:
     every_second = [PREFIX + tail(now_at - position(1000) * back) for back in range(1, 20_000)]
     for newest in (0, 100, 10_000):
         keys = Keys(every_second[newest:])
-        assert first_free(keys.read, PREFIX, NOW_MS) == now_at - position(1000) * (newest + 1) + 1
+        assert find_next_free(keys.read, PREFIX, NOW_MS) == now_at - position(1000) * (newest + 1) + 1
         assert keys.reads < 40
 
 
 @pytest.mark.parametrize("foreign", [tail(position(NOW_MS, 3)) + b"longer", tail(position(NOW_MS, 3))[:9]])
 def test_first_free_starts_after_a_foreign_key(foreign: bytes) -> None:
     keys = Keys([PREFIX + foreign])
-    assert PREFIX + tail(first_free(keys.read, PREFIX, NOW_MS)) > PREFIX + foreign
+    assert PREFIX + tail(find_next_free(keys.read, PREFIX, NOW_MS)) > PREFIX + foreign
 
 
 def test_first_free_after_pages_without_keys_reads_the_next_pages() -> None:
@@ -278,4 +278,4 @@ def test_first_free_after_pages_without_keys_reads_the_next_pages() -> None:
         page = full.read(start, stop, limit)
         return Page([], start + b"\0") if len(start) == len(PREFIX) + 10 else page
 
-    assert first_free(read, PREFIX, NOW_MS) == position(NOW_MS, 4)
+    assert find_next_free(read, PREFIX, NOW_MS) == position(NOW_MS, 4)

@@ -154,7 +154,7 @@ class MessageCache:
         with self._lock:
             self._drop(prefix)
             if self._limit_bytes:
-                self._topics[prefix] = _CachedTopic(ids.free)
+                self._topics[prefix] = _CachedTopic(ids.next_free)
 
     def add(self, prefix: bytes, runs: Sequence[CachedRun]) -> None:
         """Add rows that have just become durable, in the order of their positions."""

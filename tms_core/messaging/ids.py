@@ -65,27 +65,27 @@ class Ids:
     One batch at a time reserves positions; any number of threads may read the limit.
 
     Args:
-        free: the first position without a row.
+        next_free: the first position without a row.
     """
 
-    def __init__(self, free: int) -> None:
-        self._free = free
+    def __init__(self, next_free: int) -> None:
+        self._next_free = next_free
         self._in_flight: int | None = None
         self._lock = Lock()
 
     def first(self, now_ms: int) -> int:
         """Return the next position for a message published at ``now_ms``."""
-        return max(self._free, now_ms << SEQUENCE_BITS)
+        return max(self._next_free, now_ms << SEQUENCE_BITS)
 
-    def skip(self, free: int) -> None:
-        """Mark all positions before ``free`` as used.
+    def skip(self, next_free: int) -> None:
+        """Mark all positions before ``next_free`` as used.
 
         Raises:
             Unavailable: no higher id exists.
         """
-        _check(free)
+        _check(next_free)
         with self._lock:
-            self._free = max(self._free, free)
+            self._next_free = max(self._next_free, next_free)
 
     def reserve(self, first: int, stop: int) -> None:
         """Reserve the positions from ``first`` to before ``stop``; readers stop before them until :meth:`release`.
@@ -96,7 +96,7 @@ class Ids:
         _check(stop)
         with self._lock:
             # Another thread may have skipped positions since `first` was computed.
-            self._in_flight, self._free = first, max(stop, self._free)
+            self._in_flight, self._next_free = first, max(stop, self._next_free)
 
     def release(self) -> None:
         """Let readers pass the reserved positions: their rows are written, or will never be written."""
@@ -104,26 +104,26 @@ class Ids:
             self._in_flight = None
 
     @property
-    def free(self) -> int:
+    def next_free(self) -> int:
         """Return the lowest unused position."""
-        return self._free
+        return self._next_free
 
     @property
     def end(self) -> int:
         """Return the limit of readers, who see only rows before this position."""
         with self._lock:
-            return self._free if self._in_flight is None else self._in_flight
+            return self._next_free if self._in_flight is None else self._in_flight
 
 
-def _check(free: int) -> None:
-    if free > POSITIONS:
+def _check(next_free: int) -> None:
+    if next_free > POSITIONS:
         raise Unavailable(
             "The topic has a message with the highest possible publish time, so no higher id exists.",
             "Delete the topic and create it again.",
         )
 
 
-def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
+def find_next_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
     """Return the first position after the last key that starts with ``prefix`` and continues with a position.
 
     Tables support only forward scans. Therefore this searches backwards from ``now_ms`` in growing steps, and then by

@@ -245,7 +245,7 @@ class ConsumerRegistry:
         A position in the future, which makes a consumer skip messages until then, does not use up ids.
         """
         ids, at = self._read_path.open_topics.messages(topic).ids, position(message.publish_ms, message.sequence)
-        if at >= max(ids.free, position(now_ms + self._allowance_ms)):
+        if at >= max(ids.next_free, position(now_ms + self._allowance_ms)):
             return now_ms
         ids.skip(at + 1 if at else 0)
         return max(now_ms, message.publish_ms)

@@ -25,7 +25,7 @@ from tms_core.consumers.retention import announced, announced_in
 from tms_core.logs.loggers import get_logger, harmless
 from tms_core.logs.printable import duration
 from tms_core.messaging.cache import MessageCache
-from tms_core.messaging.ids import SEQUENCE_BITS, Ids, first_free, milliseconds, position, tail
+from tms_core.messaging.ids import SEQUENCE_BITS, Ids, find_next_free, milliseconds, position, tail
 from tms_core.messaging.model import MessageList
 from tms_core.messaging.producers.announcements import AnnouncedAhead
 from tms_core.messaging.producers.rows import ProducerName, first_unannounced, topics_requested
@@ -198,7 +198,7 @@ class OpenTopics:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
             # Most transactions have no stored payload yet, which one read shows.
             if table.first(prefix, stop_key(prefix)) is not None:
-                stored.ids.skip(first_free(partial(table.read, KEYS), prefix, self._clock.now_ms()))
+                stored.ids.skip(find_next_free(partial(table.read, KEYS), prefix, self._clock.now_ms()))
             stored.pointers[pointer] = None
             if len(stored.pointers) > _KNOWN_POINTERS:
                 del stored.pointers[next(iter(stored.pointers))]
@@ -306,7 +306,7 @@ class OpenTopics:
         with self._lock:
             for prefix, entry in self._entries.items():
                 if prefix.startswith(topic.prefix) and entry.open_topic is not None:
-                    self._cache.invalidate(prefix, entry.open_topic.ids.free)
+                    self._cache.invalidate(prefix, entry.open_topic.ids.next_free)
 
     def drop(self, topic: TopicId) -> None:
         """Close a deleted topic; a new topic of the same name has another generation."""
@@ -320,7 +320,7 @@ class OpenTopics:
     def _open(self, prefix: bytes, open_topic: OpenTopic) -> OpenTopic:
         """Skip all positions that may be in use, and start caching rows."""
         now_ms = self._clock.now_ms()
-        announced = first_free(self._expiries.keys, prefix, now_ms)
+        announced = find_next_free(self._expiries.keys, prefix, now_ms)
         # Before the search for the last row: on HBase, `reserved` fences off late writes of a former leader.
         reserved = self._store.message.reserved(prefix)
         # Rows that consumers have read may be deleted. They would never read a new message at or before their position.
@@ -332,13 +332,13 @@ class OpenTopics:
                 reserved,
                 unread,
                 requested,
-                first_free(partial(self._store.message.read, KEYS), prefix, now_ms),
+                find_next_free(partial(self._store.message.read, KEYS), prefix, now_ms),
             )
         )
-        if open_topic.ids.free and not open_topic.unread:
-            self._clock.note_past(milliseconds(open_topic.ids.free - 1))
+        if open_topic.ids.next_free and not open_topic.unread:
+            self._clock.note_past(milliseconds(open_topic.ids.next_free - 1))
         open_topic.has_ttls = open_topic.has_ttls or announced > 0
-        open_topic.unread = open_topic.unread or open_topic.ids.free
+        open_topic.unread = open_topic.unread or open_topic.ids.next_free
         self._cache.open(prefix, open_topic.ids)
         return open_topic
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from tms_core.clock import Clock
 from tms_core.consumers.claim_rows import first_unread
 from tms_core.errors import StoreUnavailable
-from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
+from tms_core.messaging.ids import POSITIONS, find_next_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
 from tms_core.tables.base import KEYS, MessageTable, iterate_items
@@ -268,11 +268,11 @@ class SealedRanges:
             end: a position after which the former leader assigned its last ids.
         """
         now_ms = self._clock.now_ms()
-        free = first_free(partial(self._table.read, KEYS), prefix, now_ms)
+        next_free = find_next_free(partial(self._table.read, KEYS), prefix, now_ms)
         last_ms = min(previous.renewed_ms + previous.seconds * 1000, now_ms + _CLOCKS_MS)
-        stop = min(POSITIONS, max(free, end, position(last_ms)) + position(_SLACK_MS))
-        first = max(0, free - FRAME_ROWS, position(max(0, previous.renewed_ms - REACH_MS)))
-        return _between(PositionRange(first, stop), self._positions(prefix, first, free))
+        stop = min(POSITIONS, max(next_free, end, position(last_ms)) + position(_SLACK_MS))
+        first = max(0, next_free - FRAME_ROWS, position(max(0, previous.renewed_ms - REACH_MS)))
+        return _between(PositionRange(first, stop), self._positions(prefix, first, next_free))
 
     def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:
         if first >= stop:
