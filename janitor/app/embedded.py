@@ -165,7 +165,9 @@ class EmbeddedSession(Session):
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         host = self._context.service
         # Restored rows are older than the server's cached positions of the topic, so the server forgets these.
-        return super().deps(store, state, source=source, restored=host.invalidate, newborn=host.is_newborn, **options)
+        return super().deps(
+            store, state, source=source, restored=host.invalidate, created_empty=host.was_created_empty, **options
+        )
 
     def side(self) -> AbstractContextManager[SideTable | None]:
         return nullcontext(self._context.service.side)

@@ -30,7 +30,7 @@ from janitor.sweep import transactions as txstate
 from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import NO_RUN, PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
+from janitor.sweep.run import NO_RUN, PassKind, PlanLimits, Preparation, Run, Terms, never_created_empty
 from janitor.sweep.sweep import Division, Threads
 from janitor.sweep.transactions import DECIDED, InvalidListChange, TransactionView, update_decided
 from tms_core.clock import Clock
@@ -139,7 +139,7 @@ class Deps:
         is_stopping: returns whether to stop before the next page or batch.
         unknown_row_log: the log of unrecognized rows; shared within a process.
         side: the side table with own TTLs of messages (L6), consumers and claims; None if it does not exist.
-        newborn: returns whether a topic was created without rows, so that it is not held.
+        created_empty: returns whether a topic was created without rows, so that it is not held.
         lease: the lease of runs; None if no other process can write.
         archive: archives rows before their deletion; None: no archive.
         feedback: the transaction manager that receives proven ids; None: no ids are removed.
@@ -158,7 +158,7 @@ class Deps:
     is_stopping: Callable[[], bool] = never
     unknown_row_log: UnknownRowLog = field(default_factory=UnknownRowLog)
     side: SideTable | None = None
-    newborn: Callable[[TopicMetadata], bool] = none_is_new
+    created_empty: Callable[[TopicMetadata], bool] = never_created_empty
     lease: Lease | None = None
     archive: ParquetArchive | None = None
     feedback: Feedback | None = None
@@ -311,7 +311,7 @@ def make_run(
         expiries=Expiries(deps.side) if deps.side is not None else None,
         consumers=ConsumerHolds(floor) if floor is not None else None,
         processed=processed,
-        newborn=deps.newborn,
+        created_empty=deps.created_empty,
     )
 
 

@@ -116,7 +116,7 @@ PassKind = Literal["full", "frequent", "incremental"]
 NO_RUN = RunRecord("", "plan", 0)
 
 
-def none_is_new(_: TopicMetadata) -> bool:
+def never_created_empty(_: TopicMetadata) -> bool:
     """Return False: no topic is known to be new."""
     return False
 
@@ -191,7 +191,7 @@ class Run:
         expiries: the expiries of messages with their own TTLs; None if there are none, or in a task.
         consumers: the holds for unread messages; None: no message is held for consumers.
         processed: the messages that all consumers have processed (rule L7); None if unknown.
-        newborn: returns whether a topic was created without rows and is unchanged since.
+        created_empty: returns whether a topic was created without rows and is unchanged since.
         lease: the lease record that tasks compare; None if no other process can write.
         topics: the topics with readable metadata, by metadata key.
         unparsed: the parse errors of the other topics, by metadata key.
@@ -214,7 +214,7 @@ class Run:
     expiries: Expiries | None = None
     consumers: ConsumerHolds | None = None
     processed: ProcessedRows | None = None
-    newborn: Callable[[TopicMetadata], bool] = none_is_new
+    created_empty: Callable[[TopicMetadata], bool] = never_created_empty
     lease: LeaseRecord | None = None
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         omitted: dict[str, Any] = dict.fromkeys(("store", "ready", "expiries", "consumers", "processed"))
-        omitted |= {"records": {}, "newborn": none_is_new}
+        omitted |= {"records": {}, "created_empty": never_created_empty}
         return {item.name: omitted.get(item.name, getattr(self, item.name)) for item in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -349,7 +349,7 @@ class Run:
             return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), freeze(record, self.now)
         if self.terms.protects(topic.topic):
             return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), freeze(record, self.now)
-        if self.label is Hold.FIRST_CONTACT or (record is None and self.newborn(topic)):
+        if self.label is Hold.FIRST_CONTACT or (record is None and self.created_empty(topic)):
             return Frontier.open(self.now_ms, topic), admit(topic, self.now)
         terms = self.terms
         return advance(

@@ -193,31 +193,31 @@ def test_update_of_a_topic_that_changed_since_it_was_read_fails(kit: Kit) -> Non
 # --- new topics ------------------------------------------------------------------------------------------------------
 
 
-def test_topic_without_rows_is_newborn_until_it_changes(kit: Kit) -> None:
-    def is_newborn() -> bool:
+def test_topic_created_without_rows_counts_as_empty_until_it_changes(kit: Kit) -> None:
+    def was_created_empty() -> bool:
         value = kit.store.metadata.get(name.prefix)
         assert value is not None
-        return kit.service.is_newborn(TopicMetadata.parse(name.prefix, value))
+        return kit.service.was_created_empty(TopicMetadata.parse(name.prefix, value))
 
     name = kit.create("new", ttl="60")
-    assert is_newborn()
+    assert was_created_empty()
     kit.publish("new", b"a")
-    assert is_newborn()
+    assert was_created_empty()
     kit.service.update_topic(name, {"ttl": "1"})
-    assert not is_newborn()
+    assert not was_created_empty()
     kit.service.update_topic(name, {"ttl": "60"})
     kit.service.delete_topic(name)
-    assert not is_newborn()
+    assert not was_created_empty()
     kit.create("new", ttl="60")
-    assert not is_newborn()
+    assert not was_created_empty()
 
 
-def test_newborn_waits_for_a_topic_that_is_being_made(kit: Kit) -> None:
+def test_was_created_empty_waits_for_a_concurrent_creation(kit: Kit) -> None:
     name, asked = named("new"), list[Future[bool]]()
 
     def ask(call: Call) -> None:
         if call.name == "message.keys" and not asked:
-            asked.append(threads.submit(kit.service.is_newborn, TopicMetadata(name, 1, 60)))
+            asked.append(threads.submit(kit.service.was_created_empty, TopicMetadata(name, 1, 60)))
             with pytest.raises(TimeoutError):
                 asked[0].result(0.05)
 
@@ -228,22 +228,22 @@ def test_newborn_waits_for_a_topic_that_is_being_made(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_topic_created_over_existing_rows_is_not_newborn(kit: Kit, table: str) -> None:
+def test_topic_created_over_existing_rows_was_not_created_empty(kit: Kit, table: str) -> None:
     name = named("found")
     if table == "message":
         kit.store.message.put([(MessageKey(name, 2, NOW_MS, 0).pack(), MessageValue(None, b"a"))])
     else:
         kit.store.payload.put([(PayloadKey(name, 1, P, NOW_MS, 0).pack(), b"a")])
     kit.create("found", ttl="60")
-    assert not kit.service.is_newborn(TopicMetadata(name, 1, 60))
+    assert not kit.service.was_created_empty(TopicMetadata(name, 1, 60))
     kit.create("found-too", ttl="60")
-    assert kit.service.is_newborn(TopicMetadata(named("found-too"), 1, 60))
+    assert kit.service.was_created_empty(TopicMetadata(named("found-too"), 1, 60))
 
 
-def test_topic_of_an_earlier_process_is_not_newborn(kit: Kit) -> None:
+def test_topic_of_an_earlier_process_was_not_created_empty(kit: Kit) -> None:
     name = kit.create("old", ttl="60")
     kit.restart()
-    assert not kit.service.is_newborn(TopicMetadata(name, 1, 60))
+    assert not kit.service.was_created_empty(TopicMetadata(name, 1, 60))
 
 
 def test_create_with_a_name_above_255_bytes_is_rejected(kit: Kit) -> None:

@@ -68,14 +68,14 @@ class _PartitionChange(NamedTuple):
         row: the topic before the change.
         layout: the partitions before the change.
         after: the partitions after the change.
-        made: the partitions to create.
+        new_topics: the partitions to create, with their properties.
         properties: the topic's properties after the change.
     """
 
     row: TopicMetadata
     layout: Layout
     after: Layout
-    made: list[NewTopic]
+    new_topics: list[NewTopic]
     properties: dict[str, str]
 
 
@@ -103,8 +103,8 @@ class Families:
         self._side = side
         self._positions = Positions(side)
         self._wait_for_writes = wait_for_writes
-        self._newborn: dict[TopicId, TopicMetadata] = {}
-        self._making = Lock()
+        self._created_empty: dict[TopicId, TopicMetadata] = {}
+        self._creating = Lock()
         self._lock = RLock()
 
     # -- requests of clients ------------------------------------------------------------------------------------------
@@ -121,10 +121,10 @@ class Families:
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
         """
         request = parse_request(properties)
-        made = list(_tree(topic, request.partitions, request.routes or {}, request.others))
-        if len(made) == 1:
+        new_topics = list(_tree(topic, request.partitions, request.routes or {}, request.others))
+        if len(new_topics) == 1:
             permit(topic)
-            self._make(*made[0])
+            self._create_one(*new_topics[0])
             return
         with self._lock:
             with suppress(TopicNotFound):
@@ -133,9 +133,9 @@ class Families:
                     f"Topic {topic} already exists.",
                     f"Choose another name, or look at its properties: tms topic show {topic}",
                 )
-            self._check_names_unused(made, permit)
-            for one in made:
-                self._recreate(*one)
+            self._check_names_unused(new_topics, permit)
+            for new_topic in new_topics:
+                self._recreate(*new_topic)
 
     def update(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
         """Replace the properties of a topic and its parts; an omitted property returns to its default.
@@ -154,14 +154,14 @@ class Families:
         request = parse_request(properties)
         with self._lock:
             row = self._topics.get(topic)
-            self._require_whole(row)
+            self._require_no_parent(row)
             if request.partitions is None and request.routes is None and FAMILIES not in row.properties:
                 self._change(topic, request.others)
             elif request.routes is not None or row.properties.get(FAMILIES) == ROUTES:
                 self._update_routes(row, request, permit)
             else:
                 change = self._plan_partitions(topic, request.partitions, request.others)
-                self._check_names_unused(change.made, permit)
+                self._check_names_unused(change.new_topics, permit)
                 self._change_partitions(change, request.others)
 
     def delete(self, topic: TopicId) -> None:
@@ -173,7 +173,7 @@ class Families:
         """
         with self._lock:
             row = self._topics.get(topic)
-            self._require_whole(row)
+            self._require_no_parent(row)
             self._delete(row)
 
     def properties_of(self, topic: TopicId) -> dict[str, str]:
@@ -189,16 +189,16 @@ class Families:
                 row = self._finish(topic)
         return dict(row.properties)
 
-    def before(self, part: TopicMetadata) -> list[TopicId]:
+    def predecessors(self, part: TopicMetadata) -> list[TopicId]:
         """Return the partitions that an ordered group must drain before it reads a partition.
 
         Raises:
             MetadataError, StoreError: as :meth:`update`.
         """
         with suppress(TopicNotFound):
-            whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
-            layout = layout_of(whole.topic, whole.properties)
-            return [] if layout is None else layout.before(part.topic)
+            parent = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
+            layout = layout_of(parent.topic, parent.properties)
+            return [] if layout is None else layout.predecessors(part.topic)
         return []
 
     def wait_for_writes(self, topic: TopicId) -> None:
@@ -220,14 +220,14 @@ class Families:
             return 0
         return draining_transaction(self._side, ConsumerGroup.of(part, name))
 
-    def is_newborn(self, topic: TopicMetadata) -> bool:
+    def was_created_empty(self, topic: TopicMetadata) -> bool:
         """Return whether this process created the topic's first generation without rows, and the topic is unchanged.
 
         Rows of such a topic expire by time alone, never by a changed TTL. Therefore invariant S8 does not hold them.
         """
-        # `_make` holds the lock until the created topic is recorded.
-        with self._making:
-            return self._newborn.get(topic.topic) == topic
+        # `_create_one` holds the lock until the created topic is recorded.
+        with self._creating:
+            return self._created_empty.get(topic.topic) == topic
 
     # -- partitions and routes ----------------------------------------------------------------------------------------
 
@@ -239,10 +239,10 @@ class Families:
         remaining = tuple(one for one in layout.families if one.sealed_ms is None or self._holds_rows(layout, one))
         new = Family(last.number + 1, partitions or last.partitions)
         if new.partitions == last.partitions and last.number:
-            after, made = layout._replace(families=remaining), []
+            after, new_topics = layout._replace(families=remaining), []
         else:
             after = layout._replace(families=(*remaining, new))
-            made = [(member, {**others, PART_OF: topic.topic}) for member in after.members(new)]
+            new_topics = [(member, {**others, PART_OF: topic.topic}) for member in after.members(new)]
         own = {PART_OF: row.properties[PART_OF]} if PART_OF in row.properties else {}
         properties = {**others, **layout_properties(after), **own}
         self._topics.check(properties)
@@ -252,14 +252,14 @@ class Families:
                 "earlier numbers still exist.",
                 "Change the number again when the oldest messages have expired.",
             )
-        return _PartitionChange(row, layout, after, made, properties)
+        return _PartitionChange(row, layout, after, new_topics, properties)
 
     def _change_partitions(self, change: _PartitionChange, others: Mapping[str, str]) -> None:
-        row, layout, after, made, properties = change
+        row, layout, after, new_topics, properties = change
         topic = layout.topic
         # In this order: groups are registered in a new partition before anyone can publish to it, so that it holds
         # its first message for them. The topic names the new partitions only after all of them exist.
-        for member, values in made:
+        for member, values in new_topics:
             self._register(self._recreate(member, values), topic, layout.members(layout.families[-1]))
         self._change_members(after, others)
         self._change(topic, properties, row)
@@ -287,7 +287,7 @@ class Families:
                     self._change(member, properties, self._find_part(member, layout.topic))
                 except TopicNotFound:
                     # A client has deleted the partition on its own, so create it again.
-                    self._make(member, properties)
+                    self._create_one(member, properties)
 
     def _update_routes(self, row: TopicMetadata, request: PartitionRequest, permit: Permit) -> None:
         topic, old_routes = row.topic, routes_of(row.properties)
@@ -313,7 +313,7 @@ class Families:
             for one in _tree(layout.route(name), routes[name], {}, request.others, topic)
         ]
         changes = [self._plan_partitions(layout.route(name), routes[name], request.others) for name in old_routes]
-        self._check_names_unused([*new, *(one for change in changes for one in change.made)], permit)
+        self._check_names_unused([*new, *(one for change in changes for one in change.new_topics)], permit)
         for one in new:
             self._recreate(*one)
         for change in changes:
@@ -344,14 +344,14 @@ class Families:
                     part = self._find_part(member, topic)
                     self._change(member, {**part.properties, SEALED: str(now_ms)}, part)
 
-    def _check_names_unused(self, made: Sequence[NewTopic], permit: Permit) -> None:
+    def _check_names_unused(self, new_topics: Sequence[NewTopic], permit: Permit) -> None:
         """Check that topics can be created.
 
         Check all permissions first, so that a client without permission does not learn which topics exist.
         """
-        for topic, _ in made:
+        for topic, _ in new_topics:
             permit(topic)
-        for topic, properties in made:
+        for topic, properties in new_topics:
             check_length(topic)
             self._topics.check(properties)
             self._interrupted_part(topic, properties)
@@ -367,26 +367,26 @@ class Families:
         except TopicNotFound:
             return None
         is_part = PART_OF in properties and found.properties.get(PART_OF) == properties[PART_OF]
-        if not is_part or self._whole(found) is not None:
+        if not is_part or self._parent(found) is not None:
             raise TopicExists(
                 f"Topic {topic} already exists.",
                 "A partition or route would have the same name. Choose another name.",
             )
         return found
 
-    def _require_whole(self, topic: TopicMetadata) -> None:
-        whole = self._whole(topic)
-        if whole is not None:
-            raise BadRequest(f"Topic {topic.topic} is part of {whole}.", f"Change {whole}.")
+    def _require_no_parent(self, topic: TopicMetadata) -> None:
+        parent = self._parent(topic)
+        if parent is not None:
+            raise BadRequest(f"Topic {topic.topic} is part of {parent}.", f"Change {parent}.")
 
-    def _whole(self, part: TopicMetadata) -> TopicId | None:
+    def _parent(self, part: TopicMetadata) -> TopicId | None:
         """Return the topic that a part belongs to; None: it is not a part, or an interrupted request has left it."""
         with suppress(TopicNotFound):
             if PART_OF in part.properties:
-                whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
-                layout = layout_of(whole.topic, whole.properties)
+                parent = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
+                layout = layout_of(parent.topic, parent.properties)
                 if layout is not None and part.topic in layout.parts:
-                    return whole.topic
+                    return parent.topic
         return None
 
     def _holds_rows(self, layout: Layout, family: Family) -> bool:
@@ -402,14 +402,14 @@ class Families:
 
     # -- one topic ----------------------------------------------------------------------------------------------------
 
-    def _make(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
-        with self._making:
-            made = self._topics.create(topic, properties)
+    def _create_one(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
+        with self._creating:
+            created = self._topics.create(topic, properties)
             # A server that does not lead the topic can create it, but not read its rows.
             with suppress(Unavailable):
-                if made.generation == 1 and not self._has_rows(topic):
-                    self._newborn[topic] = made
-            return made
+                if created.generation == 1 and not self._has_rows(topic):
+                    self._created_empty[topic] = created
+            return created
 
     def _recreate(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
         """Delete a topic that an interrupted request may have left, and create it."""
@@ -417,7 +417,7 @@ class Families:
         interrupted = self._interrupted_part(topic, properties)
         if interrupted is not None:
             self._delete(interrupted)
-        return self._make(topic, properties)
+        return self._create_one(topic, properties)
 
     def _change(self, topic: TopicId, properties: Mapping[str, str], expected: TopicMetadata | None = None) -> None:
         self._topics.update(topic, properties, expected=expected)
@@ -430,13 +430,13 @@ class Families:
             self._delete_part(part, row.topic)
         self._topics.delete(row.topic, expected=row)
         self._open_topics.drop(row.topic)
-        self._newborn.pop(row.topic, None)
+        self._created_empty.pop(row.topic, None)
 
-    def _delete_part(self, topic: TopicId, whole: TopicId) -> None:
+    def _delete_part(self, topic: TopicId, parent: TopicId) -> None:
         with suppress(TopicNotFound, TopicExists):
-            self._delete(self._find_part(topic, whole))
+            self._delete(self._find_part(topic, parent))
 
-    def _find_part(self, topic: TopicId, whole: TopicId) -> TopicMetadata:
+    def _find_part(self, topic: TopicId, parent: TopicId) -> TopicMetadata:
         """Return a partition or route of a topic.
 
         Raises:
@@ -444,8 +444,8 @@ class Families:
             TopicExists: after an interrupted deletion, another client has created a topic with the name of the part.
         """
         found = self._topics.get(topic)
-        if found.properties.get(PART_OF) != whole.topic:
-            hint = f"It is not part of {whole}, whose deletion was interrupted. Complete it: tms topic delete {whole}"
+        if found.properties.get(PART_OF) != parent.topic:
+            hint = f"It is not part of {parent}, whose deletion was interrupted. Complete it: tms topic delete {parent}"
             raise TopicExists(f"Topic {topic} already exists.", hint)
         return found
 

@@ -251,9 +251,9 @@ class MessagingService:
         """Return the number of changes of topics that this service has made or observed."""
         return self._topics.changes
 
-    def is_newborn(self, topic: TopicMetadata) -> bool:
-        """Return whether this process created the topic without rows, as :meth:`Families.is_newborn`."""
-        return self._families.is_newborn(topic)
+    def was_created_empty(self, topic: TopicMetadata) -> bool:
+        """Return whether this process created the topic without rows, as :meth:`Families.was_created_empty`."""
+        return self._families.was_created_empty(topic)
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 

@@ -59,15 +59,15 @@ class DrainedHistory:
         Raises:
             FormatError, MetadataError, StoreError: as :meth:`Families.drained`.
         """
-        before = self._families.before(part)
-        if not before:
+        predecessors = self._families.predecessors(part)
+        if not predecessors:
             return None
         now_ms, resets = self._clock.now_ms(), self._consumers.resets
-        group = ConsumerGroup(before[-1], part.generation, name)
+        group = ConsumerGroup(predecessors[-1], part.generation, name)
         known = self._known.get(group)
         if known is None or known.resets != resets or self._is_old(known, now_ms):
             found = []
-            for topic in before:
+            for topic in predecessors:
                 pointer = self._families.drained(topic, name)
                 if pointer is None:
                     return topic

@@ -92,7 +92,7 @@ class Layout(NamedTuple):
         members = [member for family in self.families for member in self.members(family)]
         return [self.route(name) for name in self.routes] + [one for one in members if one != self.topic]
 
-    def before(self, part: TopicId) -> list[TopicId]:
+    def predecessors(self, part: TopicId) -> list[TopicId]:
         """Return the partitions that an ordered group must drain before a part."""
         found: list[TopicId] = []
         for family in self.families:
