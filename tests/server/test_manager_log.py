@@ -165,11 +165,11 @@ def test_former_manager_that_leads_again_reads_changes_of_others(shared: Shared,
     between = TransactionManager(shared(), clock)
     second = between.start_short().transaction_id
     between.invalidate(first)
-    previous.begin()
-    assert previous.running
+    previous.resume()
+    assert previous.is_running
     assert (previous.status(first), previous.status(second)) == ("invalid", "in progress")
     before = len(rows(shared.side))
-    previous.begin()
+    previous.resume()
     assert len(rows(shared.side)) == before
 
 
@@ -182,12 +182,12 @@ def test_manager_of_a_follower_waits_until_it_leads(side: MemorySide, clock: Man
         return lambda: True
 
     manager = TransactionManager(SideStorage(side, lease), clock)
-    assert not manager.running
+    assert not manager.is_running
     assert manager.last_pointer == 0
-    each_raises(StoreUnavailable, manager.start_short, manager.begin, manager.expire, match=not_leader_error().message)
+    each_raises(StoreUnavailable, manager.start_short, manager.resume, manager.expire, match=not_leader_error().message)
     assert rows(side) == []
     leads = True
-    manager.begin()
+    manager.resume()
     assert manager.start_short().transaction_id == BASE + 1
     manager.close()
 
@@ -460,7 +460,7 @@ def test_recovery_of_damaged_rows_is_rejected(
 
     other = TransactionManager(SideStorage(side, later), clock)
     with pytest.raises(StoreError, match=said):
-        other.begin()
+        other.resume()
 
 
 def test_sync_writes_all_waiting_edits_in_one_row(side: MemorySide) -> None:

@@ -81,7 +81,7 @@ class Node:
 
     def begin(self) -> None:
         fence = self.fence
-        self.manager.begin()
+        self.manager.resume()
         self.ready = fence
 
 
@@ -130,7 +130,7 @@ class History:
         works = (self._start, self._start, self._commit, self._abort, self._invalidate, self._keep, self._ask)
         work = self.random.choice(works)
         node.do(lambda: work(node.manager))
-        if self.fence == node.fence == node.ready and node.manager.running and self.random.random() < LOOK:
+        if self.fence == node.fence == node.ready and node.manager.is_running and self.random.random() < LOOK:
             self._knows(node.manager)
 
     def _knows(self, manager: TransactionManager) -> None:

@@ -66,7 +66,7 @@ class Guest:
         assert self.context.service.topics("default") is not None
         assert self.context.store.metadata.rows() is not None
         manager = self.context.transactions
-        assert not isinstance(manager, TransactionManager) or manager.running
+        assert not isinstance(manager, TransactionManager) or manager.is_running
         self.seen.append("stopped")
 
 

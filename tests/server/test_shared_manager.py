@@ -88,7 +88,7 @@ class Node:
 
     def begun(self, manager: TransactionManager) -> None:
         self.meanwhile()
-        assert manager.running
+        assert manager.is_running
         self.takeovers += 1
 
     def check_leases(self) -> bool:
@@ -152,7 +152,7 @@ def test_either_of_two_servers_uses_the_manager_of_the_leader(servers: Servers) 
     ids = [*ids[1:], begun.transaction_id]
     assert other.latest().snapshot.open_pointers == one.latest().snapshot.open_pointers == frozenset(ids[1:])
     assert (servers.first.takeovers, servers.second.takeovers) == (1, 0)
-    assert not servers.second.shared.manager.running
+    assert not servers.second.shared.manager.is_running
 
 
 def test_call_for_a_missing_leader_is_unavailable(servers: Servers) -> None:
@@ -273,7 +273,7 @@ def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Serv
     servers.first.service.stop()
     storage = SideStorage(servers.side, lambda: lambda: True)
     storage.address = f"127.0.0.1:{listener.getsockname()[1]}"
-    assert TransactionManager(storage, servers.clock).running
+    assert TransactionManager(storage, servers.clock).is_running
     thread = Thread(target=answer_the_first)
     thread.start()
     with pytest.raises(OutcomeUnknown):

@@ -112,7 +112,7 @@ def note_rollback_without_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note a rollback that inverts no rows."""
 
     def roll_back(service: MessagingService, topic: object, pointer: int) -> None:
-        service._transactions.note_taken_back(pointer, str(topic))  # type: ignore[union-attr]
+        service._transactions.note_rolled_back(pointer, str(topic))  # type: ignore[union-attr]
 
     monkeypatch.setattr(MessagingService, "rollback", roll_back)
 

@@ -326,8 +326,8 @@ def test_abort_with_messages_left_invalidates_and_logs_the_topic(
     one, two = manager.start_short(), manager.start_short()
     for transaction in (one, two):
         manager.note_written(transaction.transaction_id, "default:orders", 3)
-    manager.note_taken_back(one.transaction_id, "default:orders", 2)
-    manager.note_taken_back(two.transaction_id, "default:orders", 3)
+    manager.note_rolled_back(one.transaction_id, "default:orders", 2)
+    manager.note_rolled_back(two.transaction_id, "default:orders", 3)
     with caplog.at_level("INFO"):
         manager.abort(one)
         manager.abort(two)
@@ -417,7 +417,7 @@ def test_failed_log_write_stops_the_manager_until_a_snapshot(clock: ManualClock)
     storage.happened.clear()
     manager.start_short()
     assert storage.happened == ["save", "log", "append", "sync 1"]
-    assert manager.running
+    assert manager.is_running
 
 
 def test_abort_after_a_commit_that_did_not_reach_the_disk_invalidates(
@@ -484,7 +484,7 @@ def test_waiter_for_a_replaced_log_leaves_the_new_one_alone(clock: ManualClock) 
     with pytest.raises(LogFailed):
         manager._sync(replaced, 1)
     storage.failure = None
-    assert manager.running
+    assert manager.is_running
 
 
 def test_call_of_a_closed_manager_is_rejected(clock: ManualClock) -> None:
@@ -500,7 +500,7 @@ def assert_unusable(manager: TransactionManager, error: type[Exception], reason:
     each_raises(error, *calls, match=reason)
     each_raises(CannotSnapshot, manager.encoded_snapshot, match=reason)
     each_raises(NoSnapshot, manager.latest, match=reason)
-    assert not manager.running
+    assert not manager.is_running
 
 
 def test_close_after_a_failed_log_leaves_the_disk_as_it_is(clock: ManualClock) -> None:
@@ -522,7 +522,7 @@ def test_snapshot_that_cannot_be_written_leaves_the_manager_running(clock: Manua
     with pytest.raises(StoreError):
         manager.take_snapshot()
     manager.start_short()
-    assert manager.running
+    assert manager.is_running
 
 
 def test_reset_with_a_failed_write_stops_the_manager_until_a_call(clock: ManualClock) -> None:
@@ -535,9 +535,9 @@ def test_reset_with_a_failed_write_stops_the_manager_until_a_call(clock: ManualC
     manager = TransactionManager(FailsSecond(), clock)
     with pytest.raises(StoreError):
         manager.reset()
-    assert not manager.running
+    assert not manager.is_running
     manager.visibility()
-    assert manager.running
+    assert manager.is_running
 
 
 @pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000, 299_000])

@@ -303,7 +303,7 @@ def test_every_method_responds_to_any_arguments(method: str, values: dict[int, C
         found = wire.read_message(answer(manager, data))
         assert (found.name, found.number) == (method, 7)
         assert found.kind in (MessageKind.REPLY, MessageKind.EXCEPTION)
-        assert manager.running
+        assert manager.is_running
 
 
 def test_method_that_does_not_exist_is_answered(service: TransactionService) -> None:

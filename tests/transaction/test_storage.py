@@ -388,7 +388,7 @@ def test_failed_log_continues_from_the_stored_records(
         for _ in range(3):
             with pytest.raises(DirectoryFailed):
                 manager.commit(kept.transaction_id)
-    assert not manager.running
+    assert not manager.is_running
     if is_there:  # the record was whole; nobody was told that it was not
         with pytest.raises(NotInProgress):
             manager.commit(kept.transaction_id)

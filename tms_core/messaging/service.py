@@ -415,7 +415,7 @@ class MessagingService:
             finally:
                 self.cache.roll_back(prefix, first, last, pointer)
             if self._transactions is not None:
-                self._transactions.note_taken_back(pointer, str(topic), done)
+                self._transactions.note_rolled_back(pointer, str(topic), done)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 

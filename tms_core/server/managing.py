@@ -346,7 +346,7 @@ class TransactionMetrics(Collector):
         oldest = GaugeMetricFamily(
             "tms_oldest_open_claim_timestamp_seconds", "Start of the oldest transaction with an open claim."
         )
-        if manager.running:
+        if manager.is_running:
             # A former leader yields families without samples.
             with suppress(TransactionError, StoreError):
                 self._add_samples(undecided, claims, oldest)

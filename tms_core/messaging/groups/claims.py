@@ -321,7 +321,7 @@ class Groups:
             if after is None:
                 self._log_failed(metadata, name, _new_failures(free, free), None)
             if self._transactions is not None and all(claim.pointer != pointer for claim in remaining):
-                self._transactions.note_taken_back(pointer, group.label)
+                self._transactions.note_rolled_back(pointer, group.label)
 
     def failed(self, topic: TopicId, name: str) -> list[FailedRange]:
         """Return messages that a group has received but not processed, most deliveries first; at most 100 ranges.

@@ -219,7 +219,7 @@ class Producers:
         if not started.void:
             self._requests.change((sent.name, SideChange(key, value, started._replace(void=True).pack())))
         if self._transactions is not None:
-            self._transactions.note_taken_back(pointer, producer.label)
+            self._transactions.note_rolled_back(pointer, producer.label)
 
     def invalidate(self) -> None:
         """Drop cached data, because another process may have written."""

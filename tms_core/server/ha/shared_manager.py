@@ -136,7 +136,7 @@ class SharedManager:
     def _take_over(self) -> LeaseCheck:
         """Take over the log; return a function that returns whether the takeover is still valid."""
         has_lease = self._leadership.lease_check()
-        self.manager.begin()
+        self.manager.resume()
         self._on_takeover(self.manager)
         with self._lock:
             self._replace_remote(None)

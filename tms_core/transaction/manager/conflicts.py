@@ -57,7 +57,7 @@ class CommittedChanges:
             if not changes.keys.isdisjoint(keys):
                 raise _conflict(transaction_id, min(changes.keys.intersection(keys)), changes.client)
 
-    def forget_below(self, bound: int) -> None:
+    def discard_below(self, bound: int) -> None:
         """Drop commits at pointers below ``bound``."""
         for commit_pointer in list(self._by_pointer):
             if commit_pointer >= bound:

@@ -43,7 +43,7 @@ class DurableState:
     """The state of a transaction manager with its storage; threads may share it.
 
     It recovers the state from the disk and saves a snapshot of it at once, as a safe base. If another manager has the
-    storage, it behaves as after a failure of its log, until :meth:`begin`.
+    storage, it behaves as after a failure of its log, until :meth:`resume`.
 
     Args:
         storage: the storage of the state; closed with the manager.
@@ -66,7 +66,7 @@ class DurableState:
         self._state, self._newest_ms = ManagerState(_EMPTY, LONG_TIMEOUT_MS), 0
         self._log: Log = _ClosedLog()
         try:
-            self._state, self._newest_ms = self._recovered()
+            self._state, self._newest_ms = self._recover()
             self._clock.note_past(self._newest_ms)
             self._log = storage.log(self._timestamp())
             self.take_snapshot()
@@ -77,11 +77,11 @@ class DurableState:
             raise
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the manager executes calls; False between a failure of its log and its restart."""
         return not (self._closed or self._failed)
 
-    def begin(self) -> None:
+    def resume(self) -> None:
         """Continue if the log is writable, otherwise restart from the storage.
 
         Raises:
@@ -93,11 +93,11 @@ class DurableState:
             logger.info("transaction manager started from the files of the previous manager, with a new log")
 
     @contextmanager
-    def deciding(self, waits: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
+    def deciding(self, must_wait: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
         """Yield the state to one thread at a time; after the block, all decisions until then are on disk.
 
         Args:
-            waits: called before the block; returns whether to wait for the disk. A rejection always waits.
+            must_wait: called before the block; returns whether to wait for the disk. A rejection always waits.
 
         Raises:
             LogFailed: the decision could not be written; it is valid only if it reached the disk.
@@ -108,14 +108,14 @@ class DurableState:
         self._repair()
         with self._lock:
             self._require_running()
-            waiting = waits(self._state)
+            waits = must_wait(self._state)
             try:
                 yield self._state
             except TransactionError as error:
                 refusal = error
             log, position = self._log, self._position
         # Outside the lock, so that other threads can decide during the wait; one sync then covers all of them.
-        if waiting or refusal is not None:
+        if waits or refusal is not None:
             self._sync(log, position)
         if refusal is not None:
             raise refusal
@@ -166,7 +166,7 @@ class DurableState:
                 self._require_running()
                 timestamp_ms = self._timestamp()
                 snapshot = self._state.snapshot(timestamp_ms)
-                self._begin_log(timestamp_ms)
+                self._start_log(timestamp_ms)
             self._storage.save(snapshot)
 
     def reset(self) -> None:
@@ -191,7 +191,7 @@ class DurableState:
         """Save a last snapshot, and close the storage; a second call does nothing."""
         with self._saving:
             try:
-                if self.running:
+                if self.is_running:
                     self.take_snapshot()
             finally:
                 # Also if the snapshot failed: the log has every edit, so the next start restores the state.
@@ -200,7 +200,7 @@ class DurableState:
                     self._log.close()
                     self._storage.close()
 
-    def _recovered(self) -> tuple[ManagerState, int]:
+    def _recover(self) -> tuple[ManagerState, int]:
         found = self._storage.recover()
         state = ManagerState(found.snapshot or _EMPTY, LONG_TIMEOUT_MS)
         for edit in found.edits:
@@ -238,7 +238,7 @@ class DurableState:
             if self._ahead:
                 previous = self._state
                 try:
-                    self._state, newest_ms = self._recovered()
+                    self._state, newest_ms = self._recover()
                 except FormatError as error:
                     raise StoreError(error.message, error.hint) from error
                 self._newest_ms = max(self._newest_ms, newest_ms)
@@ -253,7 +253,7 @@ class DurableState:
             self._failed = False
             return True
 
-    def _begin_log(self, timestamp_ms: int) -> None:
+    def _start_log(self, timestamp_ms: int) -> None:
         """Replace the log; sync the old one first, so that its edits reach the disk before edits of the new one."""
         self._sync(self._log, self._position)
         self._log.close()
@@ -276,7 +276,7 @@ class DurableState:
         return self._newest_ms
 
     def _require_running(self) -> None:
-        if not self.running:
+        if not self.is_running:
             raise ManagerStopped(
                 "The transaction manager has stopped.",
                 "If nobody has stopped it, check its log for the reason, then try again.",

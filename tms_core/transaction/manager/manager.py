@@ -65,7 +65,7 @@ class TransactionManager(DurableState):
 
     Args:
         storage: the storage of the state; closed with the manager. If another manager has it now, this manager rejects
-            calls until :meth:`begin`.
+            calls until :meth:`resume`.
         clock: its wall time determines ids, its monotonic time timeouts. Ids do not follow a jump (invariant S7).
         offset: the offset of an id in its millisecond, from 0 to below ``TX_PER_MS``; random for each id, so that ids
             cannot be guessed. None: 0, as in Tephra.
@@ -95,7 +95,7 @@ class TransactionManager(DurableState):
         self._release = release or (lambda _: None)
         self._writes = WriteLedger()
         #: The number of running rollbacks of each transaction.
-        self._roll_backs = Counter[int]()
+        self._running_rollbacks = Counter[int]()
 
     def __enter__(self) -> Self:
         return self
@@ -259,7 +259,7 @@ class TransactionManager(DurableState):
         """Record that a write of :meth:`begin_write` has finished or failed."""
         with self._lock:
             self._writes.end(pointer, late=not self.is_in_progress(pointer))
-            self._forget_decided()
+            self._prune_writes()
 
     def note_written(self, pointer: int, place: str, number: int = 1) -> None:
         """Record rows before they are written, because an abort would make them visible; without I/O.
@@ -272,26 +272,26 @@ class TransactionManager(DurableState):
         with self._lock:
             if self.is_in_progress(pointer):
                 self._writes.add(pointer, place, number)
-                self._forget_decided()
+                self._prune_writes()
 
-    def note_taken_back(self, pointer: int, place: str, number: int | None = None) -> None:
+    def note_rolled_back(self, pointer: int, place: str, number: int | None = None) -> None:
         """Record that ``number`` rows do not have a pointer any longer; None: all rows in the place."""
         with self._lock:
-            self._writes.take_back(pointer, place, number)
+            self._writes.subtract(pointer, place, number)
 
     @contextmanager
     def rolling_back(self, pointer: int) -> Iterator[None]:
         """Reject commits of a pointer's transaction while the block rolls back rows, which readers would miss."""
         with self._lock:
             transaction_id = self.transaction_of(pointer)
-            self._roll_backs[transaction_id] += 1
+            self._running_rollbacks[transaction_id] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._roll_backs[transaction_id] -= 1
-                if not self._roll_backs[transaction_id]:
-                    del self._roll_backs[transaction_id]
+                self._running_rollbacks[transaction_id] -= 1
+                if not self._running_rollbacks[transaction_id]:
+                    del self._running_rollbacks[transaction_id]
 
     def note_unknown(self) -> None:
         """Record that transactions from before the last restart may have written rows that are not recorded."""
@@ -299,7 +299,7 @@ class TransactionManager(DurableState):
             self._writes.unknown_to = self._state.recovered_pointer
 
     def _handle_restart(self) -> None:
-        # A commit that did not reach the disk is undone, but the ledger has forgotten the rows of that transaction.
+        # A commit that did not reach the disk is undone, but the ledger has discarded the rows of that transaction.
         self.note_unknown()
 
     def is_in_progress(self, pointer: int) -> bool:
@@ -476,8 +476,8 @@ class TransactionManager(DurableState):
             state.time_out(late)
             return len(late)
 
-    def _forget_decided(self) -> None:
-        """Forget the writes of pointers that are neither in progress nor invalid."""
+    def _prune_writes(self) -> None:
+        """Discard the recorded writes of pointers that are neither in progress nor invalid."""
         invalid, in_progress = self._state.invalid, self._state.in_progress
         self._writes.prune(len(invalid) + len(in_progress), lambda one: one in in_progress or one in invalid)
 
@@ -511,7 +511,7 @@ class TransactionManager(DurableState):
 
     def _commit(self, state: ManagerState, transaction_id: int) -> None:
         _require(state, transaction_id)
-        if transaction_id in self._roll_backs:
+        if transaction_id in self._running_rollbacks:
             text = f"Transaction {transaction_id} is being rolled back."
             raise Conflict(text, transaction_id, "(any: it is being rolled back)", "")
         keys, checkpoints = state.committing.get(transaction_id), state.in_progress[transaction_id].checkpoints
@@ -530,7 +530,7 @@ class TransactionManager(DurableState):
                 changes=keys or frozenset(),
             )
         )
-        self._writes.forget((transaction_id, *checkpoints))
+        self._writes.discard((transaction_id, *checkpoints))
 
 
 def _require(

@@ -174,7 +174,7 @@ class ManagerState:
     def time_out(self, pointers: Collection[int]) -> None:
         """Invalidate timed-out transactions. The read pointer stays, but a replay of the same edits moves it."""
         for pointer in pointers:
-            self._forget(pointer)
+            self._discard(pointer)
         if pointers:
             self.invalid.add(pointers)
 
@@ -211,24 +211,24 @@ class ManagerState:
         client = self.clients.get(pointer, "")
         if edit.can_commit and edit.changes:
             self.committed.add(edit.commit_pointer, edit.changes, client)
-        entry = self._forget(pointer)
+        entry = self._discard(pointer)
         if entry is None:
             # The transaction had timed out before its commit was written.
             self.invalid.remove({pointer})
         checkpoints = entry.checkpoints if entry else ()
         for checkpoint in checkpoints:
-            self._forget(checkpoint)
+            self._discard(checkpoint)
         self._read_up_to(checkpoints[-1] if checkpoints else pointer)
-        self.committed.forget_below(self.first_short())
+        self.committed.discard_below(self.first_short())
 
     def _invalidate(self, pointer: int) -> None:
         is_committing = pointer in self.committing
-        entry = self._forget(pointer)
+        entry = self._discard(pointer)
         if entry is None and not is_committing:
             return
         checkpoints = entry.checkpoints if entry else ()
         for checkpoint in checkpoints:
-            self._forget(checkpoint)
+            self._discard(checkpoint)
         self.invalid.add([pointer, *checkpoints])
         if entry is not None and not entry.is_long:
             self._read_up_to(pointer)
@@ -238,12 +238,12 @@ class ManagerState:
         if self._is_long(edit):
             self._invalidate(pointer)
             return
-        if self._forget(pointer) is None and self.invalid.remove({pointer}):
+        if self._discard(pointer) is None and self.invalid.remove({pointer}):
             self.invalid.remove(named)
         for checkpoint in named:
             entry = self.in_progress.get(checkpoint)
             if entry is not None and entry.type is InProgressType.CHECKPOINT:
-                self._forget(checkpoint)
+                self._discard(checkpoint)
         self._read_up_to(pointer)
 
     def _is_long(self, edit: Edit) -> bool:
@@ -262,7 +262,7 @@ class ManagerState:
             self.in_progress = dict(sorted(self.in_progress.items()))
         self.write_pointer = max(self.write_pointer, pointer)
 
-    def _forget(self, pointer: int) -> InProgress | None:
+    def _discard(self, pointer: int) -> InProgress | None:
         self.committing.pop(pointer, None)
         self.clients.pop(pointer, None)
         self.owners.pop(pointer, None)

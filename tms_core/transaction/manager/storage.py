@@ -214,7 +214,7 @@ class DirectoryStorage:
                 unfinished.unlink()
             raise _failed(self._path, error) from error
         try:
-            self._tidy()
+            self._delete_old_files()
         except OSError as error:
             logger.warning("old transaction snapshots and logs in %s were not deleted: %s", self._path, error)
 
@@ -265,7 +265,7 @@ class DirectoryStorage:
             matches = [pattern.fullmatch(entry.name) for entry in entries]
         return sorted(number for match in matches if match and (number := int(match[1])) < LONG_MAX)
 
-    def _tidy(self) -> None:
+    def _delete_old_files(self) -> None:
         """Delete old snapshots, the logs before the oldest kept one, and unfinished files of a crash."""
         snapshots = self._list(_SNAPSHOT)
         newest = snapshots[-self._retain :]

@@ -53,7 +53,7 @@ class WriteLedger:
         """Add rows with a pointer in a place."""
         self._places.setdefault(pointer, Counter())[place] += number
 
-    def take_back(self, pointer: int, place: str, number: int | None) -> None:
+    def subtract(self, pointer: int, place: str, number: int | None) -> None:
         """Subtract rolled back rows; None: all rows of the place."""
         places = self._places.get(pointer)
         if places is None:
@@ -75,15 +75,15 @@ class WriteLedger:
             found.update(self._places.get(pointer, ()))
         return sorted(found)
 
-    def forget(self, pointers: Iterable[int]) -> None:
-        """Forget pointers whose outcome is final."""
+    def discard(self, pointers: Iterable[int]) -> None:
+        """Discard pointers whose outcome is final."""
         for pointer in pointers:
             self._places.pop(pointer, None)
 
     def prune(self, needed: int, is_needed: Callable[[int], bool]) -> None:
-        """Forget unneeded pointers if the ledger has many more pointers than needed.
+        """Discard unneeded pointers if the ledger has many more pointers than needed.
 
-        If too many pointers are needed, the oldest are forgotten, too, and count as unknown.
+        If too many pointers are needed, the oldest are discarded too, and count as unknown.
 
         Args:
             needed: the largest number of needed pointers.

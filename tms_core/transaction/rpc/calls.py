@@ -253,7 +253,7 @@ _CALLS: Mapping[str, _Call] = {
     "invalidateTx": _Call(lambda manager, fields: wire.boolean(0, manager.invalidate(integer(fields, 1)))),
     "getSnapshot": _Call(lambda manager, _: wire.string(0, manager.encoded_snapshot()), {CannotSnapshot: 1}),
     "resetState": _Call(lambda manager, _: manager.reset()),
-    "status": _Call(lambda manager, _: wire.string(0, "OK" if manager.running else "NOTOK")),
+    "status": _Call(lambda manager, _: wire.string(0, "OK" if manager.is_running else "NOTOK")),
     "truncateInvalidTx": _Call(_truncate),
     "truncateInvalidTxBefore": _Call(
         lambda manager, fields: _boolean(manager.truncate_invalid_before(integer(fields, 1))), {TruncateTimeError: 1}

@@ -53,7 +53,7 @@ class QuickCalls:
             and len(frame) <= MAX_BYTES
             and frame.startswith(_NAMES, _NAME_AT)
             and self._manager.listed_ids <= MAX_IDS
-            and self._manager.running
+            and self._manager.is_running
         )
 
     @property
