@@ -27,7 +27,7 @@ from janitor.http.server import HttpServer, check_port
 from janitor.metrics import Metrics
 from janitor.report import Observer
 from janitor.run.prepare import Feedback
-from janitor.run.questions import Questions
+from janitor.run.queries import Queries
 from janitor.state.base import State
 from janitor.stats.consumer_lag import UNINFORMED, LagCount, note_late
 from janitor.stats.topic_sizes import TopicSizeCounter
@@ -274,7 +274,7 @@ def _open_control_socket(
     store, state, side = open_store
     unknown_row_log = daemon.engine.deps.unknown_row_log
 
-    def reader(observer: Observer, is_stopping: Callable[[], bool]) -> Questions:
+    def reader(observer: Observer, is_stopping: Callable[[], bool]) -> Queries:
         # S5: a query gets a read-only store.
         deps = current.deps(
             read_only(store),
@@ -284,7 +284,7 @@ def _open_control_socket(
             unknown_row_log=unknown_row_log,
             side=side,
         )
-        return Questions(deps)
+        return Queries(deps)
 
     identity = process_identity(store.identity(), current.digest)
     backup = partial(back_up, folders_of(current.settings), store=store, side=side)

@@ -30,7 +30,7 @@ from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
-from janitor.run.questions import PlanResult
+from janitor.run.queries import PlanResult
 from janitor.state import values
 from janitor.state.base import ProvenBoundary
 from janitor.status.status import Status
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReadEngine(Protocol):
-    """The queries of an engine, which do not change the store (:class:`~janitor.run.questions.Questions`)."""
+    """The queries of an engine, which do not change the store (:class:`~janitor.run.queries.Queries`)."""
 
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""

@@ -24,7 +24,7 @@ from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import EXPECTED, Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
-from janitor.run.questions import PlanResult
+from janitor.run.queries import PlanResult
 from janitor.state import values
 from janitor.state.base import ProvenBoundary
 from janitor.status.status import Status

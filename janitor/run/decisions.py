@@ -14,7 +14,7 @@ from janitor.rules.policy import Hold
 from janitor.run import record
 from janitor.run.conclude import adopt
 from janitor.run.prepare import Deps, make_run, prepare
-from janitor.run.questions import Questions
+from janitor.run.queries import Queries
 from janitor.state import decided
 from janitor.state.topic_history import save_topics
 from janitor.sweep.run import parse_or_none
@@ -25,7 +25,7 @@ from tms_core.topic import TopicId
 MAX_ENTRIES = 1_000_000
 
 
-class OperatorDecisions(Questions):
+class OperatorDecisions(Queries):
     """The decisions of operators, and housekeeping."""
 
     def __init__(self, deps: Deps) -> None:

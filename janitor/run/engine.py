@@ -22,7 +22,7 @@ from janitor.run import conclude, feedback, guards, passes, record
 from janitor.run.decisions import OperatorDecisions
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import Deps, boundary_in_force, make_run, obstacles, prepare
-from janitor.run.questions import begin_plan, make_plan
+from janitor.run.queries import make_plan, start_plan
 from janitor.state.base import TopicCount
 from janitor.state.ids import BATCH_IDS
 from janitor.state.records import LINEAGE, OpenIdRecord
@@ -103,7 +103,7 @@ class Engine(OperatorDecisions):
                 ready = prepare(self.deps)
                 known = self.deps.state.note(record.REHEARSED, int)
                 is_recent = known is not None and 0 <= ready.now.wall_ms - known < FULL_EVERY_MS
-                run, outcome = begin_plan(self.deps, ready, "frequent" if is_recent else "full", patterns), Outcome()
+                run, outcome = start_plan(self.deps, ready, "frequent" if is_recent else "full", patterns), Outcome()
             record.begin(self.deps, run)
             try:
                 report = make_plan(self.deps, run, outcome)

@@ -16,7 +16,7 @@ from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile
-from janitor.run.questions import PlanResult
+from janitor.run.queries import PlanResult
 from janitor.state import values
 from janitor.state.base import ProvenBoundary
 from tests.builders import DAY, HOUR, NOW_MS, janitor, pointer, topic

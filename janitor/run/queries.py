@@ -45,7 +45,7 @@ class PlanResult(NamedTuple):
     document: dict[str, Any]
 
 
-class Questions:
+class Queries:
     """The queries about one store."""
 
     def __init__(self, deps: Deps) -> None:
@@ -69,7 +69,7 @@ class Questions:
         """
         changes = WhatIf.parse(what_if)
         deps = replace(self.deps, store=suppose_ttls(self.deps.store, changes)) if changes else self.deps
-        run, outcome = begin_plan(deps, prepare(deps, at_ms), "full", patterns), Outcome()
+        run, outcome = start_plan(deps, prepare(deps, at_ms), "full", patterns), Outcome()
         report = make_plan(deps, run, outcome)
         store_id, is_what_if = run.ready.record.mark, at_ms is not None or bool(changes)
         if report.topics and not is_what_if:
@@ -166,7 +166,7 @@ class Questions:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))
 
 
-def begin_plan(deps: Deps, ready: Preparation, kind: PassKind, patterns: tuple[str, ...]) -> Run:
+def start_plan(deps: Deps, ready: Preparation, kind: PassKind, patterns: tuple[str, ...]) -> Run:
     """Return the run of a plan, before its topics are read."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
     return make_run(deps, ready, kind=kind, patterns=patterns, label=label, mode="plan")
