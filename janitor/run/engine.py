@@ -219,7 +219,7 @@ class SweepRun:
         return StoreExecutor(
             deps.store.metadata,
             self._permission,
-            Pacer(deps.terms.rows_per_second, deps.clock, self._permission.alive),
+            Pacer(deps.terms.rows_per_second, deps.clock, self._permission.keep_alive),
             Ledger(deps.state, deps.clock, run.id, usable.timestamp_ms if usable else None),
             deps.archive.begin(run.id, run.transactions) if deps.archive else None,
             record.RunningCounters(deps.state, deps.clock, run.id).add,
@@ -274,11 +274,11 @@ class SweepRun:
             return
         # Compact after the conclusions: a failed compaction may close the store, but costs only disk space.
         self._costs.start("compact")
-        outcome.compact(executor.deleted, partial(self._alive, "compact", 0))
+        outcome.compact(executor.deleted, partial(self._keep_alive, "compact", 0))
         self._costs.start("")
         if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
             try:
-                heartbeat = partial(self._alive, "audit")
+                heartbeat = partial(self._keep_alive, "audit")
                 feedback.hand_over(deps, deps.feedback, self._run, outcome, self._permission, heartbeat)
             except Interrupted as error:
                 outcome.ended = error
@@ -354,9 +354,9 @@ class SweepRun:
             outcome.errors.append(f"the evidence of this run is not saved, because the store failed: {error}")
         return None
 
-    def _alive(self, phase: str, rows: int) -> None:
+    def _keep_alive(self, phase: str, rows: int) -> None:
         self._deps.observer(phase, None, rows)
-        self._permission.alive()
+        self._permission.keep_alive()
 
     def _close(self) -> Report:
         """Record the result of the run; return its report."""

@@ -37,7 +37,7 @@ _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "mes
 REHEARSED = Note.REHEARSED
 
 #: The interval at which the counters of a running run are saved, in milliseconds of monotonic time.
-BOOK_MS = 1_000
+SAVE_COUNTERS_MS = 1_000
 
 #: The maximum number of saved entries with overdue rows, largest first; totals are sums of these entries.
 NAMED_OVERDUE = 20_000
@@ -213,11 +213,13 @@ class RunningCounters:
         with self._lock:
             self._amounts.update(_change_amounts(*deletions))
             now_ms = self._clock.monotonic_ms()
-            if now_ms - self._saved_ms < BOOK_MS:
+            if now_ms - self._saved_ms < SAVE_COUNTERS_MS:
                 return
             self._saved_ms = now_ms
             try:
-                self._state.book(self._run_id, {key: float(amount) for key, amount in self._amounts.items()})
+                self._state.save_running_counters(
+                    self._run_id, {key: float(amount) for key, amount in self._amounts.items()}
+                )
             except StateError as error:
                 if not self._failed:
                     logger.warning(

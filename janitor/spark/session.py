@@ -169,24 +169,24 @@ def convert_sigterm() -> Iterator[None]:
 
 
 def run_on_spark(
-    spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None, *, name: str = ""
+    spark: SparkSession, work: Callable[[], T], keep_alive: Callable[[], None] = lambda: None, *, name: str = ""
 ) -> T:
-    """Do work on Spark, and cancel it if ``alive`` raises an error.
+    """Do work on Spark, and cancel it if ``keep_alive`` raises an error.
 
     Args:
         spark: a session whose jobs all belong to the caller.
-        alive: called at intervals during the wait.
+        keep_alive: called at intervals during the wait.
         name: the name of the work in the log and in Spark's UI; empty to log no progress.
 
     Raises:
-        Interrupted: ``alive`` raised it.
+        Interrupted: ``keep_alive`` raised it.
         KeyboardInterrupt: Ctrl-C, or a signal to stop.
     """
     with ThreadPoolExecutor(1, "spark") as thread, _Progress(spark, name) as progress:
         future = thread.submit(progress.described, work)
         try:
             while not wait([future], LOOK_SECONDS).done:
-                alive()
+                keep_alive()
                 progress.log()
         except (Interrupted, KeyboardInterrupt):
             # The JVM may have stopped: systemd and timeout send signals to the whole process group.

@@ -224,7 +224,7 @@ class RecordedRuns(Documents):
 
         self._write(add)
 
-    def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
+    def save_running_counters(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
         """Replace the intermediate counters of a run; ignore an unknown or finished run.
 
         This is cheap, because it is not part of a transaction, and it survives the death of the process. The

@@ -131,11 +131,11 @@ class CountScheduler(Generic[T]):
         rows = 0
         try:
             while rows < self._turn_rows:
-                self._pacer.alive()
+                self._pacer.keep_alive()
                 # An empty page counts as one row, because it also needs a read.
                 cost = max(next(counting), 1)
                 rows += cost
-                self._pacer.pay(cost)
+                self._pacer.throttle(cost)
         except StopIteration as end:
             self._ended(life)
             self._failing.discard(life)

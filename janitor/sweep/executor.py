@@ -87,7 +87,7 @@ class Permission:
         # Read the pauses for each batch, so that a pause applies from the next batch on.
         return self._state.pauses()
 
-    def alive(self) -> None:
+    def keep_alive(self) -> None:
         """Renew the lease and the heartbeat when they are due; called before and after each page, and in each wait.
 
         Raises:
@@ -121,17 +121,19 @@ class Pacer:
 
     Args:
         rows_per_second: the limit; None: no limit.
-        alive: called between two pieces of a wait, and before each page of a count; its error stops both.
+        keep_alive: called between two pieces of a wait, and before each page of a count; its error stops both.
     """
 
-    def __init__(self, rows_per_second: float | None, clock: Clock, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, rows_per_second: float | None, clock: Clock, keep_alive: Callable[[], None] = lambda: None
+    ) -> None:
         self._rate = rows_per_second
         self._clock = clock
-        self.alive = alive
+        self.keep_alive = keep_alive
         self._free_at_ms = 0.0
         self._lock = Lock()
 
-    def pay(self, rows: int) -> None:
+    def throttle(self, rows: int) -> None:
         """Wait until ``rows`` more rows are within the limit."""
         if not self._rate:
             return
@@ -143,7 +145,7 @@ class Pacer:
         # Outside the lock, and in pieces: each piece renews the lease and notices a stop request (S10).
         while delay_seconds > 0:
             self._clock.sleep(min(delay_seconds, MAX_SLEEP_SECONDS))
-            self.alive()
+            self.keep_alive()
             delay_seconds -= MAX_SLEEP_SECONDS
 
 
@@ -153,7 +155,7 @@ class Pacer:
 class Executor(Protocol):
     """An executor of findings. A method that raises ``Interrupted`` has done nothing, and the pass is over."""
 
-    def alive(self) -> None:
+    def keep_alive(self) -> None:
         """Check whether the pass continues; called before each jump and after each page.
 
         Raises:
@@ -170,7 +172,7 @@ class Executor(Protocol):
         """
         ...
 
-    def pay(self, deletions: DeletionCount) -> None:
+    def throttle(self, deletions: DeletionCount) -> None:
         """Wait until the written rows are within the rate limit; called after each deletion or inversion.
 
         Raises:
@@ -179,7 +181,7 @@ class Executor(Protocol):
         ...
 
 
-class Saved(Protocol):
+class ArchivedRows(Protocol):
     """Rows with a durable copy in the archive."""
 
     @property
@@ -192,12 +194,12 @@ class Saved(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class RowArchive(Protocol):
     """An archive that copies rows before they are deleted (``janitor.archive``)."""
 
     def save(
         self, topic: TopicId, generation: int, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
-    ) -> Saved:
+    ) -> ArchivedRows:
         """Archive rows; return when their copies are durable.
 
         Raises:
@@ -222,7 +224,7 @@ class DryRun:
     def __init__(self, is_stopping: Callable[[], bool] = never) -> None:
         self._is_stopping = is_stopping
 
-    def alive(self) -> None:
+    def keep_alive(self) -> None:
         raise_if_stopping(self._is_stopping)
 
     def apply(self, finding: Finding) -> Done:
@@ -235,7 +237,7 @@ class DryRun:
             case _:
                 return NOTHING_DONE
 
-    def pay(self, deletions: DeletionCount) -> None:
+    def throttle(self, deletions: DeletionCount) -> None:
         """Return at once: a plan has no rate limit."""
 
 
@@ -244,8 +246,8 @@ class StoreExecutor:
 
     Args:
         metadata: the metadata table; read before each batch.
-        keeper: archives rows before their deletion; None: no archive.
-        booking: called after each batch with the number of its rows; None: the caller reads the outcome at the end.
+        archive: archives rows before their deletion; None: no archive.
+        on_batch: called after each batch with the number of its rows; None: the caller reads the outcome at the end.
 
     Attributes:
         deleted: the ranges of deleted rows, for the compaction; the caller closes it.
@@ -257,25 +259,25 @@ class StoreExecutor:
         permission: Permission,
         pacer: Pacer,
         ledger: Ledger,
-        keeper: Keeper | None = None,
-        booking: Callable[[DeletionCount], None] | None = None,
+        archive: RowArchive | None = None,
+        on_batch: Callable[[DeletionCount], None] | None = None,
     ) -> None:
         self._metadata = metadata
         self._permission = permission
         self._pacer = pacer
         self._ledger = ledger
-        self._keeper = keeper
-        self._booking = booking
+        self._archive = archive
+        self._on_batch = on_batch
         self.deleted = DeletedRanges()
         self._archive_error: ArchiveError | None = None
 
-    def alive(self) -> None:
-        self._permission.alive()
+    def keep_alive(self) -> None:
+        self._permission.keep_alive()
 
-    def pay(self, deletions: DeletionCount) -> None:
-        if self._booking is not None:
-            self._booking(deletions)
-        self._pacer.pay(deletions.rows)
+    def throttle(self, deletions: DeletionCount) -> None:
+        if self._on_batch is not None:
+            self._on_batch(deletions)
+        self._pacer.throttle(deletions.rows)
 
     def apply(self, finding: Finding) -> Done:
         if isinstance(finding, Invalid):
@@ -285,7 +287,7 @@ class StoreExecutor:
         if (stopped := self._reason_to_stop(finding.work)) is not None:
             return stopped
         table, batch = finding.table, finding.batch
-        allowed = batch.keys if self._keeper is None else self._archive(self._keeper, finding)
+        allowed = batch.keys if self._archive is None else self._archive_rows(self._archive, finding)
         if isinstance(allowed, Done):
             return allowed
         if not isinstance(table, KeyTable):
@@ -311,13 +313,13 @@ class StoreExecutor:
         has_moved = self._metadata.get(work.topic.topic.prefix) != work.raw
         return MOVED if has_moved else None
 
-    def _archive(self, keeper: Keeper, due: Due) -> list[bytes] | Done:
+    def _archive_rows(self, archive: RowArchive, due: Due) -> list[bytes] | Done:
         """Archive the rows; return the keys of the archived rows, or the reason why nothing may be deleted."""
         if self._archive_error is not None:
             return WITHHELD._replace(error=self._archive_error)
         batch, source = due.batch, cast(MessageReads | PayloadReads, due.table)
         try:
-            saved = keeper.save(due.work.topic.topic, batch.generation, source, batch.rule, batch.keys)
+            saved = archive.save(due.work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
             # S16: keep the error for the rest of the run, even if the archive recovers. Messages are deleted before
             # their payloads: if messages stay because of this error, a later success must not delete their payloads,

@@ -97,7 +97,7 @@ class Part:
         number: the number of the part.
         salt: the salt of its rows; None if the store has no salts.
         within: its keys of the message and of the payload table, if the store is divided by keys.
-        finds: whether the executor only reads; then the search for messages of payloads is skipped.
+        is_read_only: whether the executor only reads; then the search for messages of payloads is skipped.
         replans: whether this part plans a changed topic again; False: the driver does that.
         step: the current step.
         undone: metadata keys of topics that earlier steps left undone in this part.
@@ -111,7 +111,7 @@ class Part:
     number: int = 0
     salt: int | None = None
     within: tuple[KeyRange, KeyRange] = (ALL_KEYS, ALL_KEYS)
-    finds: bool = False
+    is_read_only: bool = False
     replans: bool = True
     step: StepName = "message"
     undone: frozenset[bytes] = frozenset()
@@ -230,7 +230,7 @@ def _due_topics(
     for prefix in [prefix for prefix, work in part.run.known() if not work.waits]:
         if part.skips(prefix, undone):
             continue
-        part.executor.alive()
+        part.executor.keep_alive()
         try:
             key = part.keys(name).first(prefix)
         except StoreError as error:
@@ -260,7 +260,7 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
         StoreError: no topic is known after ``start``.
         Interrupted: the pass is over.
     """
-    part.executor.alive()
+    part.executor.keep_alive()
     try:
         return part.keys(name).first(start)
     except StoreError as error:
@@ -300,7 +300,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
     # Start with a page of one key: unrecognized keys are rare, and the next rows may be live.
     limit = 1
     while start is not None:
-        part.executor.alive()
+        part.executor.keep_alive()
         page = part.keys(name).read(KEYS, start, None, limit)
         limit = min(2 * limit, part.run.terms.batch_rows)
         found = list(takewhile(lambda item: parse(item) is None, page.items))

@@ -202,7 +202,7 @@ def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | B
                 origins.append(item.origin)
             elif work.counts_held and keys:
                 yield due(part, work, item._replace(rule=rule, keys=keys), work.frontier.hold)
-        if len(candidates) >= CANDIDATES or part.finds:
+        if len(candidates) >= CANDIDATES or part.is_read_only:
             yield from _candidates(part, work, span, candidates, origins)
             candidates, origins = [], []
     yield from _candidates(part, work, span, candidates, origins)
@@ -236,7 +236,7 @@ def _candidates(
         return
     generation = int.from_bytes(keys[0][-22:-18], "big")
     unreferenced = keys
-    if not part.finds:
+    if not part.is_read_only:
         # L5: search right before the deletion, after all parts have finished the messages' step.
         referenced = yield from _referenced(part, work, generation, keys)
         unreferenced = [key for key in keys if _pointer(key) not in referenced]

@@ -177,13 +177,13 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
                 if outcome.ended is not None:
                     break
                 continue
-            part.executor.alive()
+            part.executor.keep_alive()
             outcome.add(event)
             if isinstance(event, ReachedKey):
                 yield Advance(part, event.key, (outcome,))
         else:
             # S10, S12: the lease may have expired during the last call. Then the step does not count as complete.
-            part.executor.alive()
+            part.executor.keep_alive()
     except Exception as error:  # noqa: BLE001 the outcome keeps the completed work, and the pass raises the error
         outcome.ended = error
     finally:
@@ -233,11 +233,11 @@ def _apply_findings(found: Visit, part: Part, before: Outcome, attempt: Outcome)
         elif isinstance(finding, Read):
             attempt.add(finding)
             yield finding
-            part.executor.alive()
+            part.executor.keep_alive()
         else:
             done = part.executor.apply(finding)
             # Count before the wait: a run that is interrupted during the wait has deleted these rows (S15).
             if (counted := attempt.add(finding, done)) is not None:
-                part.executor.pay(counted)
+                part.executor.throttle(counted)
             if done.stop is not None:
                 return

@@ -100,10 +100,10 @@ def test_rate_limit_wait_on_leveldb_holds_no_iterator(tmp_path: Path, monkeypatc
 def test_rate_limit_after_idle_hour_allows_no_burst() -> None:
     clock = ManualClock(NOW_MS)
     pacer = Pacer(100, clock)
-    pacer.pay(100)
+    pacer.throttle(100)
     clock.advance(HOUR)
     for payments in (1, 2, 3):
-        pacer.pay(50)
+        pacer.throttle(50)
         assert clock.monotonic_ms() == 1000 + HOUR + payments * 500
 
 

@@ -392,7 +392,7 @@ def test_state_page_documents_each_value_and_row(again: Open) -> None:
     Lease(state, "a", 60, ManualClock(1)).acquire()
     state.begin_run(RunRecord("run", "apply", 1))
     state.intend(entry())
-    state.book("run", {ONE: 1.0})
+    state.save_running_counters("run", {ONE: 1.0})
     state.beat("run", 2)
     fill(state)
     end_of_run(state, "other", 2)

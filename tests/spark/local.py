@@ -18,7 +18,7 @@ from janitor.spark.sweep.ranged import RangedStore
 from janitor.spark.sweep.task import pack, perform, rows_of, unpack
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.executor import Keeper
+from janitor.sweep.executor import RowArchive
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
@@ -41,7 +41,7 @@ class MemoryEnvironment:
     store: Store
     state: State
     clock: Clock
-    keeper: Callable[[str, TransactionView, int], Keeper | None] = _nothing
+    make_archive: Callable[[str, TransactionView, int], RowArchive | None] = _nothing
 
     @contextmanager
     def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
@@ -51,8 +51,8 @@ class MemoryEnvironment:
     def writing(self, part: Part) -> Iterator[tuple[Store, Store, State]]:
         yield rows_of(part, self.store.parts()[part.salt or 0]), self.store, self.state
 
-    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
-        return self.keeper(run_id, transactions, first)
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> RowArchive | None:
+        return self.make_archive(run_id, transactions, first)
 
 
 @dataclass
@@ -79,8 +79,8 @@ class LocalSender:
     times: int = 1
     sent: list[Part] = field(default_factory=list)
 
-    def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
-        alive()
+    def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
+        keep_alive()
         return [self._do(part) for part in parts]
 
     def _do(self, part: Part) -> Outcome:
@@ -135,7 +135,7 @@ class EndlessEnvironment:
     def writing(self, part: Part) -> AbstractContextManager[tuple[Store, Store, State]]:
         raise NotImplementedError
 
-    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> RowArchive | None:
         raise NotImplementedError
 
     @property

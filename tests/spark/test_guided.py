@@ -253,7 +253,7 @@ def test_guided_sweep_with_unreadable_topic_proves_no_boundary() -> None:
 
 def test_guided_sweep_with_failed_task_records_deleted_messages() -> None:
     class Lost:
-        def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
+        def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
 
     @contextmanager
@@ -274,9 +274,9 @@ def test_stopped_guided_sweep_is_recorded_as_interrupted() -> None:
     @contextmanager
     def looking() -> Iterator[Any]:
         class Stopped:
-            def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
+            def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
                 asked.append(parts[0].step)
-                alive()
+                keep_alive()
                 raise AssertionError("nobody asked")
 
         yield Stopped()

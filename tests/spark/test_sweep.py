@@ -403,13 +403,13 @@ def test_stop_request_cancels_running_tasks(spark: SparkSession, tmp_path: Path)
     mark = tmp_path / "at-work"
     part = Part(run_of(kit), 0, 0)
 
-    def alive() -> None:
+    def keep_alive() -> None:
         if mark.exists():
             raise StopRequested("the run was asked to stop.")
 
     sender = SparkSender(spark, EndlessEnvironment(str(mark)))
     with pytest.raises(StopRequested):
-        sender.send([part], alive)
+        sender.send([part], keep_alive)
     assert spark.range(3).count() == 3
 
 
@@ -430,7 +430,7 @@ def test_rate_limit_is_divided_among_tasks() -> None:
 def test_tasks_archive_every_deleted_row_once(tmp_path: Path) -> None:
     kit = kit_on(filled())
     archive = ParquetArchive(tmp_path, kit.clock)
-    kit.sender.environment.keeper = archive.begin
+    kit.sender.environment.make_archive = archive.begin
     before = {key for table in rows_of(kit.store) for key, _ in table}
     report = kit.engine.run_once(adopt=True)
     after = {key for table in rows_of(kit.store) for key, _ in table}
@@ -444,7 +444,7 @@ def test_tasks_archive_every_deleted_row_once(tmp_path: Path) -> None:
 def test_crash_before_delete_leaves_rows_archived_and_stored(tmp_path: Path) -> None:
     kit = kit_on(filled())
     archive = ParquetArchive(tmp_path, kit.clock)
-    kit.sender.environment.keeper = archive.begin
+    kit.sender.environment.make_archive = archive.begin
     before = rows_of(kit.store)
 
     def die(call: Any) -> None:
@@ -465,7 +465,7 @@ def test_tasks_with_full_archive_delete_nothing() -> None:
             raise ArchiveError("the disk is full.")
 
     kit = kit_on(filled())
-    kit.sender.environment.keeper = lambda *_: Full()
+    kit.sender.environment.make_archive = lambda *_: Full()
     before = {key for table in rows_of(kit.store) for key, _ in table}
     report = kit.engine.run_once(adopt=True)
     assert {key for table in rows_of(kit.store) for key, _ in table} == before

@@ -52,14 +52,14 @@ _STEP_NAMES = {"message": "messages", "invert": "invalid transactions", "payload
 class Sender(Protocol):
     """A sender of parts to tasks."""
 
-    def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
+    def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
         """Run the step of each part in a task; return the outcomes in the order of the parts.
 
         Args:
-            alive: called at intervals during the wait.
+            keep_alive: called at intervals during the wait.
 
         Raises:
-            Interrupted: ``alive`` raised it; the tasks were cancelled.
+            Interrupted: ``keep_alive`` raised it; the tasks were cancelled.
             StoreError: a task failed in all its attempts.
         """
         ...
@@ -77,11 +77,11 @@ class SparkSender:
         self._spark = spark
         self._environment = environment
 
-    def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
-        step, finds, run = parts[0].step, parts[0].finds, parts[0].run
-        kind = "plan" if run.mode == "plan" and not finds else "sweep"
+    def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
+        step, is_read_only, run = parts[0].step, parts[0].is_read_only, parts[0].run
+        kind = "plan" if run.mode == "plan" and not is_read_only else "sweep"
         name = f"{kind}, step {STEPS.index(step) + 1} of {len(STEPS)}: {_STEP_NAMES[step]}"
-        return run_on_spark(self._spark, partial(self._collect, list(parts)), alive, name=name)
+        return run_on_spark(self._spark, partial(self._collect, list(parts)), keep_alive, name=name)
 
     def _collect(self, parts: list[Part]) -> list[Outcome]:
         environment = self._environment
@@ -178,7 +178,7 @@ class _TaskWorkers:
     def _send(self, parts: Sequence[Part]) -> list[Outcome]:
         run = self.parts[0].run
         known = self._read_announcements(run)
-        found = self._sender.send(parts, self.parts[0].executor.alive)
+        found = self._sender.send(parts, self.parts[0].executor.keep_alive)
         for outcome in found:
             run.store.calls.update(outcome.calls)
         answered = {_range_of(entry) for outcome in found for entry in (*outcome.deletions.values(), *outcome.unsure)}
@@ -239,7 +239,7 @@ class GuidedDriver:
         if not isinstance(run.store, Store):
             raise read_only_error()
         with Threads().begin(run, executor) as driver, ExitStack() as needed:
-            shares = [replace(part, finds=True) for part, _ in self._tasks.cut(run)]
+            shares = [replace(part, is_read_only=True) for part, _ in self._tasks.cut(run)]
             yield _GuidedWorkers(driver, run.store, shares, self._open_reading, needed)
 
 
@@ -269,7 +269,7 @@ class _GuidedWorkers:
         search = SearchScope(part.search.since_ms, part.search.everything)
         parts = [replace(share, step=part.step, undone=part.undone, search=search) for share in self._shares]
         task_outcome = Outcome()
-        for found in self._sender.send(parts, part.executor.alive):
+        for found in self._sender.send(parts, part.executor.keep_alive):
             part.run.store.calls.update(found.calls)
             task_outcome.merge(found)
         yield from self._apply_findings(part, task_outcome, outcome)

@@ -24,7 +24,7 @@ from janitor.spark.sweep.ranged import RangedReads, RangedStore
 from janitor.state import values
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
-from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
+from janitor.sweep.executor import DryRun, Executor, Pacer, Permission, RowArchive, StoreExecutor
 from janitor.sweep.findings import NOTHING_DONE, Done, Due, Finding, Invalid
 from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import Run
@@ -55,7 +55,7 @@ class TaskEnvironment(Protocol):
         """Return a part of the store and the whole store for writing, and the state of the run."""
         ...
 
-    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> RowArchive | None:
         """Return the archive for rows before their deletion; None without an archive."""
         ...
 
@@ -83,7 +83,7 @@ class StoreEnvironment:
         with self.access.hbase() as store, HBaseState(self.access.settings.storage.hbase) as state:
             yield rows_of(part, store.part(part.salt or 0)), store, state
 
-    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> RowArchive | None:
         settings = self.access.settings.janitor.archive
         if not settings.enabled:
             return None
@@ -159,9 +159,9 @@ def perform(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:
         StoreError: the store could not be read; the error names the part.
     """
     try:
-        if part.finds or part.run.mode == "plan":
+        if part.is_read_only or part.run.mode == "plan":
             with environment.reading(part) as (store, whole):
-                return _take(part, store, whole, Finder() if part.finds else DryRun())
+                return _take(part, store, whole, Finder() if part.is_read_only else DryRun())
         return _sweep(environment, part, attempt)
     except StoreError as error:
         message = f"the task for {part} lost its store in the step {part.step}: {error.message}"
@@ -175,9 +175,9 @@ def _sweep(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:
         snapshot = run.transactions.snapshot
         ledger = Ledger(state, environment.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
         first = (part.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
-        keeper = environment.archive(run.id, run.transactions, first)
-        pacer = Pacer(run.terms.rows_per_second, environment.clock, allowed.alive)
-        executor = StoreExecutor(whole.metadata, allowed, pacer, ledger, keeper)
+        archive = environment.archive(run.id, run.transactions, first)
+        pacer = Pacer(run.terms.rows_per_second, environment.clock, allowed.keep_alive)
+        executor = StoreExecutor(whole.metadata, allowed, pacer, ledger, archive)
         before = Counter(whole.calls)
         outcome = _take(part, store, whole, executor)
         if outcome.ended is None:
@@ -201,7 +201,7 @@ def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome
 def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: Outcome) -> None:
     """Sync the changes and compact the ranges of this task's deletions."""
     part.sync()
-    outcome.compact(deleted, allowed.alive)
+    outcome.compact(deleted, allowed.keep_alive)
 
 
 def pack(outcome: Outcome) -> str:

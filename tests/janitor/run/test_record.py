@@ -144,7 +144,7 @@ def test_counters_that_cannot_be_saved_wait(
 ) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
-    monkeypatch.setattr(kit.state, "book", raising(StateError("the disk is full.")))
+    monkeypatch.setattr(kit.state, "save_running_counters", raising(StateError("the disk is full.")))
     told: list[float] = []
     slow(kit, told)
     assert kit.engine.run_once(adopt=True).errors == []

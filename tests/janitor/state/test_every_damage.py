@@ -87,7 +87,7 @@ def full(state: State) -> State:
         state.begin_run(RunRecord(run_id, "apply", 1))
     state.finish_run(RunRecord("one", "apply", 1, 2, "done"), report())
     state.beat("two", 2)
-    state.book("two", {ONE: 1})
+    state.save_running_counters("two", {ONE: 1})
     state.intend(entry(run_id="two"))
     return state
 

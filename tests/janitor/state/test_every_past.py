@@ -201,8 +201,8 @@ ROWS, BYTES = CounterKey("rows", (("table", "message"), ("rule", "expired"))), C
 def test_counters_show_the_last_booking_until_the_run_ends(state: State) -> None:
     state.add_counters({BYTES: 1})
     state.begin_run(RunRecord("run", "apply", 1))
-    state.book("run", {ROWS: 2, BYTES: 3})
-    state.book("run", {ROWS: 5, BYTES: 7})
+    state.save_running_counters("run", {ROWS: 2, BYTES: 3})
+    state.save_running_counters("run", {ROWS: 5, BYTES: 7})
     assert state.running_counters("run") == {ROWS: 5, BYTES: 7}
     assert state.counters() == {ROWS: 5, BYTES: 8}
     with state.transaction():
@@ -216,13 +216,13 @@ def test_book_of_an_unknown_or_finished_run_counts_nothing(state: State) -> None
     state.begin_run(RunRecord("over", "apply", 1))
     state.finish_run(RunRecord("over", "apply", 1, 2, "lost"))
     for run_id in ("over", "unknown"):
-        state.book(run_id, {ROWS: 5})
+        state.save_running_counters(run_id, {ROWS: 5})
         assert (state.running_counters(run_id), state.counters()) == ({}, {})
 
 
 def test_book_before_an_undone_finish_is_kept(state: State) -> None:
     state.begin_run(RunRecord("run", "apply", 1))
-    state.book("run", {ROWS: 5})
+    state.save_running_counters("run", {ROWS: 5})
 
     with undone(state):
         state.add_counters({ROWS: 6})

@@ -50,7 +50,7 @@ def case() -> Case:
 def test_matching_pause_denies_the_topic_but_not_the_run(case: Case, paused: str) -> None:
     case.state.pause(paused, NOW_MS)
     assert not case.permission.allows(ORDERS)
-    case.permission.alive()
+    case.permission.keep_alive()
     assert case.permission.pauses()
     case.state.resume(paused)
     assert case.permission.allows(ORDERS)
@@ -71,36 +71,36 @@ def test_lost_lease_ends_the_run_even_if_the_topic_is_paused(case: Case) -> None
 
 
 def test_lost_lease_of_a_reader_is_noticed_with_its_heartbeat(case: Case) -> None:
-    case.permission.alive()
+    case.permission.keep_alive()
     case.take_over()
     case.clock.advance(HEARTBEAT_MS - 1)
-    case.permission.alive()
+    case.permission.keep_alive()
     case.clock.advance(1)
     with pytest.raises(LeaseLost):
-        case.permission.alive()
+        case.permission.keep_alive()
 
 
 def test_lost_lease_at_the_start_ends_the_run(case: Case) -> None:
     case.take_over()
     with pytest.raises(LeaseLost):
-        case.permission.alive()
+        case.permission.keep_alive()
     assert case.heartbeat_ms == NOW_MS
 
 
 def test_heartbeat_of_a_long_run_is_written_now_and_then(case: Case) -> None:
     beats = []
     for _ in range(13):
-        case.permission.alive()
+        case.permission.keep_alive()
         beats.append(case.heartbeat_ms)
         case.clock.advance(HEARTBEAT_MS // 4)
     assert sorted({ms - NOW_MS for ms in beats if ms is not None}) == [0, 5_000, 10_000, 15_000]
 
 
 def test_heartbeat_interval_uses_monotonic_time(case: Case) -> None:
-    case.permission.alive()
+    case.permission.keep_alive()
     case.clock.step(-3_600_000)
     case.clock.advance(HEARTBEAT_MS)
-    case.permission.alive()
+    case.permission.keep_alive()
     assert case.heartbeat_ms == NOW_MS - 3_600_000 + HEARTBEAT_MS
 
 
@@ -119,7 +119,7 @@ class Sleepy(ManualClock):
 )
 def test_pace_sleeps_a_long_wait_in_pieces(rows: int, sleeps: list[float]) -> None:
     clock = Sleepy()
-    Pacer(1000, clock).pay(rows)
+    Pacer(1000, clock).throttle(rows)
     assert clock.sleeps == pytest.approx(sleeps)
     assert max(clock.sleeps) <= MAX_SLEEP_SECONDS == 1.0
 
@@ -137,10 +137,10 @@ def test_pace_ignores_elapsed_time_and_clock_steps_between_payments(
 ) -> None:
     clock = ManualClock(0)
     pacer = Pacer(1000, clock)
-    pacer.pay(rows)
+    pacer.throttle(rows)
     happens(clock)
     before_ms = clock.monotonic_ms()
-    pacer.pay(500)
+    pacer.throttle(500)
     assert clock.monotonic_ms() - before_ms == 500
 
 
@@ -150,7 +150,7 @@ def test_pace_never_exceeds_the_rate(batches: list[tuple[int, int]], rate: int) 
     pacer = Pacer(rate, clock)
     paid = 0
     for rows, pause_ms in batches:
-        pacer.pay(rows)
+        pacer.throttle(rows)
         paid += rows
         assert paid <= (clock.monotonic_ms() + 1) * rate / 1000
         clock.advance(pause_ms)
@@ -161,7 +161,7 @@ def test_pace_of_many_small_batches_is_that_of_their_sum(rate: float | None, pas
     clock = ManualClock(0)
     pacer = Pacer(rate, clock)
     for _ in range(1000):
-        pacer.pay(1)
+        pacer.throttle(1)
     assert clock.monotonic_ms() == pytest.approx(passed_ms, rel=0.01)
 
 
@@ -180,5 +180,5 @@ def test_pace_of_several_threads_is_that_of_all_together() -> None:
     clock = Standing()
     pacer = Pacer(1000, clock)
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(pacer.pay, [100] * 8))
+        list(threads.map(pacer.throttle, [100] * 8))
     assert sorted(clock.sleeps) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
