@@ -34,7 +34,7 @@ def command(explain: bool) -> None:
     with current.reading() as engine:
         proven, present = engine.boundary()
     settings = current.settings.janitor.boundary
-    not_handed = feedback.withheld(settings.participants) if settings.feedback else ""
+    not_handed = feedback.reason_to_withhold(settings.participants) if settings.feedback else ""
     if current.as_json:
         render.print_json(
             {

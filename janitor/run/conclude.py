@@ -38,7 +38,7 @@ PROGRESS_MS = 10_000
 Stoppable = Callable[[Iterable[OpenIdRecord]], Iterator[OpenIdRecord]]
 
 
-def begin_run(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable, *, moves_frontiers: bool) -> None:
+def start_run(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable, *, moves_frontiers: bool) -> None:
     """Save detected jumps before the run changes the store; call this inside the state's transaction.
 
     Args:
@@ -87,7 +87,7 @@ class Coverage:
         stores = [part.store for part in parts]
         with deps.as_holder(), deps.state.transaction():
             deps.check_lease()
-            self.round = begin_round(run, deps.state, stoppable)
+            self.round = start_round(run, deps.state, stoppable)
         self._is_whole = boundary.is_whole(stores)
         if gaps := boundary.gaps(stores):
             self._save(gaps, None)
@@ -149,7 +149,7 @@ class Coverage:
         self._saved_ms = deps.clock.monotonic_ms()
 
 
-def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
+def start_round(run: Run, state: State, stoppable: Stoppable) -> Round:
     """Start or continue a round of full passes; call this inside the state's transaction.
 
     Invalid transactions are saved as seen, because coverage counts only for transactions known at its start.
@@ -198,7 +198,7 @@ def conclude_run(
     progress: Round | None,
     state: State,
     clocks: ClockAnchor,
-    barred: Sequence[str],
+    blockers: Sequence[str],
     stoppable: Stoppable,
 ) -> None:
     """Save the results of a run.
@@ -206,8 +206,8 @@ def conclude_run(
     Args:
         progress: the round of full passes that the run continued; None if the run proves nothing.
         clocks: the present readings of the machine's clocks.
-        barred: the reasons why the run may not publish a boundary (:func:`janitor.run.prepare.obstacles`).
-        stoppable: as for :func:`begin_round`.
+        blockers: the reasons why the run may not publish a boundary (:func:`janitor.run.prepare.obstacles`).
+        stoppable: as for :func:`start_round`.
     """
     ready, started_ms, finished_ms = run.ready, run.ready.now.wall_ms, clocks.wall_ms
     _save_observations(ready, state, clocks)
@@ -229,7 +229,7 @@ def conclude_run(
         state.forget_closed_ids(ready.ids.unlisted_closed, started_ms - txstate.REMEMBER_CLOSED_MS)
     if proven:
         boundary.end_round(state)
-        if not barred:
+        if not blockers:
             _publish_boundary(run, state, evidence)
     if passes.is_finished(run, outcome) and run.full and not refuted:
         boundary.save_searched(state, boundary.refutation(state))

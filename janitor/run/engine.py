@@ -104,7 +104,7 @@ class Engine(OperatorDecisions):
                 known = self.deps.state.note(record.REHEARSED, int)
                 is_recent = known is not None and 0 <= ready.now.wall_ms - known < FULL_EVERY_MS
                 run, outcome = start_plan(self.deps, ready, "frequent" if is_recent else "full", patterns), Outcome()
-            record.begin(self.deps, run)
+            record.start(self.deps, run)
             try:
                 report = make_plan(self.deps, run, outcome)
             except Exception as error:
@@ -168,7 +168,7 @@ class SweepRun:
         """
         deps, run = self._deps, self._run
         # S10: record the run first, so that the next process finds a run that died, and closes it as lost.
-        record.begin(deps, run)
+        record.start(deps, run)
         try:
             try:
                 if not run.ready.is_blocked:
@@ -176,7 +176,7 @@ class SweepRun:
                     conclude.record_adopter(deps, run.ready.record)
                     executor = self._executor()
                     with closing(executor.deleted):
-                        self._settle(executor, self._make_pass(executor))
+                        self._finish(executor, self._run_pass(executor))
             except Interrupted as error:
                 self._outcome.ended = error
             return self._close()
@@ -185,7 +185,7 @@ class SweepRun:
             record.close(deps, run, self._outcome, "failed", error=str(error))
             raise
 
-    def _make_pass(self, executor: StoreExecutor) -> StateError | None:
+    def _run_pass(self, executor: StoreExecutor) -> StateError | None:
         """Sweep the store; return the error of the state if the state failed.
 
         Raises:
@@ -196,7 +196,7 @@ class SweepRun:
         with deps.as_holder(), deps.state.transaction():
             deps.check_lease()
             clocks = guards.read_clocks(deps.clock)
-            conclude.begin_run(run, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
+            conclude.start_run(run, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
         failure = None
         with closing(sweep_store(run, deps.division, executor, outcome)) as events:
             try:
@@ -226,12 +226,12 @@ class SweepRun:
         )
 
     def _consume(self, event: Event, executor: StoreExecutor) -> None:
-        self._costs.see(event)
+        self._costs.consume(event)
         if isinstance(event, StepStarted) and event.step == "invert":
             executor.deleted.finish_table("message")
             if self._run.proves:
                 # S4: before the first evidence, since the ids of existing claims must stay on the invalid list.
-                self._free_void_claims()
+                self._release_void_claims()
                 self._coverage = conclude.Coverage(self._deps, self._run, event.parts, self._stoppable)
         elif self._coverage is not None:
             self._coverage.consume(event)
@@ -247,7 +247,7 @@ class SweepRun:
                 self._permission.raise_if_stopping()
             yield id_record
 
-    def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
+    def _finish(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
         """Sync the store, save the conclusions, compact, and report proven ids to the transaction manager."""
         deps, outcome = self._deps, self._outcome
         self._costs.start("sync")
@@ -260,7 +260,7 @@ class SweepRun:
         if self._run.expiries is not None:
             self._run.expiries.forget(outcome.expired)
         if self._coverage is None:
-            self._free_void_claims()
+            self._release_void_claims()
         if state_failed is not None:
             # Raise the state's error only now, after the changes of the store are durable.
             with deps.as_holder():
@@ -279,11 +279,11 @@ class SweepRun:
         if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
             try:
                 heartbeat = partial(self._keep_alive, "audit")
-                feedback.hand_over(deps, deps.feedback, self._run, outcome, self._permission, heartbeat)
+                feedback.remove_proven_ids(deps, deps.feedback, self._run, outcome, self._permission, heartbeat)
             except Interrupted as error:
                 outcome.ended = error
 
-    def _free_void_claims(self) -> None:
+    def _release_void_claims(self) -> None:
         """Release the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
         invalid list (invariant S4). Also delete idle producers.
 
@@ -301,21 +301,21 @@ class SweepRun:
         # S12: no executor checks the permission for these writes.
         with deps.as_holder():
             deps.check_lease()
-        freed = release_void_claims(
+        released = release_void_claims(
             deps.side, usable.is_invalid, lambda group: is_deleted(group.topic, group.generation)
         )
-        if freed:
-            logger.info("released %d claims of failed transactions to their groups", freed)
+        if released:
+            logger.info("released %d claims of failed transactions to their groups", released)
         idle_before_ms = run.ready.now.wall_ms - IDLE_MS
-        forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_deleted, idle_before_ms)[1]
-        if forgotten:
-            logger.info("deleted the records of %d producers that were idle for a week", forgotten)
+        deleted_producers = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_deleted, idle_before_ms)[1]
+        if deleted_producers:
+            logger.info("deleted the records of %d producers that were idle for a week", deleted_producers)
 
     def _conclude(self) -> bool:
         """Save the results of the pass, if this process still has the lease (invariants S4, S12)."""
         deps, run, state = self._deps, self._run, self._deps.state
         progress = self._coverage.round if self._coverage is not None else None
-        barred = obstacles(deps, run.ready) if progress is not None else ()
+        blockers = obstacles(deps, run.ready) if progress is not None else ()
         clocks = guards.read_clocks(deps.clock)
         try:
             lineage = self._lineage()
@@ -325,7 +325,7 @@ class SweepRun:
                 # S12: check inside the transaction, so that it does not overwrite conclusions of the next holder.
                 deps.check_lease()
                 if self._moves_frontiers:
-                    conclude.conclude_run(run, self._outcome, progress, state, clocks, barred, self._stoppable)
+                    conclude.conclude_run(run, self._outcome, progress, state, clocks, blockers, self._stoppable)
                 else:
                     conclude.conclude_apply(run, state, clocks, self._stoppable)
                 if lineage != state.note(LINEAGE):
@@ -343,10 +343,10 @@ class SweepRun:
         try:
             # S13: check again at the end. A backup that was restored during the run invalidates the run's evidence.
             with deps.as_holder():
-                _, put_back = guards.check_lineage(deps.state, deps.store, run.ready.record)
-            if put_back is None:
+                _, restore_note = guards.check_lineage(deps.state, deps.store, run.ready.record)
+            if restore_note is None:
                 return dict(deps.store.lineage())
-            outcome.notes.append(put_back)
+            outcome.notes.append(restore_note)
         except StoreError as error:
             if passes.is_finished(run, outcome):
                 raise

@@ -43,7 +43,7 @@ BATCH_IDS = 10_000
 logger = logging.getLogger(__name__)
 
 
-def withheld(participants: Collection[str]) -> str:
+def reason_to_withhold(participants: Collection[str]) -> str:
     """Return the reason why no id is removed with these participants; empty if ids may be removed."""
     others = sorted(set(participants) - {MESSAGING})
     if not others:
@@ -66,7 +66,7 @@ def proven_ids(listed: array[int], closed: array[int], bound: int) -> array[int]
     return array("q", (pointer for pointer in within if is_among(closed, pointer)))
 
 
-def hand_over(
+def remove_proven_ids(
     deps: Deps, receiver: Feedback, run: Run, outcome: Outcome, permission: Permission, heartbeat: Heartbeat
 ) -> None:
     """Remove the proven ids of a run from the invalid list; add notes to its outcome.
@@ -80,8 +80,8 @@ def hand_over(
     Raises:
         Interrupted: the run is over; removed ids stay removed.
     """
-    if barred := withheld(receiver.participants):
-        outcome.notes.append(GuardNote("feedback", False, barred))
+    if reason := reason_to_withhold(receiver.participants):
+        outcome.notes.append(GuardNote("feedback", False, reason))
         return
     usable = run.ready.tx.usable
     proven = boundary_in_force(deps, run.ready) if passes.is_complete(run, outcome) else None
@@ -91,7 +91,7 @@ def hand_over(
         closed = deps.state.known_ids(deps.clock.now_ms(), deps.terms.lifetime.window_end_ms(0)).closed
         # Usually nothing is proven; then the manager gets no request.
         if proven_ids(usable.invalid, closed, proven.bound):
-            _hand_over(deps, receiver.manager, proven, closed, run, outcome, permission, heartbeat)
+            _remove_proven_ids(deps, receiver.manager, proven, closed, run, outcome, permission, heartbeat)
     except Interrupted:
         raise
     except TmsError as error:
@@ -99,7 +99,7 @@ def hand_over(
         outcome.notes.append(GuardNote("feedback", False, message))
 
 
-def _hand_over(
+def _remove_proven_ids(
     deps: Deps,
     manager: Truncator,
     proven: ProvenBoundary,

@@ -99,21 +99,21 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
     Raises:
         StateError: the state could not be read.
     """
-    elsewhere = check_elsewhere(state.clock_ms(), now, allowance_ms)
-    return elsewhere or check_clock(state.anchor(), now, allowance_ms)
+    server_note = check_server_clock(state.clock_ms(), now, allowance_ms)
+    return server_note or check_clock(state.anchor(), now, allowance_ms)
 
 
-def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
+def check_server_clock(server_ms: int | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
     """Return a note if wall time is ahead of the clock of the state's server (invariant S7).
 
     Wall time behind that clock is harmless: fewer rows are deleted.
 
     Args:
-        elsewhere_ms: the reading of that clock, taken after ``now``; None if the state has no server.
+        server_ms: the reading of that clock, taken after ``now``; None if the state has no server.
     """
-    if elsewhere_ms is None or now.wall_ms - elsewhere_ms <= allowance_ms:
+    if server_ms is None or now.wall_ms - server_ms <= allowance_ms:
         return None
-    message = f"the clock is {duration(now.wall_ms - elsewhere_ms)} ahead of that of HBase's servers"
+    message = f"the clock is {duration(now.wall_ms - server_ms)} ahead of that of HBase's servers"
     return GuardNote("clock", True, f"{message}; correct the wrong clock, and the next run continues")
 
 

@@ -95,7 +95,7 @@ class Costs:
         del made[UNREADABLE]
         return made
 
-    def see(self, event: Event) -> None:
+    def consume(self, event: Event) -> None:
         """Consume an event: report progress, or start a phase."""
         if isinstance(event, Read):
             self._deps.observer(event.phase, event.topic, event.rows)

@@ -237,7 +237,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         now = replace(now, wall_ms=at_ms, monotonic_ms=now.monotonic_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, monotonic_ms=measured.monotonic_ms + later_ms)
     # S13: check the store before any use of the state's records, which must not be applied to another store.
-    record, store_note = _known_store(state, deps.store, deps.token_hex)
+    record, store_note = _load_store_record(state, deps.store, deps.token_hex)
     # S13: read the record before the snapshot. A server updates the record at any time, and a record newer than the
     # snapshot would look like another transaction system.
     recorded = recorded_transactions(deps.side) if deps.side is not None else None
@@ -263,7 +263,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         if system_note is not None and usable.timestamp_ms < (record.snapshot_timestamp_ms or 0):
             # Probably an older snapshot of the same system, because the last used snapshot was removed.
             tx, ids, system_note = txstate.reject_older(tx), InvalidListChange(now.wall_ms), None
-    unknown = _knows_none(state) and state_note is None and system_note is None
+    unknown = _has_no_adopted_store(state) and state_note is None and system_note is None
     notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]
     decided = update_decided(now.wall_ms, DECIDED.read(state), tx.usable, terms.lifetime)
     return Preparation(now, measured, record, unknown, tx, ids, notes, decided, boundary.refutation(state))
@@ -368,7 +368,9 @@ def obstacles(deps: Deps, ready: Preparation) -> list[str]:
     return found
 
 
-def _known_store(state: State, store: Reads, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
+def _load_store_record(
+    state: State, store: Reads, token_hex: Callable[[int], str]
+) -> tuple[StoreRecord, GuardNote | None]:
     """Return the saved record of the store, or a new record and a note if it is another store than the saved one."""
     record, identity = state.store(), store.identity()
     if record is None:
@@ -380,6 +382,6 @@ def _known_store(state: State, store: Reads, token_hex: Callable[[int], str]) ->
     return StoreRecord(mark=guards.successor_mark(record.mark, identity), identity=identity), note
 
 
-def _knows_none(state: State) -> bool:
+def _has_no_adopted_store(state: State) -> bool:
     record = state.store()
     return (record is None or record.adopted_ms is None) and state.note(RESTORED) is None

@@ -111,8 +111,8 @@ class Queries:
         """
         ready, state, lifetime = prepare(self.deps), self.deps.state, self.deps.terms.lifetime
         proven = boundary_in_force(self.deps, ready)
-        if barred := obstacles(self.deps, ready):
-            return proven, Boundary.none(*barred)
+        if blockers := obstacles(self.deps, ready):
+            return proven, Boundary.none(*blockers)
         pointers = (record.pointer for record in ready.ids.open_ids())
         found = boundary.prove(state.evidence(), pointers, lifetime)
         refuted = boundary.refutation(state)
@@ -184,7 +184,7 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     costs = passes.Costs(deps)
     proven, counts = boundary_in_force(deps, run.ready), passes.load_topics(deps, run)
     for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), outcome):
-        costs.see(event)
+        costs.consume(event)
     costs.start("")
     if outcome.ended is not None:
         raise outcome.ended

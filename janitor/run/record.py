@@ -43,7 +43,7 @@ SAVE_COUNTERS_MS = 1_000
 NAMED_OVERDUE = 20_000
 
 
-def begin(deps: Deps, run: Run) -> None:
+def start(deps: Deps, run: Run) -> None:
     """Record the start of a run; first close unfinished runs of this process, which deletes all announcements."""
     if (deps.lease is None or deps.lease.held) and deps.state.unfinished_runs():
         recover(deps)

@@ -164,7 +164,7 @@ class InvalidListChange:
 
     Attributes:
         seen_ms: the time of the comparison.
-        still: open pointers that are still listed, sorted.
+        still_listed: open pointers that are still listed, sorted.
         new: listed pointers that were never seen before, sorted; at first contact up to a million.
         unlisted_open: open pointers that left the list: their clients aborted, or an operator truncated the list.
         unlisted_closed: closed pointers that left the list, truncated because of the boundary. They are remembered for
@@ -172,14 +172,14 @@ class InvalidListChange:
     """
 
     seen_ms: int
-    still: list[OpenIdRecord] = field(default_factory=list)
+    still_listed: list[OpenIdRecord] = field(default_factory=list)
     new: array[int] = field(default_factory=lambda: array("q"))
     unlisted_open: list[int] = field(default_factory=list)
     unlisted_closed: array[int] = field(default_factory=lambda: array("q"))
 
     def open_ids(self) -> Iterator[OpenIdRecord]:
         """Yield the records of all listed open pointers."""
-        yield from self.still
+        yield from self.still_listed
         for pointer in self.new:
             yield OpenIdRecord(pointer, self.seen_ms)
 
@@ -196,10 +196,10 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListCha
     unlisted_closed.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
     unlisted_open = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
     unlisted = set(absent)
-    still = [
+    still_listed = [
         _without_future_times(record, now_ms) for pointer, record in known.open_ids.items() if pointer not in unlisted
     ]
-    return InvalidListChange(now_ms, still, new, unlisted_open, unlisted_closed)
+    return InvalidListChange(now_ms, still_listed, new, unlisted_open, unlisted_closed)
 
 
 def differences(first: array[int], second: array[int]) -> tuple[array[int], array[int]]:

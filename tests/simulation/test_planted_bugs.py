@@ -50,7 +50,7 @@ def skip_lineage_check(patch: pytest.MonkeyPatch) -> None:
 
 def adopt_any_store(patch: pytest.MonkeyPatch) -> None:
     """S13: let a scheduled ``--adopt`` adopt a restored backup."""
-    patch.setattr(prepare, "_knows_none", lambda _: True)
+    patch.setattr(prepare, "_has_no_adopted_store", lambda _: True)
 
 
 def skip_reference_search(patch: pytest.MonkeyPatch) -> None:

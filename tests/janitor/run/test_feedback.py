@@ -15,7 +15,7 @@ import pytest
 from janitor.inspect import rows as inspect
 from janitor.report import Report
 from janitor.run import feedback
-from janitor.run.feedback import proven_ids, withheld
+from janitor.run.feedback import proven_ids, reason_to_withhold
 from janitor.run.log import RunLog
 from janitor.run.prepare import Feedback, Truncator
 from janitor.state.base import EVERYTHING
@@ -275,7 +275,7 @@ def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) 
     [(("messaging",), ""), (("b", "messaging", "a"), "names a, b,"), (("messagin",), "names messagin,")],
 )
 def test_withheld_names_any_participant_but_messaging(participants: tuple[str, ...], named: str) -> None:
-    reason = withheld(participants)
+    reason = reason_to_withhold(participants)
     assert named in reason
     assert bool(reason) is bool(named)
 

@@ -117,7 +117,7 @@ def known(*open_ids: OpenIdRecord, closed: Iterable[int] = ()) -> KnownIds:
 def compared(ids: KnownIds, *listed: int) -> tuple[list[OpenIdRecord], list[int], list[int], list[int]]:
     """What is open and was known, and which pointers are new, gone, or left though they are closed."""
     observed = observe(ids, array("q", listed), NOW_MS)
-    return observed.still, list(observed.new), observed.unlisted_open, list(observed.unlisted_closed)
+    return observed.still_listed, list(observed.new), observed.unlisted_open, list(observed.unlisted_closed)
 
 
 def test_compared_ids_of_every_kind_are_in_order() -> None:
