@@ -139,7 +139,7 @@ class Daemon:
         self._started_ms = self._ticked_ms = self._clock.monotonic_ms()
         self._log = RunLog(deployment.arguments)
         self._failing: dict[str, str] = {}
-        self._led = True
+        self._was_leader = True
         self._outdated = True
         self._collected_changes = plan.topic_changes()
         self._collected_ms = self._clock.monotonic_ms()
@@ -326,14 +326,16 @@ class Daemon:
         self._status = status = replace(status, failing=self._failing, snapshot=self._newest(status.snapshot))
         self._metrics.update(status)
 
-    def _newest(self, judged: SnapshotFigures) -> SnapshotFigures:
+    def _newest(self, last_run: SnapshotFigures) -> SnapshotFigures:
         """Return the last read snapshot, which may be newer than the snapshot of the last run."""
         loaded = self._source.seen if self._source is not None else None
-        if loaded is None or (judged.timestamp_ms is not None and loaded.snapshot.timestamp_ms <= judged.timestamp_ms):
-            return judged
+        if loaded is None or (
+            last_run.timestamp_ms is not None and loaded.snapshot.timestamp_ms <= last_run.timestamp_ms
+        ):
+            return last_run
         snapshot = loaded.snapshot
         return replace(
-            judged,
+            last_run,
             timestamp_ms=snapshot.timestamp_ms,
             source=loaded.name,
             invalid=len(snapshot.invalid),
@@ -343,9 +345,9 @@ class Daemon:
     def _leads(self) -> bool:
         """Return whether this process holds the lease; try to regain a lost lease."""
         leads = self.engine.regain_lease()
-        if not leads and self._led:
+        if not leads and self._was_leader:
             logger.warning("sweeps stop while another process has the lease")
-        self._led = leads
+        self._was_leader = leads
         return leads
 
     def _live(self) -> Live:

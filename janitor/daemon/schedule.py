@@ -54,14 +54,14 @@ class Schedule:
         self._scheduler = scheduler or BackgroundScheduler(
             timezone=UTC, executors={"default": self._pool}, logger=_errors_only()
         )
-        self._scheduler.add_listener(self._ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
+        self._scheduler.add_listener(self._on_job_finished, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
         self._triggers: dict[str, Interval | Calendar] = {}
         # A signal handler may call its put() during its get(); a threading.Event could deadlock there.
         self._requests: SimpleQueue[str] = SimpleQueue()
         self._lock = Lock()
         self._running: set[str] = set()
         self._reruns: set[str] = set()
-        self._hurried: set[str] = set()
+        self._expedited: set[str] = set()
 
     def add(self, name: str, trigger: Trigger, function: Callable[[], object], *, at_once: bool = False) -> None:
         """Add a job that runs a function.
@@ -75,10 +75,10 @@ class Schedule:
         self._triggers[name] = planned = trigger(self._clock)
         first = {}
         if at_once:
-            self._hurried.add(name)
+            self._expedited.add(name)
             first["next_run_time"] = wall_time(self._clock)
         self._scheduler.add_job(
-            self._perform,
+            self._run_job,
             planned,
             (name, function),
             id=name,
@@ -126,7 +126,7 @@ class Schedule:
         if not self._scheduler.running:
             return
         for name in names:
-            self._run_soon(name)
+            self._expedite(name)
         for name, planned in self._triggers.items():
             self._correct_job(name, planned)
 
@@ -142,13 +142,13 @@ class Schedule:
         if wait:
             self._pool.shutdown(wait=True)
 
-    def _perform(self, name: str, function: Callable[[], object]) -> None:
+    def _run_job(self, name: str, function: Callable[[], object]) -> None:
         with self._lock:
             self._running.add(name)
-            self._hurried.discard(name)
+            self._expedited.discard(name)
         function()
 
-    def _ended(self, event: JobExecutionEvent) -> None:
+    def _on_job_finished(self, event: JobExecutionEvent) -> None:
         with self._lock:
             self._running.discard(event.job_id)
             is_rerun = event.job_id in self._reruns
@@ -166,17 +166,17 @@ class Schedule:
         except Empty:
             return
 
-    def _run_soon(self, name: str) -> None:
+    def _expedite(self, name: str) -> None:
         with self._lock:
             if name in self._running:
                 self._reruns.add(name)
                 return
-            self._hurried.add(name)
+            self._expedited.add(name)
         self._scheduler.modify_job(name, next_run_time=wall_time(self._clock))
 
     def _correct_job(self, name: str, planned: Interval | Calendar) -> None:
         job, now = self._scheduler.get_job(name), wall_time(self._clock)
-        if job is None or job.next_run_time is None or name in self._hurried:
+        if job is None or job.next_run_time is None or name in self._expedited:
             return
         due = planned.due(job.next_run_time, now)
         if abs(due - job.next_run_time) > SLACK:

@@ -247,10 +247,10 @@ def topic_findings(
     work = part.run.topics.get(prefix)
     if work is None:
         return
-    begin = generation_prefix(prefix, 1)
-    if key < begin:
-        yield from classify(part, name, prefix, key, begin)
-    yield from findings(part, work, max(key, begin))
+    first_generation = generation_prefix(prefix, 1)
+    if key < first_generation:
+        yield from classify(part, name, prefix, key, first_generation)
+    yield from findings(part, work, max(key, first_generation))
 
 
 def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) -> Jump:

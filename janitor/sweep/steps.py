@@ -299,11 +299,11 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
                 yield from _cells(part, projection, max(key, search.covered), next_key)
             key = next_key
             continue
-        prefix, (begin, stop) = parsed.topic.prefix, _range(parsed, search)
+        prefix, (search_start, stop) = parsed.topic.prefix, _range(parsed, search)
         if part.skips(prefix, undone) or part.run.is_paused(prefix):
             stop = topic_stop(prefix)
         else:
-            yield Visit("message", prefix, partial(_cells, part, projection, max(key, begin), stop))
+            yield Visit("message", prefix, partial(_cells, part, projection, max(key, search_start), stop))
         key = yield from first(part, "message", undone, topic_stop(prefix) if prefix in undone else stop)
 
 
@@ -323,9 +323,9 @@ def _since(key: MessageKey, since_ms: int) -> bytes:
     return time_prefix(key.topic.prefix, key.generation, min(max(0, since_ms), LONG_MAX))
 
 
-def _cells(part: Part, projection: Projection[list[TxCell]], begin: bytes, stop: bytes | None) -> Iterator[Finding]:
+def _cells(part: Part, projection: Projection[list[TxCell]], first_key: bytes, stop: bytes | None) -> Iterator[Finding]:
     is_invalid = part.run.transactions.is_invalid
-    start: bytes | None = begin
+    start: bytes | None = first_key
     found: list[TxCell] = []
     pages = 0
     while start is not None and (stop is None or start < stop):

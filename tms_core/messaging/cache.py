@@ -204,9 +204,9 @@ class MessageCache:
             return
         step = -(-_PART_BYTES // (run.size // run.rows + _ENCODED_BYTES))
         while first < stop:
-            begin = first - (first - run.first) % step
-            end = min(begin + step, stop)
-            if first == begin and end == min(begin + step, run.stop):
+            part_start = first - (first - run.first) % step
+            end = min(part_start + step, stop)
+            if first == part_start and end == min(part_start + step, run.stop):
                 yield parts.get(first) or self._make_messages(run, parts, first, end)
             else:
                 yield run.messages(first, end)
