@@ -71,7 +71,7 @@ def test_positions_of_several_topics_and_generations_stay_apart(side: SideTable)
     for number, life in enumerate(lives):
         assert positions.of(life) == [at(MessageId(number, 0), name) for name in ("a", "a-b", "b")]
     assert positions.all() == {(life.topic, life.generation): positions.of(life) for life in lives}
-    positions.forget_previous(lives[1])
+    positions.delete_previous(lives[1])
     assert {key for _, key in positions.all()} == {0x3A3A, 1}
     assert (lives[0].topic, 1) not in positions.all()
 

@@ -147,7 +147,7 @@ def test_missing_side_table_in_hbase_is_not_created_by_a_read(hbase_tables: Tabl
     with HBaseSide(pools[0], namespace, create=False) as looking:
         expiries = Expiries(looking)
         assert list(expiries.due_pages(NOW_MS, 10)) == [[]]
-        expiries.forget([])
+        expiries.delete([])
         assert f"{namespace}:tms.side".encode() not in pools[0].call("getTableNames")
         with HBaseSide(pools[1], namespace) as made:
             made.put([(b"k", b"v")])
@@ -184,8 +184,8 @@ def test_expiry_of_a_message_is_known_until_it_is_forgotten(side: SideTable) -> 
     expiries.put([(message(number).pack(), NOW_MS + number) for number in range(3)])
     assert expiries.expires_ms(message(1).pack()) == NOW_MS + 1
     assert expiries.expires_ms(message(7).pack()) is None
-    expiries.forget(expiries.due(NOW_MS + 1, 10))
-    expiries.forget([Expiry(*message(7), NOW_MS)])
+    expiries.delete(expiries.due(NOW_MS + 1, 10))
+    expiries.delete([Expiry(*message(7), NOW_MS)])
     assert expiries.expires_ms(message(1).pack()) is None
     assert expiries.due(NOW_MS + 100, 10) == [Expiry(*message(2), NOW_MS + 2)]
 
@@ -223,9 +223,9 @@ def test_forgetting_that_was_cut_off_is_finished(side: SideTable) -> None:
     deleted: list[bytes] = []
     delete = side.delete
     side.delete = deleted.extend  # type: ignore[method-assign, assignment]
-    expiries.forget([expiry])
+    expiries.delete([expiry])
     delete(deleted[:1])
     side.delete = delete  # type: ignore[method-assign]
     assert expiries.due(NOW_MS, 10) == [expiry]
-    expiries.forget([expiry])
+    expiries.delete([expiry])
     assert expiries.due(NOW_MS, 10) == []

@@ -162,7 +162,7 @@ def start_round(run: Run, state: State, stoppable: Stoppable) -> Round:
         state.save_boundary(None)
     # S4: save the ids before the first evidence. Coverage counts only for ids that were known when it started.
     state.save_open_ids(stoppable(ids.open_ids()))
-    state.forget_open_ids(ids.unlisted_open)
+    state.delete_open_ids(ids.unlisted_open)
     progress = boundary.continue_round(state, run.id, now_ms, _usable(run).timestamp_ms)
     open_ids = txstate.mark_searched(stoppable(ids.open_ids()), progress.since_ms)
     return progress._replace(since_ms=txstate.search_since_ms(open_ids, run.terms.lifetime))
@@ -224,9 +224,9 @@ def conclude_run(
         settled_ms = boundary.covered_since_ms(evidence) if proven else None
         open_ids = txstate.mark_covered(open_ids, started_ms, finished_ms, run.terms.lifetime, settled_ms)
     state.save_open_ids(stoppable(open_ids))
-    state.forget_open_ids(ready.ids.unlisted_open)
+    state.delete_open_ids(ready.ids.unlisted_open)
     if run.full:
-        state.forget_closed_ids(ready.ids.unlisted_closed, started_ms - txstate.REMEMBER_CLOSED_MS)
+        state.delete_closed_ids(ready.ids.unlisted_closed, started_ms - txstate.REMEMBER_CLOSED_MS)
     if proven:
         boundary.end_round(state)
         if not blockers:

@@ -258,7 +258,7 @@ class SweepRun:
         self._costs.start("")
         # L6: after the sync. A row that reappears after a crash without its expiry would stay for its topic's TTL.
         if self._run.expiries is not None:
-            self._run.expiries.forget(outcome.expired)
+            self._run.expiries.delete(outcome.expired)
         if self._coverage is None:
             self._release_void_claims()
         if state_failed is not None:

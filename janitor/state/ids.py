@@ -232,12 +232,12 @@ class InvalidIds(Documents):
 
         self._write(save)
 
-    def forget_open_ids(self, pointers: Iterable[int]) -> None:
+    def delete_open_ids(self, pointers: Iterable[int]) -> None:
         """Delete pointers that left the invalid list; ignore unknown pointers."""
         removals = _sort_pointers(pointers)
         self._write(lambda: self._change_ids(IdColumns(), IdColumns(), removals))
 
-    def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
+    def delete_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
         """Delete pointers that were closed before a time; ignore other pointers."""
         removals = _sort_pointers(pointers)
         self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), removals, before_ms))

@@ -59,9 +59,9 @@ class RunHistory:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._steps: dict[str, dict[int, Counter[str]]] = {"apply": {}, "plan": {}}
         self._bad: deque[RunRecord] = deque(maxlen=MAX_BAD)
         #: The last counted run, and the unfinished runs that were recorded before it.
@@ -104,7 +104,7 @@ class RunHistory:
         found = list(_runs_since(state, oldest_ms, self._counted))
         if self._counted is not None and state.run(self._counted) is None:
             # The last counted run was pruned, so the read did not stop at it and returned counted runs again.
-            self._forget()
+            self._reset()
             found = list(_runs_since(state, oldest_ms, None))
         newest = next((number for number, run in enumerate(found) if run.finished_ms is not None), len(found))
         known = [run for run in map(state.run, self._unfinished) if run is not None]

@@ -144,10 +144,10 @@ class Part:
     def table(self, name: DataTable) -> KeyReads:
         return self.store.message if name == "message" else self.store.payload
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drop all keys that were read ahead."""
-        self.messages.forget()
-        self.payloads.forget()
+        self.messages.discard()
+        self.payloads.discard()
 
     @property
     def expiries_of_plan(self) -> Expiries | None:
@@ -195,7 +195,7 @@ def topics(
         StoreError: the table cannot be read, and no later topic is known.
     """
     # The previous step may have deleted rows whose keys were read ahead.
-    part.keys(name).forget()
+    part.keys(name).discard()
 
     def visit(prefix: bytes, key: bytes) -> Visit:
         return Visit(name, prefix, partial(topic_findings, part, name, prefix, key, findings))

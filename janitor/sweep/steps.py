@@ -286,7 +286,7 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
     if search.since_ms is None:
         return
     # The messages' step may have deleted rows whose keys were read ahead.
-    part.messages.forget()
+    part.messages.discard()
     projection = cells_of(part.run.transactions.candidates())
     unrecognized = search.everything and part.run.full and not part.run.patterns
     key = yield from first(part, "message", undone, search.covered if search.covered_since_ms is None else b"")

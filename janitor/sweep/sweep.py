@@ -216,7 +216,7 @@ def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> It
         if not (has_moved and part.replans):
             return
         # S2: first drop the keys that were read ahead, so that the new plan does not use them.
-        part.forget()
+        part.discard()
         part.run.reread(found.prefix)
         if not found.is_repeatable:
             return

@@ -71,7 +71,7 @@ def test_read_with_a_small_limit_gives_one_run() -> None:
     assert filled().read(A, 10, 100, 1, 0) == [run(10, b"x", b"y")]
 
 
-def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
+def test_invalidate_of_a_topic_when_full_frees_space_for_others() -> None:
     one = run(0, bytes(1000)).weight
     cache = MessageCache(one * 2)
     cache.open(A, Ids(0))
@@ -176,7 +176,7 @@ def test_fetch_after_the_janitor_deleted_shows_nothing_from_memory(kit: Kit) -> 
     assert kit.payloads("short") == stored
 
 
-def test_forget_after_foreign_rows_shows_them_and_ids_continue(kit: Kit) -> None:
+def test_invalidate_after_foreign_rows_shows_them_and_ids_continue(kit: Kit) -> None:
     kit.publish("orders", b"a")
     theirs = MessageKey(named("orders"), 1, NOW_MS + 7, 9).pack()
     kit.store.message.put([(theirs, MessageValue(P, b"theirs"))])
@@ -191,7 +191,7 @@ def test_forget_after_foreign_rows_shows_them_and_ids_continue(kit: Kit) -> None
     assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"b"]
 
 
-def test_store_after_forget_keeps_payloads_of_another_server(kit: Kit) -> None:
+def test_store_after_invalidate_keeps_payloads_of_another_server(kit: Kit) -> None:
     kit.put("orders", P, b"ours")
     theirs = PayloadKey(named("orders"), 1, P, NOW_MS, 1).pack()
     kit.store.payload.put([(theirs, b"theirs")])

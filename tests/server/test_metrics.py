@@ -142,7 +142,7 @@ def test_metrics_of_deleted_topics_are_removed_and_free_their_places(server: Ser
     server.service.delete_topic(topics[0])
     # As CDAP or another server deletes one.
     TopicRegistry(server.store.metadata, 1).delete(topics[1])
-    metrics.forget_deleted()
+    metrics.drop_deleted_topics()
     metrics.published(topics[-1], 4, 0.001)
     found = published(metrics)
     assert (len(found), found["_other"], found[topics[-1].topic]) == (MAX_TOPICS, 3, 4)
@@ -155,11 +155,11 @@ def test_metrics_of_topics_that_cannot_be_read_stay(server: Server, monkeypatch:
     metrics.published(ORDERS, 3, 0.001)
     row = server.store.metadata.get(ORDERS.prefix)
     assert server.store.metadata.compare_and_set(ORDERS.prefix, row, b"{")
-    metrics.forget_deleted()
+    metrics.drop_deleted_topics()
     assert published(metrics) == {"orders": 3}
     monkeypatch.setattr(server.store.metadata, "get", raising(StoreError("gone")))
     with pytest.raises(StoreError, match="gone"):
-        metrics.forget_deleted()
+        metrics.drop_deleted_topics()
     assert published(metrics) == {"orders": 3}
 
 
@@ -171,11 +171,11 @@ def test_metrics_while_the_store_hangs_take_one_thread(server: Server, monkeypat
 
     def get(key: bytes) -> bytes | None:
         asked.append(key)
-        metrics.forget_deleted()
+        metrics.drop_deleted_topics()
         return get_row(key)
 
     monkeypatch.setattr(server.store.metadata, "get", get)
-    metrics.forget_deleted()
+    metrics.drop_deleted_topics()
     assert (len(asked), published(metrics)) == (1, {})
 
 

@@ -113,7 +113,7 @@ class Positions:
         """Delete a consumer; do nothing if it does not exist."""
         self._table.delete([consumer_prefix(topic.topic, topic.generation) + name.encode("ascii")])
 
-    def forget_previous(self, topic: TopicMetadata) -> None:
+    def delete_previous(self, topic: TopicMetadata) -> None:
         """Delete the positions of a topic's old generations."""
         start, stop = consumer_prefix(topic.topic, 0), consumer_prefix(topic.topic, topic.generation)
         self._table.delete([key for key, _ in self._rows(start, stop)])

@@ -91,7 +91,7 @@ class ServerMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:
         self.registry = registry
         self._service = service
-        self._lock, self._forgetting = Lock(), Lock()
+        self._lock, self._dropping = Lock(), Lock()
         self._requests: dict[tuple[str, int], Tally] = {}
         self._all = TopicTally()
         self._topics: dict[TopicId, TopicTally] = {}
@@ -178,7 +178,7 @@ class ServerMetrics(Collector):
             name = topic if len(self._topics.keys() - {_OTHER}) < MAX_TOPICS else _OTHER
             return self._topics.setdefault(name, TopicTally())
 
-    def forget_deleted(self) -> None:
+    def drop_deleted_topics(self) -> None:
         """Remove the series of deleted topics, including topics that another process has deleted.
 
         Only one thread at a time does this, and others return immediately: a store that hangs blocks only one thread.
@@ -186,16 +186,16 @@ class ServerMetrics(Collector):
         Raises:
             StoreError: the store failed; the next call removes the remaining series.
         """
-        if not self._forgetting.acquire(blocking=False):
+        if not self._dropping.acquire(blocking=False):
             return
         try:
             for topic in list(self._topics.keys() - {_OTHER}):
                 if not self._service.has_topic(topic):
-                    self._forget(topic)
+                    self._drop_topic(topic)
         finally:
-            self._forgetting.release()
+            self._dropping.release()
 
-    def _forget(self, topic: TopicId) -> None:
+    def _drop_topic(self, topic: TopicId) -> None:
         with self._lock:
             del self._topics[topic]
 

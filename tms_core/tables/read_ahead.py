@@ -52,14 +52,14 @@ class ReadAhead(KeyReads):
         self._min_keys = min(max_keys, table.keys_per_call // 4)
         self._size = self._min_keys
         self._calls_spared = 0
-        self.forget()
+        self.discard()
 
     def take_spared(self) -> int:
         """Return the number of saved calls since the previous call of this method."""
         spared, self._calls_spared = self._calls_spared, 0
         return spared
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drop all keys and cells that were read ahead, for a read at an earlier key."""
         self._keep(b"", Page([], b""))
         self._gap = KeyRange(b"", b"")
@@ -115,7 +115,7 @@ class ReadAhead(KeyReads):
             try:
                 self._cells = self._all_cells()
             except StoreError:
-                self.forget()
+                self.discard()
                 return filter_cells(self._table.read(CELLS, start, stop, limit), pointers)
         else:
             self._count_spared()
@@ -163,7 +163,7 @@ class ReadAhead(KeyReads):
             page = self._table.read(KEYS, start, None, self._size)
         except StoreError:
             # The unreadable row may be far after the requested key, in another topic.
-            self.forget()
+            self.discard()
             return self._table.read(KEYS, start, None, 1)
         self._keep(start, page)
         return page

@@ -195,7 +195,7 @@ class Expiries:
     def due(self, now_ms: int, limit: int) -> list[Expiry]:
         """Return at most ``limit`` messages that have expired by ``now_ms``, the earliest first.
 
-        Pass deleted entries to :meth:`forget`, or the next call returns them again.
+        Pass deleted entries to :meth:`delete`, or the next call returns them again.
         """
         page = self._table.rows(_BY_TIME, _BY_TIME + _pack(now_ms + 1), limit)
         return [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
@@ -226,7 +226,7 @@ class Expiries:
         page = self.between(start, stop, limit)
         return Page([key for key, _ in page.items], page.resume)
 
-    def forget(self, expiries: Iterable[Expiry]) -> None:
+    def delete(self, expiries: Iterable[Expiry]) -> None:
         """Delete processed expiries; an unknown expiry is not an error."""
         keys: list[bytes] = []
         for expiry in expiries:

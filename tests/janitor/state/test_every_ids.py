@@ -113,13 +113,13 @@ class Model:
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
         self._ids |= {record.pointer: record for record in records}
 
-    def forget_open_ids(self, pointers: Iterable[int]) -> None:
+    def delete_open_ids(self, pointers: Iterable[int]) -> None:
         for pointer in pointers:
             self._ids.pop(pointer, None)
 
-    def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
+    def delete_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
         closed = {record.pointer: record.closed_ms for record in self._ids.values() if record.closed_ms is not None}
-        self.forget_open_ids([pointer for pointer in pointers if closed.get(pointer, before_ms) < before_ms])
+        self.delete_open_ids([pointer for pointer in pointers if closed.get(pointer, before_ms) < before_ms])
 
     def open_ids(self) -> dict[int, OpenIdRecord]:
         return dict(sorted(self._ids.items()))
@@ -145,8 +145,8 @@ records = st.lists(st.builds(OpenIdRecord, any_pointer, st.integers(0, 3), times
 pointers = st.lists(any_pointer, max_size=8)
 changes = st.one_of(
     records.map(lambda saved: lambda state: state.save_open_ids(saved)),
-    pointers.map(lambda gone: lambda state: state.forget_open_ids(gone)),
-    st.tuples(pointers, st.integers(0, 40)).map(lambda gone: lambda state: state.forget_closed_ids(*gone)),
+    pointers.map(lambda gone: lambda state: state.delete_open_ids(gone)),
+    st.tuples(pointers, st.integers(0, 40)).map(lambda gone: lambda state: state.delete_closed_ids(*gone)),
 )
 
 
@@ -200,8 +200,8 @@ def test_closed_ids_that_stay_are_not_read_again(watched: Watched) -> None:
         with watched.transaction():
             watched.pause("default:*", scanned_ms)
             watched.save_open_ids([OpenIdRecord(5, 1, scanned_ms), OpenIdRecord(scanned_ms, 1)])
-            watched.forget_open_ids([scanned_ms])
-            watched.forget_closed_ids([7, 9], 21)
+            watched.delete_open_ids([scanned_ms])
+            watched.delete_closed_ids([7, 9], 21)
             before = watched.readings
             assert known(watched) == both(OpenIdRecord(5, 1, scanned_ms), closed=[7, 9])
             assert watched.readings == before

@@ -92,7 +92,7 @@ def test_open_ids_forgotten_are_gone(kind: Memories, records: list[OpenIdRecord]
     with kind.new() as state:
         state.save_open_ids(records)
         assert state.open_ids() == {record.pointer: record for record in records}
-        state.forget_open_ids(gone)
+        state.delete_open_ids(gone)
         assert state.open_ids() == {record.pointer: record for record in records if record.pointer not in gone}
 
 

@@ -178,8 +178,8 @@ def test_observe_equals_a_comparison_of_all_ids(
         ids = state.known_ids(now_ms, lifetime.window_end_ms(0))
         assert all((pointer in ids) == any(r.pointer == pointer for r in records) for pointer in range(-3, 31))
         observed = observe(ids, array("q", sorted(invalid)), now_ms)
-        state.forget_open_ids(observed.unlisted_open)
-        state.forget_closed_ids(observed.unlisted_closed, now_ms - REMEMBER_CLOSED_MS)
+        state.delete_open_ids(observed.unlisted_open)
+        state.delete_closed_ids(observed.unlisted_closed, now_ms - REMEMBER_CLOSED_MS)
         remembered = state.open_ids()
     assert sorted(observed.open_ids(), key=lambda record: record.pointer) == expected
     assert {record.pointer for record in records} - remembered.keys() == not_remembered

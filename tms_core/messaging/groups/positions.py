@@ -220,7 +220,7 @@ class ConsumerRegistry:
             now_ms = self._read_path.clock.now_ms()
             claims = self._release_claims(metadata, name, force)
             if previous is None:
-                self._positions.forget_previous(metadata)
+                self._positions.delete_previous(metadata)
                 self._side.delete(list_previous_claims(self._side, metadata))
             start, deletes = None, claims
             is_set_back = previous is None or bool(claims) or rank(message) < rank(previous.id)

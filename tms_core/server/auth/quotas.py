@@ -104,13 +104,13 @@ class Quotas:
         use = self._uses.get(principal)
         if use is None:
             use = self._uses[principal] = _Usage(0, rate, now_ms)
-            self._forget()
+            self._drop_unused()
         self._uses.move_to_end(principal)
         use.bytes_remaining = min(rate, use.bytes_remaining + rate * (now_ms - use.at_ms) / 1000)
         use.at_ms = now_ms
         return use
 
-    def _forget(self) -> None:
+    def _drop_unused(self) -> None:
         if len(self._uses) > MAX_PRINCIPALS:
             idle = next((name for name, use in self._uses.items() if not use.requests), None)
             if idle is not None:

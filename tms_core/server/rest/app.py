@@ -441,7 +441,7 @@ class _CommonRoutes:
     def metrics(self, request: Request) -> Response:
         # Do not wait for this, because metrics are most important while a store hangs.
         with suppress(RuntimeError):  # the server is closing
-            self._threads.submit(harmless, self._metrics.forget_deleted)
+            self._threads.submit(harmless, self._metrics.drop_deleted_topics)
         body, content_type = self._metrics.text(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 

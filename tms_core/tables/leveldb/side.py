@@ -90,15 +90,15 @@ class LevelDBSide(SideTable):
     def _write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         """Change rows; cache the new values, unless another thread has changed rows during the write."""
         keys = [*(key for key, _ in puts), *deletes]
-        changes = self._forget(keys)
+        changes = self._evict(keys)
         try:
             self._database.change(puts, deletes)
         finally:
-            alone = self._forget(keys) == changes + 1
+            alone = self._evict(keys) == changes + 1
         if alone:
             self._cache_rows(changes + 1, puts)
 
-    def _forget(self, keys: Iterable[bytes]) -> int:
+    def _evict(self, keys: Iterable[bytes]) -> int:
         with self._lock:
             for key in keys:
                 self._cache.pop(key, None)
