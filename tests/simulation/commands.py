@@ -55,8 +55,8 @@ class Run(Operation):
             return
         watch = Watch(world)
         lease = world.take_lease()
-        told = Feedback(world.manager, ("messaging",)) if world.feeds_back else None
-        engine = world.engine(self.batch_rows, lease=lease, is_stopping=lambda: watch.is_stopping, feedback=told)
+        feedback = Feedback(world.manager, ("messaging",)) if world.feeds_back else None
+        engine = world.engine(self.batch_rows, lease=lease, is_stopping=lambda: watch.is_stopping, feedback=feedback)
         recover(world, engine)
         if self.meanwhile is not None and not self.adopt:
             world.store.alarm.set(self.at_call, lambda call: self._interrupt(world, watch, call))
@@ -65,9 +65,9 @@ class Run(Operation):
         try:
             report = engine.run_once(adopt=self.adopt, patterns=patterns, incremental=self.patient)
         except Crash:
-            world.reached["crashed"] += 1
+            world.event_counts["run crashed"] += 1
         except StoreError:
-            world.reached["failed"] += 1
+            world.event_counts["run failed"] += 1
             lease.release()
         else:
             lease.release()
@@ -99,15 +99,15 @@ class Run(Operation):
 
     def _record_report(self, world: World, watch: Watch, report: Report) -> None:
         """Record what the janitor has learned from a run."""
-        world.reached["fed back"] += report.truncated
+        world.event_counts["ids truncated by the janitor"] += report.truncated
         if report.tripped:
-            world.reached["stopped"] += 1
-            world.reached["read another system's snapshot"] += world.other_manager is not None
+            world.event_counts["run blocked"] += 1
+            world.event_counts["snapshot of another system read"] += world.other_manager is not None
             return
         notes = {note.guard for note in report.guards}
-        world.reached["ended"] += bool(notes & {"interrupted", "lease"})
-        world.reached["paused"] += "paused" in notes
-        world.reached["quarantined"] += "quarantine" in notes
+        world.event_counts["run interrupted"] += bool(notes & {"interrupted", "lease"})
+        world.event_counts["topic paused"] += "paused" in notes
+        world.event_counts["topic quarantined"] += "quarantine" in notes
         if notes & {"interrupted", "lease"}:
             return
         world.remember_clock()
@@ -119,21 +119,21 @@ class Run(Operation):
         world.reference.observe(watch.topics, seen, world.now_ms)
         if self.topic is None and report.snapshot is not None and not report.errors:
             check_searched(world, watch)
-        world.reached["held"] += report.held_rows()
-        world.reached["proven"] += report.boundary is not None
+        world.event_counts["rows held"] += report.held_rows()
+        world.event_counts["boundary proven"] += report.boundary is not None
 
 
 def record_adoption(world: World) -> None:
     """Record an adoption by a run or an apply, which must not replace an earlier adoption."""
     adopted_before = world.has_adopted
     if world.record_adoption() and adopted_before:
-        raise Violation("no permission", "a run has adopted the store, and another one was adopted before")
+        raise Violation("no permission", "a run has adopted a store although another store was adopted before")
 
 
 def recover(world: World, engine: FileEngine) -> None:
     """Close the run of a crashed process, like every process at its start."""
     lost = engine.recover()
-    world.reached["recovered"] += len(lost)
+    world.event_counts["run recovered"] += len(lost)
     if lost:
         check_ledger(world, None, 0)
 
@@ -172,14 +172,14 @@ class Apply(Operation):
         try:
             report = engine.carry_out(path, adopt=self.adopt)
         except Refused:
-            world.reached["refused"] += 1
+            world.event_counts["plan rejected"] += 1
             return
         record_adoption(world)
         watch.judge()
         check_ledger(world, report.id, watch.changes)
         if not report.tripped:
             world.remember_clock()
-            world.reached["applied"] += 1
+            world.event_counts["plan applied"] += 1
         world.read_boundary()
 
 
@@ -206,9 +206,9 @@ class Verify(Operation):
         found = world.engine().verify()
         world.read_boundary()
         if found.refuted:
-            world.reached["boundary refuted"] += 1
+            world.event_counts["boundary refuted"] += 1
             if world.state.boundary() is not None:
-                raise Violation("false boundary", f"{before} was refuted and stands")
+                raise Violation("false boundary", f"{before} was refuted, but is still published")
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,10 +221,10 @@ class WriteBack(Operation):
             return
         # The janitor cannot know before the audit.
         world.boundaries = []
-        before = world.reached["boundary refuted"]
+        before = world.event_counts["boundary refuted"]
         Verify().on(world)
-        if world.reached["boundary refuted"] == before:
-            raise Violation("false boundary", f"it was verified with {describe(row)} below it")
+        if world.event_counts["boundary refuted"] == before:
+            raise Violation("false boundary", f"it was verified, but {describe(row)} is below it")
         world.refuted.add(row.pointer)
 
 
@@ -276,7 +276,7 @@ class Truncate(Operation):
             return
         proven, _ = world.engine().boundary()
         if proven is not None:
-            world.reached["truncated"] += world.manager.truncate(proven.bound)
+            world.event_counts["ids truncated"] += world.manager.truncate(proven.bound)
 
 
 @dataclass(frozen=True, repr=False)
@@ -311,12 +311,12 @@ class DamageLog(Operation):
             except StoreError:
                 if self.torn:
                     raise
-                world.reached["log refused"] += 1
+                world.event_counts["damaged log rejected"] += 1
                 return
-        world.reached["log opened"] += 1
+        world.event_counts["damaged log opened"] += 1
         lost = {key for key, _ in rows} - left - written.last
         if lost:
-            raise Violation("live row lost", f"LevelDB has dropped {len(lost)} rows behind what is damaged in its log")
+            raise Violation("live row lost", f"LevelDB has dropped {len(lost)} rows after the damage in its log")
 
 
 @dataclass(frozen=True, repr=False)
@@ -359,12 +359,12 @@ class BringBack(Operation):
         try:
             done = world.engine().restore(world.archive_folder, request)
         except Refused as error:
-            world.reached["refused to mix" if "transactions" in error.message else "not brought back"] += 1
+            world.event_counts["restore rejected" if "transactions" in error.message else "restore failed"] += 1
             return
         except ArchiveError:
             return
-        world.reached["brought back"] += done.restored
-        world.reached["brought back hidden"] += world.record_restored(target)
+        world.event_counts["rows restored"] += done.restored
+        world.event_counts["rows restored and hidden"] += world.record_restored(target)
 
 
 @dataclass(frozen=True, repr=False)

@@ -56,7 +56,7 @@ class FaultyWrites:
             self.late.append(partial(put, [*filter(self._comes_again, rows[:done]), *rows[done:]]))
         if fault == "slow":
             self._holds_take_back = self._random.random() < 0.5
-            raise StoreUnavailable("The store does not answer.", "Try again.")
+            raise StoreUnavailable("The store does not respond.", "Try again.")
         if fault:
             self.is_stalled = fault == "late"
             raise Died
@@ -71,4 +71,4 @@ class FaultyWrites:
             return change(*given)
         self.late.append(partial(change, *given))
         self.is_stalled = True
-        raise StoreUnavailable("The store does not answer.", "Try again.")
+        raise StoreUnavailable("The store does not respond.", "Try again.")

@@ -114,7 +114,7 @@ class GroupWorld:
     random: Random
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_MS, monotonic_ms=DAY))
     side: FaultySide = field(default_factory=FaultySide)
-    reached: Counter[str] = field(default_factory=Counter)
+    event_counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.store = MemoryStore()
@@ -201,7 +201,7 @@ class GroupWorld:
                 ORDERS, group, GroupPoll(tx, self.random.randint(1, 4), order=GROUPS[group])
             )
         except TmsError:
-            self.reached["died"] += 1
+            self.event_counts["server killed"] += 1
             self.manager.invalidate(tx.transaction_id)
             self.restart()
             return
@@ -213,18 +213,18 @@ class GroupWorld:
                 self._fail(worker)
         failed = max((self.failed[group][payload] for payload in payloads), default=0)
         if given.deliveries > failed + 1:
-            raise Violation(f"Q14: {group} gets {payloads} for the {given.deliveries}th time after {failed} failures")
-        self.reached["came again"] += given.deliveries > 1
+            raise Violation(f"Q14: {group} gets {payloads} in delivery {given.deliveries} after {failed} failures")
+        self.event_counts["batch redelivered"] += given.deliveries > 1
         if not payloads:
             self._give_back(Worker(group, tx, [], []))
         elif self.random.random() < 0.1:
-            self.reached["answer lost"] += 1
+            self.event_counts["response lost"] += 1
             self.manager.invalidate(tx.transaction_id)
             with suppress(TmsError):
                 self.service.groups.roll_back(ORDERS, group, tx.transaction_id, MessageId(0, 0))
         else:
             if not set(payloads) <= self.committed:
-                raise Violation(f"Q11: {group} was given {payloads}, of which not all is committed")
+                raise Violation(f"Q11: {group} got {payloads}, but not all of them are committed")
             self.service.publish(BILLS, [group.encode() + b" " + one for one in payloads], pointer=tx.write_pointer)
             self.workers.append(Worker(group, tx, payloads, ids))
 
@@ -235,7 +235,7 @@ class GroupWorld:
         worker = self.workers.pop(self.random.randrange(len(self.workers)))
         chance = self.random.random()
         if chance < 0.6:
-            if self._commit(worker.tx, goes_on=self.random.random() < 0.5):
+            if self._commit(worker.tx, continues=self.random.random() < 0.5):
                 self._count(worker)
             else:
                 self._fail(worker)
@@ -244,7 +244,7 @@ class GroupWorld:
             self._give_back(worker)
         else:
             self._fail(worker)
-            self.reached["left"] += 1
+            self.event_counts["worker disappeared"] += 1
 
     def wait(self) -> None:
         self.clock.advance(self.random.choice((1, SECOND, 11 * SECOND, 70 * SECOND)))
@@ -262,7 +262,7 @@ class GroupWorld:
     def arrive(self) -> None:
         """Apply the late writes of a former leader, whose client received no response and gave up."""
         while self.side.late:
-            self.reached["late"] += 1
+            self.event_counts["late write"] += 1
             self.side.late.pop()()
 
     def sweep(self) -> None:
@@ -279,18 +279,18 @@ class GroupWorld:
         for key, payload in gone.items():
             unread = [group for group in GROUPS if payload in self.committed and payload not in self.done[group]]
             if unread or payload in open_ or (self.guest is not None and key > self.guest):
-                raise Violation(f"Q6: {payload!r} is gone, and {unread or 'a guest or a producer'} had need of it")
+                raise Violation(f"Q6: {payload!r} is deleted, but {unread or 'a guest or a producer'} still needs it")
         found = [message.payload for page in self.service.fetch(ORDERS, FetchRequest()) for message in page]
         if found != list(there.values()):
-            raise Violation(f"Q13: a plain reader gets {found}, and the store has {list(there.values())}")
-        self.reached["swept"] += len(gone)
+            raise Violation(f"Q13: a plain reader gets {found}, but the store has {list(there.values())}")
+        self.event_counts["rows deleted"] += len(gone)
 
     def visit(self) -> None:
         """Register the guest group at the first message, or delete it."""
         if self.guest is None:
             self.service.consumers.put(ORDERS, "guest", MessageId(0, 0))
             self.guest = self.service.consumers.get(ORDERS, "guest").id.pack()[:10]
-            self.reached["a guest"] += 1
+            self.event_counts["guest registered"] += 1
         else:
             self.service.consumers.delete(ORDERS, "guest")
             self.guest = None
@@ -305,7 +305,7 @@ class GroupWorld:
             release_void_claims(self.side, invalid.is_invalid, lambda _: False)
         closed = [one for one in invalid.invalid if transaction_ms(one) + 2 * LIFETIME_MS < self.clock.now_ms()]
         self._negate(closed)
-        self.reached["truncated"] += len(closed)
+        self.event_counts["ids truncated"] += len(closed)
         self.manager.truncate_invalid(closed)
 
     def rest(self) -> None:
@@ -342,7 +342,7 @@ class GroupWorld:
         with_outputs = {group.encode() + b" " + one for group, done in self.done.items() for one in done}
         visible = self._visible(BILLS)
         if sorted(visible) != sorted(with_outputs):
-            raise Violation(f"Q2: {sorted(visible)} is visible, and {sorted(with_outputs)} was processed")
+            raise Violation(f"Q2: {sorted(visible)} is visible, but {sorted(with_outputs)} was processed")
 
     def drain(self) -> None:
         """Decide all transactions, process the rest with reliable workers, and check the results."""
@@ -353,7 +353,7 @@ class GroupWorld:
         for group in GROUPS:
             if set(self.done[group]) != self.committed:
                 missing = sorted(self.committed - set(self.done[group]))
-                raise Violation(f"Q1, Q4: {group} was never given {missing}")
+                raise Violation(f"Q1, Q4: {group} never got {missing}")
         self.check()
 
     def _process_all(self) -> None:
@@ -364,19 +364,19 @@ class GroupWorld:
                 try:
                     given = self.service.groups.poll(ORDERS, group, GroupPoll(tx, 3, order=order))
                 except TmsError as error:
-                    raise Violation(f"Q4: a worker alone is refused: {error}") from error
+                    raise Violation(f"Q4: the request of a single worker is rejected: {error}") from error
                 worker = Worker(group, tx, [one.payload for one in given.messages], [one.id for one in given.messages])
                 if not worker.payloads:
                     self.manager.abort(tx)
                     if given.wait_ms is None:
                         break
-                    self.reached["waited"] += 1
+                    self.event_counts["delivery delayed"] += 1
                     self.clock.advance(given.wait_ms)
                     continue
                 bills = [group.encode() + b" " + one for one in worker.payloads]
                 self.service.publish(BILLS, bills, pointer=tx.write_pointer)
                 if not self._commit(tx):
-                    raise Violation("Q4: a worker alone cannot commit")
+                    raise Violation("Q4: a single worker cannot commit")
                 self._count(worker)
 
     def _rows(self) -> dict[bytes, bytes]:
@@ -399,19 +399,19 @@ class GroupWorld:
         self.service.publish(ORDERS, payloads, pointer=None if tx is None else tx.write_pointer)
         new = [key for key in self.store.message.read(KEYS, prefix, prefix + b"\x80", 10_000).items if key not in known]
         if min(new)[-10:] <= read:
-            raise Violation("Q7: an id was given that a group takes for read")
+            raise Violation("Q7: a new id is at or before the position of a group")
         return payloads
 
-    def _commit(self, tx: Transaction, *, goes_on: bool = False) -> bool:
+    def _commit(self, tx: Transaction, *, continues: bool = False) -> bool:
         """Commit a transaction, and begin the next with it if the worker continues; return success."""
         try:
-            if goes_on:
+            if continues:
                 self.next = self.manager.commit_and_start(tx.transaction_id, self.random.choice((10, 60)))
-                self.reached["went on"] += 1
+                self.event_counts["next transaction started"] += 1
             else:
                 self.manager.commit(tx.transaction_id)
         except TmsError:
-            self.reached["woke up too late"] += 1
+            self.event_counts["commit too late"] += 1
             return False
         return True
 
@@ -419,7 +419,7 @@ class GroupWorld:
         self.done[worker.group].update(worker.payloads)
         if GROUPS[worker.group] is Order.PARTITION:
             if worker.ids[0] <= self.last:
-                raise Violation("Q3: what was committed later lies before")
+                raise Violation("Q3: the output of a later commit is before earlier outputs")
             self.last = worker.ids[-1]
 
     def _fail(self, worker: Worker) -> None:
@@ -438,7 +438,7 @@ class GroupWorld:
         if self.random.random() < 0.1:
             # A client that aborts after an incomplete rollback.
             steps.pop(self.random.randrange(len(steps)))
-            self.reached["not all taken back"] += 1
+            self.event_counts["rollback incomplete"] += 1
         try:
             for step in steps:
                 step()
@@ -481,7 +481,7 @@ WEIGHTS: dict[str, float] = {
 
 
 class Played(Protocol):
-    reached: Counter[str]
+    event_counts: Counter[str]
 
     def check(self) -> None: ...
 
@@ -508,4 +508,4 @@ def play(
         raise
     finally:
         world.close()
-    return world.reached
+    return world.event_counts

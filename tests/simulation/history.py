@@ -62,7 +62,7 @@ class Failed(Exception):
 
 
 def play(operations: Iterable[Operation], *, orderly_end: bool = True) -> Counter[str]:
-    """Play a history; return how often it reached each event."""
+    """Play a history; return the count of each event."""
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
         return _play(World(Path(folder)), lambda _: iter(operations), orderly_end=orderly_end)
 
@@ -99,7 +99,7 @@ def _play(world: World, operations: Callable[[World], Iterator[Operation]], *, o
         raise Failed(happened, Violation("unexpected error", repr(error)), at_end=at_end) from error
     finally:
         world.state.close()
-    return world.reached
+    return world.event_counts
 
 
 def settle_world(world: World) -> None:

@@ -2,18 +2,18 @@
 
 * **live row lost**: a row that the rules keep is missing. Payloads of committed or undecided transactions are live as
   long as a message refers to them or may refer to them later (L5).
-* **zombie**: a row exists that was never written or was deleted, or its value differs from the written one.
+* **unexpected row**: a row exists that was never written or was deleted, or its value differs from the written one.
 * **aborted message visible**, **committed message hidden**: a transactional reader with the current lists does not see
   exactly the committed messages.
-* **payloads mixed**: a committed message has payloads that were not stored for it.
+* **wrong payloads**: a committed message has payloads that were not stored for it.
 * **false boundary**: a row up to a bound of the janitor has a positive pointer that was not committed.
 * **frontier overrun**: a row was deleted before the end of its hold, by a clock ahead, or without an adoption.
 * **no permission**: a row of a paused topic was changed, or a run continued after a stop request or a lost lease,
   beyond the batch in progress.
-* **not in the ledger**: no ledger entry has the key range, rule and run of a deleted or inverted row, or the entries
+* **ledger incomplete**: no ledger entry has the key range, rule and run of a deleted or inverted row, or the entries
   count more rows than were changed.
 * **plan overrun**: an ``apply`` wrote outside its plan file, or a plan wrote at all.
-* **left behind**: a pass in a settled world left rows that the rules delete.
+* **incomplete pass**: a pass in a settled world left rows that the rules delete.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Watch:
             self._check_deleted(row, (row.topic, row.generation, row.pointer) in staying)
         for row in inverted:
             self._check_inverted(row)
-        self._world.reached["deleted"] += len(deleted)
-        self._world.reached["inverted"] += len(inverted)
+        self._world.event_counts["rows deleted"] += len(deleted)
+        self._world.event_counts["rows inverted"] += len(inverted)
 
     def _check_permission(self, changed: list[Row]) -> None:
         world = self._world
@@ -138,18 +138,18 @@ class Watch:
         if not self._may_write:
             raise Violation("plan overrun", f"a plan changed {what}")
         if not world.reference.adopted:
-            raise Violation("frontier overrun", f"{what} was changed, and nobody has adopted the store")
+            raise Violation("frontier overrun", f"{what} was changed without an adoption of the store")
         if world.error_ms > ALLOWANCE_MS:
             raise Violation("frontier overrun", f"{what} was changed by a clock {world.error_ms / 1000:.0f} s ahead")
         late = changed if self._ended else [row for row in changed if row.topic in world.reference.paused]
         if len(late) > self._on_the_way or any(row.topic in self.paused & world.reference.paused for row in late):
-            why = "after the run was to end" if self._ended else "in a paused topic"
-            raise Violation("no permission", f"{describe(late[0])} was changed {why}")
+            reason = "after a stop request or a lost lease" if self._ended else "in a paused topic"
+            raise Violation("no permission", f"{describe(late[0])} was changed {reason}")
 
     def _check_deleted(self, row: Row, referenced: bool) -> None:
         world = self._world
         if self._allowed is not None and not self._allowed.shows(row):
-            raise Violation("plan overrun", f"{describe(row)} is in none of the plan's ranges")
+            raise Violation("plan overrun", f"{describe(row)} is not in a range of the plan")
         both = (self._topics, world.topics) if self._both else (world.topics,)
         rules = {_rule(row, topics.get(row.topic)) for topics in (self._topics, world.topics)}
         world.unrecorded.append(ExpiredMessages(row, frozenset(rules)))
@@ -171,11 +171,13 @@ class Watch:
     def _check_inverted(self, row: Row) -> None:
         self._world.unrecorded.append(ExpiredMessages(row, frozenset({"invalid_transaction"})))
         if self._allowed is not None and (row.topic, row.pointer) not in self._allowed.pointers:
-            raise Violation("plan overrun", f"{describe(row)} was inverted, and the plan does not say so")
+            raise Violation("plan overrun", f"{describe(row)} was inverted, but its pointer is not in the plan")
         if row.pointer in self._world.committed:
             raise Violation("committed message hidden", f"{describe(row)} was inverted")
         if row.pointer in self._world.manager.in_progress:
-            raise Violation("committed message hidden", f"{describe(row)} was inverted, and it may still commit")
+            raise Violation(
+                "committed message hidden", f"{describe(row)} was inverted, but its transaction may still commit"
+            )
 
 
 def check_ledger(world: World, run_id: str | None, changes: int) -> None:
@@ -186,12 +188,12 @@ def check_ledger(world: World, run_id: str | None, changes: int) -> None:
         entries = world.state.ledger(1000, topic=topic_id(row.topic), key=row.key)
         fitting = [e for e in entries if (e.table, e.generation) == (row.table, row.generation) and e.rule in rules]
         if not fitting:
-            raise Violation("not in the ledger", describe(row))
+            raise Violation("ledger incomplete", describe(row))
     world.unrecorded.clear()
     if run_id is not None:
-        told = sum(entry.rows or 0 for entry in world.state.ledger(1000, run_id=run_id))
-        if told != changes:
-            raise Violation("not in the ledger", f"{changes} rows were taken, and {told} are in the ledger")
+        recorded = sum(entry.rows or 0 for entry in world.state.ledger(1000, run_id=run_id))
+        if recorded != changes:
+            raise Violation("ledger incomplete", f"{changes} rows were changed, but the ledger has {recorded}")
 
 
 def _rule(row: Row, topic: Topic | None) -> str:
@@ -212,11 +214,11 @@ def find_changes(world: World) -> tuple[list[Row], list[Row]]:
             if row.readable and row.pointer is not None and pointer == -row.pointer:
                 inverted.append(row)
             elif pointer != (-row.pointer if row.pointer and row.negated else row.pointer):
-                raise Violation("zombie", f"{describe(row)} carries the pointer {pointer}")
+                raise Violation("unexpected row", f"{describe(row)} has the pointer {pointer}")
     for table, keys in (("message", messages.keys()), ("payload", payloads.keys())):
         known = {row.key for row in world.rows.values() if row.table == table}
         if keys - known:
-            raise Violation("zombie", f"a {table} row is back that was gone: {min(keys - known).hex()}")
+            raise Violation("unexpected row", f"a deleted {table} row exists: {min(keys - known).hex()}")
     return deleted, inverted
 
 
@@ -242,7 +244,7 @@ def check_payloads(world: World) -> None:
     for row in world.rows.values():
         read = row.refers and not row.negated and row.pointer in world.committed
         if read and stored.get((row.topic, row.generation, row.pointer), set()) - {row.home}:
-            raise Violation("payloads mixed", describe(row))
+            raise Violation("wrong payloads", describe(row))
 
 
 def check_claims(world: World) -> None:
@@ -260,14 +262,14 @@ def check_searched(world: World, watch: Watch) -> None:
         return
     for row in world.rows.values():
         if row.readable and row.pointer in world.refuted & world.manager.invalid:
-            raise Violation("left behind", f"{describe(row)}, by which the boundary was refuted")
+            raise Violation("incomplete pass", f"{describe(row)}, which refuted the boundary")
     world.refuted.clear()
 
 
 def check_bounds(pointer: int, what: str, boundaries: Collection[tuple[str, int]]) -> None:
     for name, bound in boundaries:
         if pointer <= bound:
-            raise Violation("false boundary", f"{name} is {bound}, and there is {what}")
+            raise Violation("false boundary", f"{name} is {bound}, but {what} exists")
 
 
 def check_complete(world: World) -> None:
@@ -276,14 +278,14 @@ def check_complete(world: World) -> None:
     for row in world.rows.values():
         topic = world.topics.get(row.topic)
         if row.readable and row.pointer in world.manager.invalid:
-            raise Violation("left behind", f"{describe(row)} of an invalid transaction")
+            raise Violation("incomplete pass", f"{describe(row)} of an invalid transaction")
         if row.unrecognized or topic is None:
             continue
         old = is_old(row.generation, topic.generation)
         expired = row.generation == topic.generation and row.time_ms < world.wall_ms - topic.ttl_seconds * 1000
         referenced = row.table == "payload" and (row.topic, row.generation, row.pointer) in staying
         if old or (expired and not referenced):
-            raise Violation("left behind", f"{describe(row)}, which is {'old' if old else 'expired'}")
+            raise Violation("incomplete pass", f"{describe(row)}, which is {'old' if old else 'expired'}")
 
 
 def check_boundary_reached(world: World, prune_bound: int) -> None:
@@ -295,7 +297,7 @@ def check_boundary_reached(world: World, prune_bound: int) -> None:
     boundaries = dict(world.boundaries)
     if boundaries.get("the boundary") != expected:
         raise Violation(
-            "left behind", f"a boundary of {expected} could be proven, not {boundaries.get('the boundary')}"
+            "incomplete pass", f"the boundary is {boundaries.get('the boundary')}, but {expected} can be proven"
         )
 
 

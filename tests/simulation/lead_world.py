@@ -67,7 +67,7 @@ class LeadWorld(ProducerWorld):
         leader = self._leader()
         self.servers.remove(leader)
         self._leader()
-        self.reached["deposed"] += 1
+        self.event_counts["leader replaced"] += 1
         if self.random.random() < 0.5:
             leader.service.close()
             leader = self._server(leader.ordinal)
@@ -79,7 +79,7 @@ class LeadWorld(ProducerWorld):
         leader = self._leader()
         leader.assignment.resign()
         self.servers.reverse()
-        self.reached["handed over"] += 1
+        self.event_counts["lease released"] += 1
 
     def follow(self) -> None:
         """Continue the reader at its positions."""
@@ -107,7 +107,7 @@ class LeadWorld(ProducerWorld):
         super().drain()
         self.follow()
         if unread := [one for one in self.acknowledged if one not in self.read]:
-            raise Violation(f"Q9: {unread} was acknowledged, and a reader has passed it")
+            raise Violation(f"Q9: {unread} was acknowledged, but a reader has passed it")
 
     def close(self) -> None:
         for server in self.servers:
@@ -138,7 +138,7 @@ class LeadWorld(ProducerWorld):
 
     def _arrive(self) -> None:
         while self.writes.late:
-            self.reached["rows arrived late"] += 1
+            self.event_counts["late rows"] += 1
             self.writes.late.pop()()
 
 

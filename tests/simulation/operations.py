@@ -219,7 +219,7 @@ class PublishIn(OfTransaction):
     def by(self, client: Client, world: World) -> None:
         if world.accepts(client, self.late_ms):
             if client.id in world.manager.invalid and world.usable_topic(self.topic) is not None:
-                world.reached["published while invalid"] += 1
+                world.event_counts["publish in an invalid transaction"] += 1
             client.topics.add(self.topic)
             pointer = client.write_pointer
             in_flight_ms = min(self.in_flight_ms, self.late_ms)

@@ -88,7 +88,7 @@ class ProducerWorld:
         self.side.private = is_private(self.faults)
         self.writes = FaultyWrites(random, self.store.message, self.store.payload)
         self.manager = TransactionManager(MemoryStorage(), self.clock)
-        self.reached: Counter[str] = Counter()
+        self.event_counts: Counter[str] = Counter()
         self._served = self.serve()
         for topic in (BILLS, ORDERS):
             self.service.create_topic(topic, {"ttl": "864000000"})
@@ -138,15 +138,15 @@ class ProducerWorld:
         instance.sequence = self.random.choice((0, 26, 30, 31))
         for previous in before:
             if previous.generation >= instance.generation:
-                raise Violation("Q8: a generation was given twice")
+                raise Violation("Q8: two instances have the same generation")
             self.never.update(previous.sent + previous.stored)
             self.never.update(sent for sent in previous.unanswered if sent[1] not in self._visible(sent[0]))
             if previous.tx is not None:
                 self.outcomes[previous.label] = TransactionOutcome.ABORTED
         if known.previous is not None:
-            self.reached[f"former {known.previous.outcome.value}"] += 1
+            self.event_counts[f"previous {known.previous.outcome.value}"] += 1
             if self.outcomes[known.previous.label] is not known.previous.outcome:
-                raise Violation(f"Q8: {known.previous.label} is told to be {known.previous.outcome.value}")
+                raise Violation(f"Q8: {known.previous.label} is reported as {known.previous.outcome.value}")
         self.instances.append(instance)
 
     def send(self) -> None:
@@ -193,7 +193,7 @@ class ProducerWorld:
         if end is not ends[-1]:
             # A killed server would hide whether a committed publish was acknowledged.
             self.writes.fault = self.random.choice(("", "after"))
-        self.reached["late"] += 1
+        self.event_counts["publish after the end"] += 1
         if self.random.random() < 0.5:
             end()
         else:
@@ -208,7 +208,7 @@ class ProducerWorld:
         finally:
             self.writes.meanwhile.clear()
             self.writes.heal()
-        raise Violation("Q10: a publish in a transaction that has ended was acknowledged")
+        raise Violation("Q10: a publish in an ended transaction was acknowledged")
 
     def publish(self) -> None:
         """Publish without a producer, between the announced requests."""
@@ -241,7 +241,7 @@ class ProducerWorld:
                     self.acknowledged += [(BILLS, payload) for payload in one[1]]
             self.side.fault = ""
             self.writes.heal()
-            self.reached["has a lane"] += any(one.lane for one in self._last())
+            self.event_counts["lane assigned"] += any(one.lane for one in self._last())
             if not unanswered:
                 return
             # One of several concurrent requests may be repeated alone.
@@ -251,7 +251,7 @@ class ProducerWorld:
                 self.restart()
             if self.random.random() < 0.3:
                 self.publish()
-        raise Violation("Q9: a request was never answered")
+        raise Violation("Q9: a request got no response")
 
     def _at_once(self, requests: Sequence[tuple[Sent, list[bytes]]]) -> list[PublishFuture[RollbackRange | None]]:
         batches: list[Batch] = []
@@ -280,7 +280,7 @@ class ProducerWorld:
     def arrive(self) -> None:
         """Apply the late writes of a former leader."""
         while self.side.late:
-            self.reached["arrived late"] += 1
+            self.event_counts["late write"] += 1
             self.side.late.pop()()
             self.service.invalidate()
 
@@ -292,7 +292,7 @@ class ProducerWorld:
         for pointer in closed:
             for topic in (BILLS, ORDERS):
                 self.service.rollback(topic, pointer)
-        self.reached["truncated"] += len(closed)
+        self.event_counts["ids truncated"] += len(closed)
         self.manager.truncate_invalid(closed)
 
     def rest(self) -> None:
@@ -310,15 +310,15 @@ class ProducerWorld:
         seen = Counter((topic, payload) for topic in (BILLS, ORDERS) for payload in self._visible(topic))
         for sent, times in seen.items():
             if times > 1:
-                raise Violation(f"Q9: {sent} is there {times} times")
+                raise Violation(f"Q9: {sent} exists {times} times")
             if sent in self.never:
                 raise Violation(f"Q8, Q10: {sent} is visible")
         missing = [sent for sent in self.acknowledged if sent not in seen]
         if missing:
-            raise Violation(f"Q9: {missing} was acknowledged, and is not there")
-        strange = set(seen) - set(self.acknowledged) - self.doubtful
-        if strange:
-            raise Violation(f"Q9: {strange} is visible, and was not acknowledged")
+            raise Violation(f"Q9: {missing} was acknowledged, but does not exist")
+        unexpected = set(seen) - set(self.acknowledged) - self.doubtful
+        if unexpected:
+            raise Violation(f"Q9: {unexpected} is visible, but was not acknowledged")
 
     def drain(self) -> None:
         """Apply late writes, clean up, and check the result."""
@@ -341,10 +341,10 @@ class ProducerWorld:
             try:
                 self.manager.commit(tx.transaction_id)
             except TmsError:
-                self.reached["refused"] += 1
+                self.event_counts["commit rejected"] += 1
                 return
             if set(sent) & self.never:
-                raise Violation(f"Q8: {sent} was committed behind a newer instance")
+                raise Violation(f"Q8: {sent} was committed after a newer instance registered")
             self.outcomes[instance.label] = TransactionOutcome.COMMITTED
             self.acknowledged += sent
             return
@@ -358,7 +358,7 @@ class ProducerWorld:
         if self.random.random() < 0.4:
             # A client that aborts after an incomplete rollback.
             steps.pop(self.random.randrange(len(steps)))
-            self.reached["not all taken back"] += 1
+            self.event_counts["rollback incomplete"] += 1
         try:
             for step in steps:
                 step()
@@ -388,18 +388,20 @@ class ProducerWorld:
             else:
                 self.service.publish(topic, payloads, pointer=pointer, sent=sent)
             if self.random.random() < 0.2:
-                self.reached["answer lost"] += 1
+                self.event_counts["response lost"] += 1
                 raise Died
             return True
 
         done = self._repeated(publish, restarts=self.random.random() < 0.7, attempts=attempts)
         self.writes.heal()
-        self.reached["ahead"] += bool(done) and any(one.announces(*sent[2:4]) for one in self._last())
-        self.reached[kind] += bool(done)
+        self.event_counts["request announced ahead"] += bool(done) and any(
+            one.announces(*sent[2:4]) for one in self._last()
+        )
+        self.event_counts[kind] += bool(done)
         if instance.generation < newest:
             self.never.update(these)
             if done:
-                raise Violation("Q8: a former instance was served")
+                raise Violation("Q8: the request of an older instance was executed")
         elif tx is not None:
             self._note(instance, topic, kind, these)
             if not done:
@@ -442,18 +444,18 @@ class ProducerWorld:
             self.service.publish(BILLS, [payload], pointer=tx.write_pointer, sent=self._said(instance))
         except MessagingError:
             return
-        raise Violation("Q10: a send that came after the abort was acknowledged")
+        raise Violation("Q10: a publish after the abort was acknowledged")
 
     def _repeated(self, ask: Callable[[], Any], *, restarts: bool = True, attempts: int = ATTEMPTS) -> Any:
-        """Repeat a request until it has a response; return None if refused or never answered."""
+        """Repeat a request until it has a response; return None if it was rejected or never got a response."""
         for _ in range(attempts):
             try:
                 return ask()
             except ProducerFenced:
-                self.reached["fenced"] += 1
+                self.event_counts["instance fenced"] += 1
                 return None
             except (Died, StoreError):
-                self.reached["died"] += 1
+                self.event_counts["server killed"] += 1
                 self.fail(restarts=restarts)
             except BadRequest as error:
                 raise Violation(f"Q9: {error}") from error

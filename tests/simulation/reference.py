@@ -159,7 +159,7 @@ class Reference:
             referenced: whether a live message refers to it.
         """
         if row.unrecognized or topic is None or topic.garbled:
-            return "live row lost", "nobody knows what it is"
+            return "live row lost", "its key or its topic is unknown"
         if row.topic in self.protected:
             return "live row lost", "its topic is protected"
         old = is_old(row.generation, topic.generation)
@@ -169,12 +169,12 @@ class Reference:
         generation, cutoff_ms = self._reached(row.topic, topic, now_ms)
         freely_old = old and is_old(row.generation, generation)
         if not freely_old and row.time_ms >= cutoff_ms:
-            return "frontier overrun", "its topic's frontier has not come so far"
+            return "frontier overrun", "its topic's frontier is before the row"
         if row.table == "payload" and not freely_old:
             if undecided:
                 return "live row lost", "its transaction was undecided"
             if referenced:
-                return "live row lost", "a message that stays refers to it"
+                return "live row lost", "a kept message refers to it"
         return None
 
     def _reached(self, name: str, topic: Topic, now_ms: int) -> tuple[int, int]:

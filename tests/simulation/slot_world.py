@@ -98,7 +98,7 @@ class SlotWorld(GroupWorld):
             gone = next(server for server in self.servers if server.ordinal == self.victim)
             self.servers.remove(gone)
             gone.service.close()
-            self.reached["a server died"] += 1
+            self.event_counts["one of two servers killed"] += 1
             self._settle(self.random.choice((0, _SETTLED)))
 
     def come_back(self) -> None:
@@ -106,7 +106,7 @@ class SlotWorld(GroupWorld):
         for ordinal in {*range(SERVERS)} - {server.ordinal for server in self.servers}:
             self._start(ordinal)
             self._settle(self.random.choice((1, 3, _SETTLED)))
-            self.reached["handed back"] += 1
+            self.event_counts["slots handed back"] += 1
 
     def swing(self) -> None:
         """Move a slot to the other server and back twice, with requests to each leader."""

@@ -92,7 +92,7 @@ class World:
         refuted: pointers that refuted a boundary, until a run has searched all rows for them.
         boundaries: bounds that the janitor currently states, each with its source.
         unrecorded: changes of an unfinished run, which the ledger must have.
-        reached: count of each event.
+        event_counts: count of each event.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -122,7 +122,7 @@ class World:
         self.refuted: set[int] = set()
         self.boundaries: list[tuple[str, int]] = []
         self.unrecorded: list[ExpiredMessages] = []
-        self.reached: Counter[str] = Counter()
+        self.event_counts: Counter[str] = Counter()
         self._boots = 1
         self._identities = 1
         self._anchor: _Anchor | None = None
