@@ -1,9 +1,9 @@
-"""The whole server against a model, through its client, with the janitor at work in between.
+"""The complete server against a model, through its client, with janitor jobs between the requests.
 
-``tms serve`` as it is, on LevelDB: HTTP, the transaction service, the janitor inside. Only its clock is the test's, and
-the janitor's jobs are done when a history says so. After each step every topic is read by somebody outside
-transactions and by somebody in one, and every consumer's lag is looked at. ``TMS_TEST_HISTORIES`` is how many histories
-there are.
+The test runs ``tms serve`` on LevelDB with HTTP, the transaction service and the embedded janitor. It controls the
+clock and starts the jobs of the janitor. After each step, a reader outside transactions and a reader in a
+transaction read every topic, and the lag of every consumer is checked. ``TMS_TEST_HISTORIES`` is the number of
+histories.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from janitor.app.embedded import Embedded
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
-from tests.server.told import Reader, Topic, Tx
+from tests.server.topic_model import Reader, Topic, Tx
 from tests.support import PATIENCE_SECONDS, size
 from tms_core.client import (
     Client,
@@ -44,29 +44,29 @@ from tms_core.errors import BadRequest, Conflict, TransactionEnded
 from tms_core.server.serving import serving
 
 NAMES = ("default:a", "default:a-b")
-#: The consumer group, and where it begins.
+#: The consumer group, and its first position.
 GROUP, BEGINNING = "worker", MessageId(0, 0)
 TIMEOUT_SECONDS = 300
 EMPTY = Transaction(0, 0, 0)
-#: A ttl, and how far time goes at once.
+#: The TTLs of topics, and the steps of the clock, in milliseconds.
 TTLS = (5 * MINUTE, HOUR, 2 * DAY)
 STEPS = (1, 3 * SECOND, MINUTE, 2 * MINUTE, 4 * MINUTE, HOUR, DAY)
 
 
-class Undone(Exception):
-    """What a program fails with."""
+class WorkFailed(Exception):
+    """The error of a client program, which rolls back its transaction."""
 
 
 class Jobs:
-    """In the place of the janitor's schedule: nothing runs unless the test does it."""
+    """A schedule of the janitor whose jobs run only when the test calls them."""
 
     def __init__(self, *_: object) -> None:
-        self.chores: list[Callable[[], object]] = []
-        self._asked = threading.Event()
+        self.tasks: list[Callable[[], object]] = []
+        self._woken = threading.Event()
 
     def add(self, _: str, __: object, function: Callable[[], object], *, at_once: bool) -> None:
         assert at_once
-        self.chores.append(function)
+        self.tasks.append(function)
 
     def next_run_ms(self, _: str) -> None:
         """Return no time: the next run is unknown."""
@@ -75,12 +75,12 @@ class Jobs:
         """Do nothing: the janitor has no thread."""
 
     def run_now(self, _: str) -> None:
-        """The daemon wakes its own loop with this, to look whether it is to end."""
-        self._asked.set()
+        """Wake the loop of the daemon, which checks whether it must stop."""
+        self._woken.set()
 
     def watch(self, wait_seconds: float) -> None:
-        self._asked.wait(wait_seconds)
-        self._asked.clear()
+        self._woken.wait(wait_seconds)
+        self._woken.clear()
 
     def shutdown(self, *, wait: bool) -> None:
         assert wait
@@ -99,24 +99,24 @@ class Server:
             "TMS_JANITOR__HTTP__PORT": "0",
             "TMS_JANITOR__HOLD_SECONDS": "0",
         }
-        made: list[Jobs] = []
+        schedules: list[Jobs] = []
 
         def schedule(*_: object) -> Jobs:
-            made.append(Jobs())
-            return made[-1]
+            schedules.append(Jobs())
+            return schedules[-1]
 
         with patch("janitor.app.serve.Schedule", schedule):
             started = self._stack.enter_context(serving(None, environ, {}, clock=clock))
         assert started.transactions is not None
-        [self._jobs] = made
+        [self._jobs] = schedules
         self._janitor = cast(Embedded, started.companions["janitor"]).daemon
         self.client = self._stack.enter_context(Client(started.url, transactions=started.transactions))
         self.transactions = self._stack.enter_context(TransactionClient(started.transactions))
 
     def clean(self) -> None:
         """Run all jobs of the janitor once."""
-        for chore in self._jobs.chores:
-            chore()
+        for task in self._jobs.tasks:
+            task()
         assert self._janitor.status().failing == {}
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class Server:
 
 
 class History(RuleBasedStateMachine):
-    """Something that could have happened."""
+    """A random history of requests, times, restarts and janitor jobs."""
 
     txs = Bundle("txs")
     readers = Bundle("readers")
@@ -135,19 +135,19 @@ class History(RuleBasedStateMachine):
         self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         self.server = Server(self.folder, self.clock)
         self.topics: dict[str, Topic] = {}
-        self.begun: list[Tx] = []
-        #: Which transactions have stored payloads of which topics that are not published.
+        self.started: list[Tx] = []
+        #: Transactions with stored but unpublished payloads, by topic.
         self.hidden: set[tuple[Tx, Topic]] = set()
-        #: What was begun before the last restart.
+        #: Transactions that were started before the last restart.
         self.interrupted: set[Tx] = set()
         self.numbers = count()
 
     def teardown(self) -> None:
-        """However a history ends, the janitor comes once more, and again when most has expired."""
+        """Run the janitor once more, and again when most messages have expired."""
         try:
             for step_ms in (1, HOUR):
-                self.let_time_pass(step_ms, cleaned=True)
-                self.readers_get_what_they_have_to_get()
+                self.advance_time(step_ms, with_janitor=True)
+                self.readers_get_expected_messages()
         finally:
             self.server.stop()
             shutil.rmtree(self.folder)
@@ -163,21 +163,21 @@ class History(RuleBasedStateMachine):
 
     @initialize(
         ttl_ms=st.sampled_from(TTLS),
-        fates=st.lists(st.sampled_from(("open", "committed", "aborted", "invalid")), min_size=4, max_size=6),
+        states=st.lists(st.sampled_from(("open", "committed", "aborted", "invalid")), min_size=4, max_size=6),
         stored=st.booleans(),
     )
-    def begin_with_something(self, ttl_ms: int, fates: list[str], *, stored: bool) -> None:
-        """Transactions that have ended in all ways, so that what happens then happens to something."""
+    def create_topics_and_transactions(self, ttl_ms: int, states: list[str], *, stored: bool) -> None:
+        """Create topics with transactions in all states, so that later steps affect existing messages."""
         for name in NAMES:
             self.create(name, ttl_ms)
-            for fate in fates:
+            for state in states:
                 tx = self.begin()
                 self.publish_in(tx, name, 2, stored=stored)
-                if fate == "committed":
+                if state == "committed":
                     self.commit(tx)
-                elif fate == "aborted":
+                elif state == "aborted":
                     self.roll_back(tx)
-                elif fate == "invalid":
+                elif state == "invalid":
                     self.invalidate(tx)
 
     def create(self, name: str, ttl_ms: int) -> None:
@@ -195,7 +195,7 @@ class History(RuleBasedStateMachine):
             return
         self.server.client.update_topic(name, ttl=ttl_ms // 1000)
         self.topics[name].ttl_ms = ttl_ms
-        self.topics[name].tell_time(self.now_ms)
+        self.topics[name].note_expired(self.now_ms)
 
     def delete(self, name: str, _: int) -> None:
         if self.topics.pop(name, None) is None:
@@ -228,7 +228,7 @@ class History(RuleBasedStateMachine):
         self.topics[name].add(payloads, self.now_ms, ttl_ms=None if ttl_seconds is None else ttl_seconds * 1000)
 
     @rule(name=st.sampled_from(NAMES), number=st.integers(1, 3))
-    def publish_some_time(self, name: str, number: int) -> None:
+    def publish_async(self, name: str, number: int) -> None:
         if name in self.topics:
             payloads = self.payloads(number)
             self.server.client.publish_async(name, payloads)
@@ -237,39 +237,39 @@ class History(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 3), reads=st.sampled_from(NAMES), fails=st.booleans())
     def read_process_write(self, number: int, reads: str, *, fails: bool) -> None:
-        """In one transaction: what a consumer has not read, and something published to every topic."""
+        """Read the unread messages of a group, and publish to every topic, in one transaction."""
         if reads not in self.topics:
             return
         payloads = {name: self.payloads(number) for name in self.topics}
         read: list[Message] = []
         tx = Tx(EMPTY, 0)
-        with suppress(Undone), self.server.client.transaction() as together:
-            reader = self.beside(together.transaction)
-            read += together.consume(reads, GROUP)
+        with suppress(WorkFailed), self.server.client.transaction() as transaction:
+            reader = self.reader_of(transaction.transaction)
+            read += transaction.consume(reads, GROUP)
             for name, given in payloads.items():
-                together.publish(name, given)
+                transaction.publish(name, given)
             if fails:
-                raise Undone
-        behind = self.topics[reads].positions.get(GROUP)
-        self.topics[reads].check_group(read, reader, self.now_ms, behind=behind)
+                raise WorkFailed
+        after = self.topics[reads].positions.get(GROUP)
+        self.topics[reads].check_group(read, reader, self.now_ms, after=after)
         if fails:
-            self.topics[reads].fail(read, self.now_ms)
+            self.topics[reads].note_failure(read, self.now_ms)
         else:
-            tx.fate = "committed"
-            tx.transaction = together.transaction
+            tx.state = "committed"
+            tx.transaction = transaction.transaction
             for name, given in payloads.items():
                 self.topics[name].add(given, self.now_ms, tx=tx)
             if read:
                 self.topics[reads].positions[GROUP] = read[-1].id
 
     @rule(target=txs)
-    def begin_to_write(self) -> Tx:
+    def start_transaction(self) -> Tx:
         return self.begin()
 
     def begin(self) -> Tx:
         transaction = self.server.transactions.start_short(TIMEOUT_SECONDS)
         tx = Tx(transaction, self.now_ms + TIMEOUT_SECONDS * 1000)
-        self.begun.append(tx)
+        self.started.append(tx)
         return tx
 
     @rule(tx=txs, name=st.sampled_from(NAMES), number=st.integers(1, 3), stored=st.booleans())
@@ -277,11 +277,11 @@ class History(RuleBasedStateMachine):
         self.publish_in(tx, name, number, stored=stored)
 
     def publish_in(self, tx: Tx, name: str, number: int, *, stored: bool) -> None:
-        if name not in self.topics or self.is_ancient(tx):
+        if name not in self.topics or self.is_too_old(tx):
             return
         topic, payloads = self.topics[name], self.payloads(number)
-        if tx.fate != "open":
-            # Its client does not know yet.
+        if tx.state != "open":
+            # The client does not know the new state yet.
             put = self.server.client.store if stored else self.server.client.publish
             with pytest.raises(TransactionEnded):
                 put(name, payloads, transaction=tx.transaction)
@@ -292,7 +292,7 @@ class History(RuleBasedStateMachine):
             self.hidden.add((tx, topic))
             return
         if (tx, topic) in self.hidden:
-            # Readers would take these messages for all there is.
+            # Readers would treat these messages as complete, and skip the stored payloads.
             with pytest.raises(BadRequest, match="not published"):
                 self.server.client.publish(name, payloads, transaction=tx.transaction)
             return
@@ -300,13 +300,13 @@ class History(RuleBasedStateMachine):
         topic.add(payloads, self.now_ms, tx=tx)
         tx.published.append((topic, written))
 
-    def is_ancient(self, tx: Tx) -> bool:
+    def is_too_old(self, tx: Tx) -> bool:
         return self.now_ms - (tx.expires_ms - TIMEOUT_SECONDS * 1000) > DAY
 
     def commit(self, tx: Tx) -> None:
         for topic, payloads in tx.stored.items():
-            if self.topics.get(topic.name) is topic and not self.is_ancient(tx):
-                if tx.fate != "open":
+            if self.topics.get(topic.name) is topic and not self.is_too_old(tx):
+                if tx.state != "open":
                     with pytest.raises(TransactionEnded):
                         self.server.client.publish(topic.name, [], transaction=tx.transaction)
                     continue
@@ -314,56 +314,56 @@ class History(RuleBasedStateMachine):
                 topic.add(payloads, self.now_ms, tx=tx)
                 self.hidden.discard((tx, topic))
                 tx.published.append((topic, written))
-        if tx.fate != "open":
+        if tx.state != "open":
             with pytest.raises(TransactionError):
                 self.server.transactions.commit(tx.transaction.transaction_id)
             return
         if tx in self.interrupted:
-            # The service would not know that it was told of changes.
+            # The restart has lost the changes that the client reported.
             with pytest.raises(Conflict, match="canCommit"):
                 self.server.transactions.commit(tx.transaction.transaction_id)
             self.server.transactions.can_commit(tx.transaction.transaction_id, ())
         self.server.transactions.commit(tx.transaction.transaction_id)
-        tx.fate = "committed"
+        tx.state = "committed"
 
     def roll_back(self, tx: Tx) -> None:
-        if tx.fate != "open":
+        if tx.state != "open":
             return
         for topic, written in tx.published:
             if self.topics.get(topic.name) is topic:
                 self.server.client.rollback(topic.name, written)
                 for sent in topic.sent:
-                    sent.taken_back |= sent.tx is tx
+                    sent.rolled_back |= sent.tx is tx
         self.server.transactions.abort(tx.transaction)
-        tx.fate = "aborted"
+        tx.state = "aborted"
 
     @rule(tx=consumes(txs), end=st.sampled_from((commit, commit, roll_back)))
     def finish(self, tx: Tx, end: Callable[[History, Tx], None]) -> None:
         end(self, tx)
 
     @rule(tx=txs)
-    def give_up(self, tx: Tx) -> None:
+    def invalidate_transaction(self, tx: Tx) -> None:
         self.invalidate(tx)
 
     def invalidate(self, tx: Tx) -> None:
-        assert self.server.transactions.invalidate(tx.transaction.transaction_id) == (tx.fate == "open")
-        tx.fate = "invalid" if tx.fate == "open" else tx.fate
+        assert self.server.transactions.invalidate(tx.transaction.transaction_id) == (tx.state == "open")
+        tx.state = "invalid" if tx.state == "open" else tx.state
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     @rule(target=readers)
-    def begin_to_read(self) -> Reader:
+    def start_reader(self) -> Reader:
         return self.reader()
 
     def reader(self) -> Reader:
         transaction = self.server.transactions.start_short(TIMEOUT_SECONDS)
         self.server.transactions.abort(transaction)
-        return self.beside(transaction)
+        return self.reader_of(transaction)
 
-    def beside(self, transaction: Transaction) -> Reader:
-        """Who reads in a transaction that has just begun."""
-        undecided = frozenset(tx for tx in self.begun if tx.fate == "open")
-        return Reader(transaction, undecided, frozenset(tx for tx in self.begun if tx.fate == "invalid"))
+    def reader_of(self, transaction: Transaction) -> Reader:
+        """Return the reader of a transaction that has just started."""
+        undecided = frozenset(tx for tx in self.started if tx.state == "open")
+        return Reader(transaction, undecided, frozenset(tx for tx in self.started if tx.state == "invalid"))
 
     @rule(reader=readers)
     def read_in(self, reader: Reader) -> None:
@@ -371,36 +371,36 @@ class History(RuleBasedStateMachine):
             topic.check(list(self.server.client.poll(name, transaction=reader.transaction)), reader, self.now_ms)
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
-    def read_on(self, name: str, data: st.DataObject) -> None:
-        """From each message on, and behind it, comes what a whole reading has there."""
+    def read_from_message(self, name: str, data: st.DataObject) -> None:
+        """A poll from or after any message returns the same messages as a complete poll."""
         if name not in self.topics:
             return
-        whole = list(self.server.client.poll(name))
-        if whole:
-            at = data.draw(st.integers(0, len(whole) - 1))
-            assert list(self.server.client.poll(name, start=whole[at].id)) == whole[at:]
-            assert list(self.server.client.poll(name, start=whole[at].id, inclusive=False)) == whole[at + 1 :]
-            assert list(self.server.client.poll(name, start=whole[0].id, limit=at + 1)) == whole[: at + 1]
-            assert list(self.server.client.poll(name, start=whole[at].time)) == [
-                message for message in whole if message.id.publish_ms >= whole[at].id.publish_ms
+        read = list(self.server.client.poll(name))
+        if read:
+            at = data.draw(st.integers(0, len(read) - 1))
+            assert list(self.server.client.poll(name, start=read[at].id)) == read[at:]
+            assert list(self.server.client.poll(name, start=read[at].id, inclusive=False)) == read[at + 1 :]
+            assert list(self.server.client.poll(name, start=read[0].id, limit=at + 1)) == read[: at + 1]
+            assert list(self.server.client.poll(name, start=read[at].time)) == [
+                message for message in read if message.id.publish_ms >= read[at].id.publish_ms
             ]
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def consume(self, name: str, data: st.DataObject) -> None:
-        """Somebody who reads for ever gets as much as there is, and goes on behind it the next time."""
+        """Consume some messages; the next call continues after them."""
         if name in self.topics:
-            behind = self.topics[name].positions.get("eternal")
-            there = list(self.server.client.poll(name, start=behind, inclusive=behind is None))
-            number = data.draw(st.integers(0, len(there)))
-            with self.server.client.consume(name, consumer="eternal") as coming:
-                assert list(islice(coming, number)) == there[:number]
-                coming.commit()
+            after = self.topics[name].positions.get("follower")
+            unread = list(self.server.client.poll(name, start=after, inclusive=after is None))
+            number = data.draw(st.integers(0, len(unread)))
+            with self.server.client.consume(name, consumer="follower") as messages:
+                assert list(islice(messages, number)) == unread[:number]
+                messages.commit()
             if number:
-                self.topics[name].positions["eternal"] = there[number - 1].id
+                self.topics[name].positions["follower"] = unread[number - 1].id
 
     @rule(name=st.sampled_from(NAMES), consumer=st.sampled_from(("one", "two")), data=st.data())
-    def say_position(self, name: str, consumer: str, data: st.DataObject) -> None:
-        """Say how far a consumer has read; nowhere: forget it."""
+    def set_position(self, name: str, consumer: str, data: st.DataObject) -> None:
+        """Set the position of a consumer, or delete the consumer."""
         if name not in self.topics:
             return
         client, positions = self.server.client, self.topics[name].positions
@@ -414,55 +414,55 @@ class History(RuleBasedStateMachine):
             with pytest.raises(ConsumerNotFound):
                 client.delete_position(name, consumer)
 
-    # --- what happens by itself --------------------------------------------------------------------------------------
+    # --- time, restarts and the janitor ------------------------------------------------------------------------------
 
-    @rule(step_ms=st.sampled_from(STEPS), cleaned=st.booleans())
-    def let_time_pass(self, step_ms: int, *, cleaned: bool) -> None:
+    @rule(step_ms=st.sampled_from(STEPS), with_janitor=st.booleans())
+    def advance_time(self, step_ms: int, *, with_janitor: bool) -> None:
         self.clock.advance(step_ms)
         for topic in self.topics.values():
-            topic.tell_time(self.now_ms)
-        for tx in self.begun:
-            if tx.fate == "open" and tx.expires_ms <= self.now_ms:
-                # The service gives it up some time now.
+            topic.note_expired(self.now_ms)
+        for tx in self.started:
+            if tx.state == "open" and tx.expires_ms <= self.now_ms:
+                # The service invalidates it at its next check; the test does not wait for it.
                 self.server.transactions.invalidate(tx.transaction.transaction_id)
-                tx.fate = "invalid"
-        if cleaned:
+                tx.state = "invalid"
+        if with_janitor:
             self.server.clean()
 
     @rule()
     def restart(self) -> None:
         self.server.stop()
         self.server = Server(self.folder, self.clock)
-        self.interrupted.update(self.begun)
+        self.interrupted.update(self.started)
 
-    # --- what is always true -----------------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------------------------
 
     @invariant()
-    def readers_get_what_they_have_to_get(self) -> None:
+    def readers_get_expected_messages(self) -> None:
         reader = self.reader()
         for name, topic in self.topics.items():
             topic.check(list(self.server.client.poll(name)), None, self.now_ms)
             topic.check(list(self.server.client.poll(name, transaction=reader.transaction)), reader, self.now_ms)
 
     @invariant()
-    def consumers_are_as_far_as_they_said(self) -> None:
+    def positions_of_consumers_are_correct(self) -> None:
         for name, topic in self.topics.items():
             found = {one.name: one for one in self.server.client.positions(name)}
-            group, said = found.pop(GROUP, None), topic.positions.get(GROUP)
-            # A group's position is there from its first poll on, and goes on over what nobody will ever see.
-            assert group is not None or said is None
+            group, known = found.pop(GROUP, None), topic.positions.get(GROUP)
+            # A group has a position after its first poll. It also passes messages that no reader will ever see.
+            assert group is not None or known is None
             if group is not None:
-                assert said is None or rank(group.position) >= rank(said)
-                assert topic.passed_over(said or BEGINNING, group.position, self.now_ms) == []
-                assert group.lag_messages <= topic.unread(said or BEGINNING, self.now_ms)[1]
-            alone = {consumer: position for consumer, position in topic.positions.items() if consumer != GROUP}
-            assert {consumer: one.position for consumer, one in found.items()} == alone
+                assert known is None or rank(group.position) >= rank(known)
+                assert topic.skipped(known or BEGINNING, group.position, self.now_ms) == []
+                assert group.lag_messages <= topic.unread_bounds(known or BEGINNING, self.now_ms)[1]
+            expected = {consumer: position for consumer, position in topic.positions.items() if consumer != GROUP}
+            assert {consumer: one.position for consumer, one in found.items()} == expected
             for one in found.values():
-                least, most = topic.unread(one.position, self.now_ms)
-                assert least <= one.lag_messages <= most
+                lowest, highest = topic.unread_bounds(one.position, self.now_ms)
+                assert lowest <= one.lag_messages <= highest
 
 
-#: Other tests cover every line of it; to trace it would double the time.
+#: Without coverage, which would double the time: other tests cover the same lines.
 TestHistories = pytest.mark.no_cover(pytest.mark.timeout(7200)(History.TestCase))
 TestHistories.settings = settings(
     max_examples=size("TMS_TEST_HISTORIES", 4),
