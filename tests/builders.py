@@ -145,7 +145,7 @@ class Snapshots:
         age_ms: the age of a snapshot when it is read.
         write_pointer: the highest issued write pointer; None: the pointer of the snapshot's time.
         error: the error of the next reads; None: they succeed.
-        asked: the number of reads.
+        reads: the number of reads.
         implausible: whether a snapshot may contradict the previous one.
     """
 
@@ -155,7 +155,7 @@ class Snapshots:
     age_ms: int = 0
     write_pointer: int | None = None
     error: Exception | None = None
-    asked: int = 0
+    reads: int = 0
     implausible: bool = False
 
     def make_possible(self, state: State) -> None:
@@ -165,7 +165,7 @@ class Snapshots:
             IN_PROGRESS.save(state, replace(known, pointers=known.pointers.union(self.invalid, self.in_progress)))
 
     def latest(self) -> Loaded:
-        self.asked += 1
+        self.reads += 1
         if self.error is not None:
             raise self.error
         taken_ms = self.clock.now_ms() - self.age_ms

@@ -20,8 +20,8 @@ def missing() -> str | None:
     """Return why nothing can be built or started here, with the command that helps; None: it can."""
     if reason := Interop.available():
         return reason
-    said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(\d+)', said)
+    output = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', output)
     if version is None or not OLDEST_JAVA <= int(version[1]) <= NEWEST_JAVA:
         return "HBase needs Java 17 to 23 first on PATH; install it: apt-get install openjdk-17-jdk-headless"
     return None

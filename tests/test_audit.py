@@ -35,12 +35,12 @@ KNOWN = {
 @contextmanager
 def service(vulnerable: str | None) -> Iterator[tuple[str, set[str]]]:
     """Run a vulnerability service on a free port; yield its URL and the packages that it was asked for."""
-    asked: set[str] = set()
+    queried: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             query = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.add(query["package"]["name"])
+            queried.add(query["package"]["name"])
             body = json.dumps(KNOWN if query["package"]["name"] == vulnerable else {}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
@@ -54,7 +54,7 @@ def service(vulnerable: str | None) -> Iterator[tuple[str, set[str]]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/v1/query", asked
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1/query", queried
         finally:
             server.shutdown()
             thread.join()
@@ -62,7 +62,7 @@ def service(vulnerable: str | None) -> Iterator[tuple[str, set[str]]]:
 
 @pytest.mark.parametrize(("vulnerable", "passes"), [(None, True), ("pyjwt", False)])
 def test_audit_with_a_vulnerable_package_fails(vulnerable: str | None, passes: bool, tmp_path: Path) -> None:
-    with service(vulnerable) as (url, asked):
+    with service(vulnerable) as (url, queried):
         done = subprocess.run(
             ["make", "--no-print-directory", "audit", f"AUDIT_OPTIONS=--osv-url {url} --cache-dir {tmp_path}"],
             cwd=ROOT,
@@ -72,5 +72,5 @@ def test_audit_with_a_vulnerable_package_fails(vulnerable: str | None, passes: b
             check=False,
         )
     assert (done.returncode == 0) is passes, done.stderr
-    assert {"pyjwt", "starlette", "pyspark", "pyarrow"} <= asked
+    assert {"pyjwt", "starlette", "pyspark", "pyarrow"} <= queried
     assert ("PYSEC-0000-1" in done.stdout) is not passes

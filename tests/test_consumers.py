@@ -161,15 +161,15 @@ def test_position_inside_payloads_keeps_their_row_unread(store: Store, orders: T
 
 def test_cutoff_of_a_consumer_without_due_unread_rows_reads_nothing(store: Store, orders: Topic) -> None:
     orders.plain(DUE.ms - 5, DUE.ms + 5)
-    asked: list[str] = []
-    watch(store, before=lambda call: asked.append(call.name))
+    reads: list[str] = []
+    watch(store, before=lambda call: reads.append(call.name))
     assert cutoff_ms(store, at(MessageId(DUE.ms, 0))) == 0
     positions = Positions(MemorySide())
     positions.put(ORDERS, at(READ_NONE))
     floor = Floor(positions, store, 60)
     for from_ms in (DUE.ms, NOW_MS):
         assert cutoff_at(ORDERS, NOW_MS, floor, from_ms) == DUE
-    assert asked == []
+    assert reads == []
     assert cutoff_at(ORDERS, NOW_MS, floor, DUE.ms - 1) == Cutoff(DUE.ms - 5)
 
 

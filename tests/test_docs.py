@@ -343,7 +343,7 @@ def sources() -> Iterator[ast.Module]:
                 yield ast.parse(path.read_text(encoding="utf-8"))
 
 
-def said(trees: Iterable[ast.Module]) -> set[str]:
+def string_literals(trees: Iterable[ast.Module]) -> set[str]:
     return {text for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr) and (text := literal(node))}
 
 
@@ -353,7 +353,7 @@ def quoted() -> list[str]:
 
 
 def test_reference_of_messages_quotes_messages_of_the_program() -> None:
-    texts = said(sources())
+    texts = string_literals(sources())
     assert len(quoted()) > 30
     for message in quoted():
         assert any(message.strip("…") in text for text in texts), message

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_page, literal, said, tables
+from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_page, literal, string_literals, tables
 from tms_core.rowkey import salt
 from tms_core.tables.hbase.cdap import STATE_TABLE
 from tms_core.tables.hbase.described import REQUIRED_SETTINGS
@@ -53,7 +53,7 @@ def test_every_failure_and_obstacle_of_hbase_is_on_its_page() -> None:
 
 
 def test_every_message_that_the_page_quotes_exists_in_the_code() -> None:
-    texts = said(sources())
+    texts = string_literals(sources())
     quoted = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
     assert len(quoted) > 25
     for message in quoted:

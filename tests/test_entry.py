@@ -156,8 +156,8 @@ def test_question_about_a_tms_command_imports_nothing_slow(words: str) -> None:
 
 
 def test_completion_of_a_topic_imports_no_client_and_settings() -> None:
-    asked = {"_TMS_COMPLETE": "bash_complete", "COMP_WORDS": "tms topic show de", "COMP_CWORD": "3"}
-    assert _imported_by("tms_core.cli.main", **asked, TMS_URL="http://127.0.0.1:9") == set()
+    environ = {"_TMS_COMPLETE": "bash_complete", "COMP_WORDS": "tms topic show de", "COMP_CWORD": "3"}
+    assert _imported_by("tms_core.cli.main", **environ, TMS_URL="http://127.0.0.1:9") == set()
 
 
 @pytest.mark.parametrize("option", ["--leveldb store", "--config janitor.yaml", ""])
@@ -168,8 +168,8 @@ def test_completion_by_the_janitor_is_fast(tmp_path: Path, monkeypatch: pytest.M
         made.save_note(Note.TOPICS, [["default", "orders", 1, 60]])
     (tmp_path / "janitor.yaml").write_text("storage: {leveldb: {path: store}}")
     words = f"janitor topic {option}{' ' if option else ''}de"
-    asked = {"_JANITOR_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    done = _run("janitor.cli.main", **asked)
+    environ = {"_JANITOR_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = _run("janitor.cli.main", **environ)
     shown, _, imported = done.stdout.rpartition("imported:")
     assert shown == "plain,default:orders\n"
     assert set(imported.split()) <= {"plyvel", "plyvel_next", "rich"}

@@ -140,8 +140,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     (environment / "bin/uvicorn").touch()
     rootfs.create_root(environment, folder / "root")
     tree = Tree(folder / "root", environment)
-    if "Operation not permitted" in (said := tree.run("python", "--version").stderr):
-        require_or_skip(f"no other root can be had here: {said}")
+    if "Operation not permitted" in (output := tree.run("python", "--version").stderr):
+        require_or_skip(f"no other root can be had here: {output}")
     return tree
 
 
@@ -164,9 +164,9 @@ def test_commands_of_the_image_start_and_import_their_modules(tree: Tree) -> Non
         assert re.fullmatch(rf"{command}, version \d.*\n", started.stdout), started.stderr
     needed = "import httpx2, jwt, sqlite3, zoneinfo, ssl, tms_core.tables.hbase.store, tms_core.tables.leveldb.store"
     seen = "ssl.create_default_context().cert_store_stats()['x509_ca'], zoneinfo.ZoneInfo('Europe/Berlin')"
-    said = tree.run("python", "-c", f"{needed}; print({seen})")
+    output = tree.run("python", "-c", f"{needed}; print({seen})")
     authorities = ssl.create_default_context(cafile=rootfs.SYSTEM_FILES[1]).cert_store_stats()["x509_ca"]
-    assert said.stdout == f"{authorities} Europe/Berlin\n", said.stderr
+    assert output.stdout == f"{authorities} Europe/Berlin\n", output.stderr
 
 
 def test_image_has_compiled_modules(tree: Tree) -> None:
@@ -196,8 +196,8 @@ def test_copy_path_keeps_the_links_on_the_path(tmp_path: Path) -> None:
 
 
 def test_libraries_with_a_missing_library_exits_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "/a/b.so:\n\tlibx.so.1 => not found\n\tliby.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n"
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, told))
+    output = "/a/b.so:\n\tlibx.so.1 => not found\n\tliby.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n"
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, output))
     with pytest.raises(SystemExit, match=r"\blibx\.so\.1;"):
         rootfs.libraries([Path("/a/b.so"), Path("/a/liby.so")])
     assert rootfs.libraries([Path("/a/libx.so.1"), Path("/a/liby.so")]) == {Path("/lib/libc.so.6")}

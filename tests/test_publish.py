@@ -30,11 +30,11 @@ class Programs:
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
-        self.told: list[list[str]] = []
+        self.commands: list[list[str]] = []
         self._labels = {publish.LABEL + name: value for name, value in labels.items()}
 
     def __call__(self, words: Sequence[str]) -> bytes:
-        self.told.append(list(words))
+        self.commands.append(list(words))
         match words[:2]:
             case ["crane", "config"]:
                 return json.dumps({"config": {"Labels": self._labels}}).encode()
@@ -45,7 +45,7 @@ class Programs:
         return b""
 
     def all(self, *words: str) -> list[list[str]]:
-        return [told for told in self.told if told[: len(words)] == list(words)]
+        return [commands for commands in self.commands if commands[: len(words)] == list(words)]
 
 
 def digest(reference: str) -> str:
@@ -76,15 +76,15 @@ def test_image_index_joins_its_architectures_and_is_signed_by_digest(tmp_path: P
         ["crane", "index", "append", *manifests, "--tag", f"{name}:{tag}"]
     ]
     signed = ["cosign", "sign", "--yes", "--recursive", f"{name}@{digest(f'{name}:{tag}')}"]
-    assert programs.told.count(signed) == 1
+    assert programs.commands.count(signed) == 1
 
 
 def test_signatures_refer_to_digests_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     programs = published(tmp_path)
-    signed = [told[-1] for told in programs.all("cosign")]
+    signed = [commands[-1] for commands in programs.all("cosign")]
     assert len(signed) == 2 * (1 + 2 * 2) + 1  # each image; what is said of each architecture's; the chart
     assert [name for name in signed if "@sha256:" not in name] == []
-    assert capsys.readouterr().out.split() == [told[-1] for told in programs.all("cosign", "sign")]
+    assert capsys.readouterr().out.split() == [commands[-1] for commands in programs.all("cosign", "sign")]
 
 
 def test_image_of_each_architecture_has_its_contents_and_provenance(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_image_of_each_architecture_has_its_contents_and_provenance(tmp_path: Pa
         file = tmp_path / f"tms-janitor-1.2.3-{each}"
         for kind, ending in publish.SUFFIXES.items():
             written = str(file) + ending
-            assert ["cosign", "attest", "--yes", "--type", kind, "--predicate", written, name] in programs.told
+            assert ["cosign", "attest", "--yes", "--type", kind, "--predicate", written, name] in programs.commands
         assert Path(f"{file}.cdx.json").read_text() == name
         made: dict[str, Any] = json.loads(Path(f"{file}.provenance.json").read_text())
         assert made["runDetails"]["builder"]["id"] == f"{SOURCE}/release.yaml"
@@ -105,18 +105,18 @@ def test_image_of_each_architecture_has_its_contents_and_provenance(tmp_path: Pa
 
 
 def test_publish_with_a_key_uses_no_signing_service_or_log(tmp_path: Path) -> None:
-    for told in published(tmp_path, "--key", "k").all("cosign"):
-        assert told[2:6] == ["--yes", "--key", "k", "--use-signing-config=false"]
-        assert "--tlog-upload=false" in told
+    for commands in published(tmp_path, "--key", "k").all("cosign"):
+        assert commands[2:6] == ["--yes", "--key", "k", "--use-signing-config=false"]
+        assert "--tlog-upload=false" in commands
 
 
 def test_wheel_is_attested_in_a_bundle(tmp_path: Path) -> None:
     wheel = tmp_path / "tms_janitor-1.2.3-py3-none-any.whl"
     wheel.touch()
-    [told] = published(tmp_path).all("cosign", "attest-blob")
+    [commands] = published(tmp_path).all("cosign", "attest-blob")
     written = f"{wheel}.provenance.json"
-    said = ["--type", "slsaprovenance1", "--predicate", written, "--bundle", f"{wheel}.sigstore.json"]
-    assert told == ["cosign", "attest-blob", "--yes", *said, str(wheel)]
+    arguments = ["--type", "slsaprovenance1", "--predicate", written, "--bundle", f"{wheel}.sigstore.json"]
+    assert commands == ["cosign", "attest-blob", "--yes", *arguments, str(wheel)]
     made: dict[str, Any] = json.loads(Path(written).read_text())
     commit = {"uri": f"git+{SOURCE}", "digest": {"gitCommit": "0" * 40}}
     assert made["buildDefinition"]["resolvedDependencies"] == [commit]

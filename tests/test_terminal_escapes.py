@@ -226,12 +226,12 @@ def register(port: int, pointer: int) -> None:
         home = "/v1/namespaces/default/topics/orders"
         instance = client.ask("POST", f"{home}/producers/p", b'{"instance": "00000000000000000000000000000001"}')
         assert instance.status == 200, instance.text
-        said = {
+        outputs = {
             "x_tms_producer": "default:orders/p",
             "x_tms_generation": instance.json["generation"],
             "x_tms_sequence": "1",
             "x_tms_label": quote(HOSTILE),
         }
         body = b'{"messages": ["a"], "transactionWritePointer": %d}' % pointer
-        published = client.ask("POST", f"{home}/publish", body, content_type=JSON, **said)
+        published = client.ask("POST", f"{home}/publish", body, content_type=JSON, **outputs)
         assert published.status == 200, published.text

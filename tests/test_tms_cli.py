@@ -62,13 +62,15 @@ def damage(folder: Path) -> None:
     (folder / MESSAGES / "CURRENT").write_text("nonsense\n")
 
 
-@pytest.mark.parametrize(("harm", "code", "said"), [(make_layout_of_cdap_6, 2, "CDAP 6"), (damage, 1, "[TMS-STORE]")])
+@pytest.mark.parametrize(
+    ("harm", "code", "message"), [(make_layout_of_cdap_6, 2, "CDAP 6"), (damage, 1, "[TMS-STORE]")]
+)
 def test_release_of_another_or_a_damaged_store_is_rejected(
-    folder: Path, capsys: pytest.CaptureFixture[str], harm: Callable[[Path], None], code: int, said: str
+    folder: Path, capsys: pytest.CaptureFixture[str], harm: Callable[[Path], None], code: int, message: str
 ) -> None:
     harm(folder)
     assert execute(["admin", "release", str(folder)]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_release_of_an_open_store_exits_4_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,12 +160,12 @@ def test_wrong_value_names_the_variable_or_the_option_that_has_it(
     words: list[str],
 ) -> None:
     assert execute([*words, option, value]) == 2
-    said = capsys.readouterr().err
-    assert (f"Invalid value for '{option}'" in said, name in said) == (True, False)
+    message = capsys.readouterr().err
+    assert (f"Invalid value for '{option}'" in message, name in message) == (True, False)
     monkeypatch.setenv(name, value)
     assert execute(words) == 2
-    said = capsys.readouterr().err
-    assert (f"Invalid value for '{name}'" in said, option in said) == (True, False)
+    message = capsys.readouterr().err
+    assert (f"Invalid value for '{name}'" in message, option in message) == (True, False)
 
 
 @pytest.mark.parametrize("address", ["tephra-1", "tephra-1:", "tephra-1:0", "tephra-1:99999"])

@@ -276,7 +276,7 @@ class Held:
 
 
 @pytest.mark.parametrize(
-    ("hold_seconds", "said"),
+    ("hold_seconds", "message"),
     [
         (0, "janitor.hold_seconds is 0."),
         (None, "the time in janitor.hold_seconds."),
@@ -284,7 +284,7 @@ class Held:
     ],
 )
 def test_topic_update_with_a_shorter_ttl_says_what_it_hides(
-    typed: Type, monkeypatch: pytest.MonkeyPatch, hold_seconds: int | None, said: str
+    typed: Type, monkeypatch: pytest.MonkeyPatch, hold_seconds: int | None, message: str
 ) -> None:
     ten = int(datetime(2026, 11, 23, 10, tzinfo=UTC).timestamp() * 1000)
     monkeypatch.setattr(topics, "SystemClock", lambda: ManualClock(ten))
@@ -300,7 +300,7 @@ def test_topic_update_with_a_shorter_ttl_says_what_it_hides(
         code, out, err = typed("topic", "update", "default:orders", "--ttl", "1m")
         [older] = out.splitlines()[1:]
         assert (code, older.startswith("  2 of 3 messages ")) == (0, True)
-        assert err.splitlines()[0].endswith(f" {said}")
+        assert err.splitlines()[0].endswith(f" {message}")
         commands = re.findall(r": +((?:tms|janitor) .+)", err)
         keep = "tms topic update default:orders --ttl 604800"
         ways = ["janitor topic default:orders", keep, "janitor approve default:orders"]

@@ -145,10 +145,10 @@ def test_invalidate_counts_those_in_progress(typed: Type, manager: TransactionMa
     assert list(manager.visibility().invalid) == [one, two]
 
 
-@pytest.mark.parametrize(("long", "said"), [(False, "aborted"), (True, "invalid now")])
-def test_abort_ends_with_checkpoints(typed: Type, manager: TransactionManager, *, long: bool, said: str) -> None:
+@pytest.mark.parametrize(("long", "output"), [(False, "aborted"), (True, "invalid now")])
+def test_abort_ends_with_checkpoints(typed: Type, manager: TransactionManager, *, long: bool, output: str) -> None:
     one = manager.checkpoint(manager.start_long() if long else manager.start_short())
-    assert typed("abort", one.transaction_id, "--yes")[:2] == (0, f"{one.transaction_id}: {said}\n")
+    assert typed("abort", one.transaction_id, "--yes")[:2] == (0, f"{one.transaction_id}: {output}\n")
     seen = manager.visibility()
     assert (seen.in_progress, len(seen.invalid)) == ((), 2 if long else 0)
 
@@ -164,9 +164,9 @@ def test_abort_and_truncate_without_confirmation_change_nothing(
 ) -> None:
     one, bad = manager.start_short().transaction_id, manager.start_short().transaction_id
     manager.invalidate(bad)
-    for said in ("", "n\n"):
+    for output in ("", "n\n"):
         for words in (("abort", one), ("truncate", bad)):
-            monkeypatch.setattr("sys.stdin", io.StringIO(said))
+            monkeypatch.setattr("sys.stdin", io.StringIO(output))
             assert typed(*words)[:2] == (130, "")
     assert (len(manager.visibility().in_progress), manager.invalid_size()) == (1, 1)
 

@@ -57,7 +57,7 @@ class Tour:
 
     def __init__(self, folder: Path, approve_at: int) -> None:
         self.folder = folder
-        self.told: list[str] = []
+        self.lines: list[str] = []
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._process = subprocess.Popen(
             [sys.executable, "-c", TOUR, str(folder), str(approve_at)],
@@ -90,13 +90,13 @@ class Tour:
             line = self._lines.get(timeout=PATIENCE_SECONDS)
         except Empty:
             line = None
-        assert line is not None, f"never told: {missing}\n" + "\n".join(self.told)
-        self.told.append(line)
+        assert line is not None, f"missing line: {missing}\n" + "\n".join(self.lines)
+        self.lines.append(line)
         return line
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask its status page for something; once a sweep was told of, it is up."""
-        [port] = re.findall(r"Status page: http://127\.0\.0\.1:(\d+)/", "\n".join(self.told))
+        [port] = re.findall(r"Status page: http://127\.0\.0\.1:(\d+)/", "\n".join(self.lines))
         connection = HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE_SECONDS)
         try:
             connection.request("GET", path)
@@ -124,7 +124,7 @@ class Tour:
 
     def type_printed(self, start: str) -> subprocess.CompletedProcess[str]:
         """Run the command of the tour that starts so, as its reader types it."""
-        [line] = re.findall(rf"^  \.venv/bin/{start}.*$", "\n".join(self.told), flags=re.MULTILINE)
+        [line] = re.findall(rf"^  \.venv/bin/{start}.*$", "\n".join(self.lines), flags=re.MULTILINE)
         words = [str(Path(sys.executable).with_name("tms")), *line.split()[1:]]
         return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
 
@@ -240,7 +240,7 @@ def status(run: str = "", *, expired: int = 0, held: int = 0) -> Status:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "told"),
+    ("statuses", "lines"),
     [
         ([status()], []),
         ([status("1", expired=2), status("1", expired=2)], ["swept: 2 expired"]),
@@ -254,9 +254,9 @@ def status(run: str = "", *, expired: int = 0, held: int = 0) -> Status:
         ),
     ],
 )
-def test_narrator_prints_each_fact_once(statuses: list[Status], told: list[str]) -> None:
-    said: list[str] = []
-    narrator = tour.Narrator(said.append)
+def test_narrator_prints_each_fact_once(statuses: list[Status], lines: list[str]) -> None:
+    facts: list[str] = []
+    narrator = tour.Narrator(facts.append)
     for seen in statuses:
         narrator.print_news(seen, [seen.last_run] if seen.last_run else [])
-    assert said == told
+    assert facts == lines

@@ -87,9 +87,9 @@ def test_objects_conform_to_the_oldest_and_newest_kubernetes(example: Path) -> N
     oldest = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["kubeVersion"]
     assert oldest == f">={VERSIONS[0]}.0-0"
     for version in VERSIONS:
-        code, said = conforms(made.stdout, version)
-        assert code == 0, (version, said)
-        assert "Skipped: 0" in said
+        code, output = conforms(made.stdout, version)
+        assert code == 0, (version, output)
+        assert "Skipped: 0" in output
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
 
 def test_every_value_is_explained_and_in_the_schema() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    said, made = comments(), schema()
+    described, made = comments(), schema()
     sections = ("storage", "transactions", "janitor", "server")
     for name, value in values.items():
-        if name in said:
+        if name in described:
             continue
         assert isinstance(value, dict), name
-        assert [f"{name}.{inner}" for inner in value if f"{name}.{inner}" not in said] == []
+        assert [f"{name}.{inner}" for inner in value if f"{name}.{inner}" not in described] == []
     assert set(values) | {"global"} == set(made["properties"])
-    own = [path for path in said if path.partition(".")[0] not in sections]
+    own = [path for path in described if path.partition(".")[0] not in sections]
     assert len(own) > 60
 
 
@@ -247,8 +247,11 @@ def test_spark_settings_reach_spark_unchanged(tmp_path: Path, authenticate: bool
     [pod] = [pod for pod in pods(objects("--values", values)) if "spark" in pod["spec"]["containers"][0]["name"]]
     env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
     conf["spark.authenticate"] = authenticate
-    said = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in conf.items()]
-    assert shlex.split(env["PYSPARK_SUBMIT_ARGS"]) == [*(w for each in said for w in ("--conf", each)), "pyspark-shell"]
+    options = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in conf.items()]
+    assert shlex.split(env["PYSPARK_SUBMIT_ARGS"]) == [
+        *(w for each in options for w in ("--conf", each)),
+        "pyspark-shell",
+    ]
 
 
 @pytest.mark.parametrize(

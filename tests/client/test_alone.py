@@ -73,12 +73,12 @@ def test_client_with_httpx2_alone_publishes_reads_and_has_transactions(alone: Pa
         command = [str(alone), "-I", "-c", APPLICATION, server.server.url, server.server.transactions or ""]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.stderr == ""
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert said["read"] == "one two"
+    output = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert output["read"] == "one two"
     allowed = {found.name.replace("-", "_") for found in closure("httpx2", set())} | {"tms_core"}
-    imported = {name for name in said["imported"].split() if not name.startswith("_")}
+    imported = {name for name in output["imported"].split() if not name.startswith("_")}
     assert imported <= allowed
-    assert {name for name in said["rooms"].split() if "client" not in name} == {
+    assert {name for name in output["rooms"].split() if "client" not in name} == {
         "tms_core.clock",
         "tms_core.errors",
         "tms_core.messaging",

@@ -235,13 +235,13 @@ def test_publish_async_with_a_full_buffer_blocks_until_a_response(
 
 def test_close_ends_a_blocked_publish_and_sends_the_buffer(server: InProcess, client: Client, faults: Faults) -> None:
     held, go_on = hold(faults)
-    told: list[str] = []
+    codes: list[str] = []
 
     def publish() -> None:
         try:
             producer.publish_async(ORDERS, [b"3"])
         except ClientClosed as error:
-            told.append(error.code)
+            codes.append(error.code)
 
     with faulty_client(server, faults, buffer=Buffer(messages=1, batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1"])
@@ -254,7 +254,7 @@ def test_close_ends_a_blocked_publish_and_sends_the_buffer(server: InProcess, cl
         blocked.join(PATIENCE_SECONDS)
         go_on.set()
         closing.join(PATIENCE_SECONDS)
-    assert told == [ClientClosed.code]
+    assert codes == [ClientClosed.code]
     assert payloads(client, ORDERS) == [b"1", b"2"]
 
 

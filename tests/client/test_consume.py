@@ -309,7 +309,7 @@ async def test_async_consume_that_waits_is_ended_by_another_task(server: InProce
 # --- waiting at the server -------------------------------------------------------------------------------------------
 
 
-class Asked(ToServer):
+class PollRecorder(ToServer):
     """Passes polls on, and remembers what they said.
 
     Attributes:
@@ -330,15 +330,15 @@ class Asked(ToServer):
 def test_consume_that_waits_at_the_server_needs_no_pause(
     server: InProcess, client: Client, wait_seconds: int, after_seconds: float, polls: int
 ) -> None:
-    asked, happenings = Asked(server), Happenings()
-    waiting = server.client(transport=asked, pause=happenings)
+    transport, happenings = PollRecorder(server), Happenings()
+    waiting = server.client(transport=transport, pause=happenings)
     with waiting as reader, reader.consume(ORDERS, wait_seconds=wait_seconds) as messages:
         publishing = threading.Timer(after_seconds, client.publish, (ORDERS, [b"1"]))
         publishing.start()
         assert take(messages, 1) == [b"1"]
         publishing.join()
-    assert (happenings.pauses, len(asked.polls) >= polls) == ([], True)
-    assert asked.polls[0][1]["x-tms-wait-seconds"] == str(wait_seconds)
+    assert (happenings.pauses, len(transport.polls) >= polls) == ([], True)
+    assert transport.polls[0][1]["x-tms-wait-seconds"] == str(wait_seconds)
 
 
 def test_consume_does_not_look_at_hidden_messages_again(server: InProcess, client: Client) -> None:
@@ -347,13 +347,13 @@ def test_consume_does_not_look_at_hidden_messages_again(server: InProcess, clien
         client.publish(ORDERS, [b"invalid"] * 10, transaction=invalid)
         service.invalidate(invalid.transaction_id)
     last = list(client.poll(ORDERS))[-1].id
-    asked, happenings = Asked(server), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
+    transport, happenings = PollRecorder(server), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
     with (
-        server.client(transport=asked, pause=happenings) as reader,
+        server.client(transport=transport, pause=happenings) as reader,
         reader.consume(ORDERS, read="committed") as messages,
     ):
         assert take(messages, 1) == [b"1"]
-    starts = [body[2:12] for body, _ in asked.polls]
+    starts = [body[2:12] for body, _ in transport.polls]
     assert len(starts) == 3
     behind = (int.from_bytes(last.pack()[:10], "big") + 1).to_bytes(10, "big")
     assert starts[1:] == [behind, behind]

@@ -49,7 +49,7 @@ class Network:
     Attributes:
         seconds: how late it is.
         pauses: how long the client waited each time.
-        asked: the servers that were asked, by their names.
+        requested: the names of the servers that got a request, in order.
         away: says at which time which server cannot be reached.
         refuses: what a server answers instead.
     """
@@ -57,7 +57,7 @@ class Network:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.pauses: list[float] = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.away: Callable[[str, float], bool] = lambda _, __: False
         self.refuses: Callable[[str], httpx2.Response | None] = lambda _: None
 
@@ -76,7 +76,7 @@ class Network:
 
     def meets(self, request: httpx2.Request) -> httpx2.Response | None:
         host = request.url.host
-        self.asked.append(host)
+        self.requested.append(host)
         if self.away(host, self.seconds):
             raise httpx2.ConnectError("nobody listens")
         return self.refuses(host)
@@ -186,11 +186,11 @@ def test_dropped_message_is_reported_to_on_delivery(
 def test_failing_on_delivery_is_logged_and_others_are_published(
     server: InProcess, client: Client, network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told(payload: bytes, _: TmsError | None) -> None:
+    def on_delivery(payload: bytes, _: TmsError | None) -> None:
         raise ValueError(payload)
 
     with client_of(server, network) as producer:
-        producer.publish_async(ORDERS, [b"1"], on_delivery=told)
+        producer.publish_async(ORDERS, [b"1"], on_delivery=on_delivery)
         producer.publish_async(ORDERS, [b"2"])
         producer.flush()
         assert producer.publish_figures == PublishFigures(published=2)
@@ -202,14 +202,14 @@ def test_on_delivery_may_publish_but_not_wait(server: InProcess, client: Client,
     refused: list[TmsError] = []
     with client_of(server, network, buffer=Buffer(messages=2)) as producer:
 
-        def told(payload: bytes, _: TmsError | None) -> None:
+        def on_delivery(payload: bytes, _: TmsError | None) -> None:
             producer.publish_async(BILLS, [b"of " + payload])
             try:
                 producer.publish_async(BILLS, [b"x", b"y", b"z"])
             except BufferFull as error:
                 refused.append(error)
 
-        producer.publish_async(ORDERS, [b"1"], on_delivery=told)
+        producer.publish_async(ORDERS, [b"1"], on_delivery=on_delivery)
         producer.flush()
     assert len(refused) == 1
     assert payloads(client, BILLS) == [b"of 1", b"x"]
@@ -266,14 +266,14 @@ def test_client_of_several_servers_stays_at_a_good_one(server: InProcess, client
     network.refuses = lambda host: httpx2.Response(503, text="It does not lead.") if host == "server-2" else None
     with client_of(server, network, url=[FIRST, SECOND, THIRD]) as several:
         several.publish(ORDERS, [b"1"])
-        assert network.asked == ["server-1", "server-2", "server-3"]
+        assert network.requested == ["server-1", "server-2", "server-3"]
         several.publish(ORDERS, [b"2"])
         assert list(several.poll(ORDERS))
-        assert network.asked[3:] == ["server-3", "server-3"]
+        assert network.requested[3:] == ["server-3", "server-3"]
         network.away = lambda host, _: host == "server-3"
         network.refuses = lambda _: None
         several.publish(ORDERS, [b"3"])
-        assert network.asked[5:] == ["server-3", "server-1"]
+        assert network.requested[5:] == ["server-3", "server-1"]
         assert repr(several) == f"<Client {FIRST}, {SECOND}, {THIRD}>"
     assert payloads(client) == [b"1", b"2", b"3"]
 
@@ -363,7 +363,7 @@ def test_hook_surrounds_each_request_and_adds_headers(server: InProcess, network
             sent.append(request.headers)
             return super().handle_request(request)
 
-    network.refuses = lambda _: httpx2.Response(503, text="Later.") if len(network.asked) == 1 else None
+    network.refuses = lambda _: httpx2.Response(503, text="Later.") if len(network.requested) == 1 else None
     with client_of(server, network, transport=Noting(network, server), hook=hook, token=lambda: "mine") as client:
         client.publish(ORDERS, [b"1"])
         assert list(client.poll(ORDERS))

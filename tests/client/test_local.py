@@ -40,8 +40,8 @@ def test_open_of_a_folder_runs_the_janitor_until_closed(tmp_path: Path) -> None:
     client.close()
     client.close()
     assert not [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
-    asked = [sys.executable, "-m", "janitor", "status", "--format", "json", "--leveldb", str(tmp_path / "messaging")]
-    typed = subprocess.run(asked, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "janitor", "status", "--format", "json", "--leveldb", str(tmp_path / "messaging")]
+    typed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(typed.stdout)["adopted_ms"] is not None
 
 
@@ -60,8 +60,8 @@ def test_open_of_a_folder_of_another_process_names_that_process(tmp_path: Path) 
 
 def test_program_without_close_loses_no_message(tmp_path: Path) -> None:
     code = f"{OTHER}.create_topic('{ORDERS}'); raise SystemExit(3)"
-    asked = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (3, "")
     with tms_core.client.open(tmp_path) as client:
         assert [str(topic) for topic in client.topics()] == [ORDERS]

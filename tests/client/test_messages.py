@@ -138,14 +138,14 @@ def test_message_time_is_the_time_of_its_publish() -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "said"),
+    ("time", "message"),
     [
         (datetime(2026, 1, 1), "time zone"),  # noqa: DTZ001 that is the point
         (datetime(1969, 12, 31, tzinfo=UTC), "before 1970"),
     ],
 )
-def test_time_without_a_zone_or_before_1970_is_rejected(time: datetime, said: str) -> None:
-    with pytest.raises(BadRequest, match=said):
+def test_time_without_a_zone_or_before_1970_is_rejected(time: datetime, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         milliseconds(time)
 
 

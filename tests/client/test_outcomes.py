@@ -38,24 +38,24 @@ class Changes(Participant):
     """Takes part, and writes down what it is told.
 
     Attributes:
-        told: the names of its methods, in order.
+        calls: the names of the called methods, in order.
     """
 
     def __init__(self, key: bytes = b"key") -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self._key = key
 
     def tx_changes(self) -> list[bytes]:
         return [self._key]
 
     def commit_tx(self) -> None:
-        self.told.append("commit")
+        self.calls.append("commit")
 
     def post_tx_commit(self) -> None:
-        self.told.append("post")
+        self.calls.append("post")
 
     def rollback_tx(self) -> None:
-        self.told.append("rollback")
+        self.calls.append("rollback")
 
 
 def transact(server: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
@@ -155,7 +155,7 @@ def case(request: pytest.FixtureRequest, server: InProcess, faults: Faults, cloc
 def test_commit_without_faults_shows_messages_and_calls_participants(case: Case) -> None:
     case.transact()
     assert case.settled() == ALL
-    assert case.changes.told == ["commit", "post"]
+    assert case.changes.calls == ["commit", "post"]
     assert case.faults.seen == {"start": 1, "store": 1, "publish": 2, "canCommit": 1, "commit": 1}
     assert case.server.manager.invalid_size() == 0
 
@@ -169,14 +169,14 @@ def test_commit_with_one_lost_response_is_retried(case: Case, step: str, when: W
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(("step", "told", "left"), [("start", [], 0), ("canCommit", ["rollback"], 1)])
+@pytest.mark.parametrize(("step", "calls", "left"), [("start", [], 0), ("canCommit", ["rollback"], 1)])
 def test_start_or_can_commit_without_responses_never_aborts(
-    case: Case, when: When, step: str, told: list[str], left: int
+    case: Case, when: When, step: str, calls: list[str], left: int
 ) -> None:
     case.faults.at(step, when)
     with pytest.raises(OutcomeUnknown):
         case.transact()
-    assert case.changes.told == told
+    assert case.changes.calls == calls
     assert case.faults.seen["abort"] == case.faults.seen["publish"] == 0
     assert case.server.manager.invalid_size() == left
     assert case.settled() == []
@@ -188,7 +188,7 @@ def test_write_without_a_response_invalidates_and_never_aborts(case: Case, step:
     case.faults.at(step, when, times=1)
     with pytest.raises(Unanswered):
         case.transact()
-    assert case.changes.told[-1] == "rollback"
+    assert case.changes.calls[-1] == "rollback"
     assert case.faults.seen["commit"] == case.faults.seen["abort"] == 0
     assert case.server.manager.invalid_size() == 1
     assert case.settled() == []
@@ -233,7 +233,7 @@ def test_commit_that_was_not_done_is_invalidated(case: Case) -> None:
     case.faults.at("commit", "before")
     with pytest.raises(Invalidated):
         case.transact()
-    assert case.changes.told == ["commit", "rollback"]
+    assert case.changes.calls == ["commit", "rollback"]
     assert case.faults.seen["commit"] == 1
     assert case.faults.seen["abort"] == 0
     assert case.server.manager.invalid_size() == 1
@@ -243,7 +243,7 @@ def test_commit_that_was_not_done_is_invalidated(case: Case) -> None:
 def test_commit_that_was_done_is_found_committed(case: Case) -> None:
     case.faults.at("commit", "after")
     case.transact()
-    assert case.changes.told == ["commit", "post"]
+    assert case.changes.calls == ["commit", "post"]
     assert case.faults.seen["commit"] == 1
     assert case.faults.seen["rollback"] == 0
     assert case.settled() == ALL
@@ -265,7 +265,7 @@ def test_commit_at_a_dead_service_leaves_all_or_nothing(case: Case, when: When, 
     with pytest.raises(OutcomeUnknown):
         case.transact()
     # Nothing is taken back of what may be committed, and nobody is told that it was.
-    assert case.changes.told == ["commit"]
+    assert case.changes.calls == ["commit"]
     assert case.faults.seen["rollback"] == case.faults.seen["abort"] == 0
     time_out(case.server, case.clock)
     assert visible(case.server) == expected
@@ -324,7 +324,7 @@ def test_retry_after_no_answer_at_a_step_counts_reads_once(
 def test_rejected_publish_rolls_back_and_aborts(case: Case) -> None:
     with pytest.raises(TopicNotFound):
         case.transact(fail_last=True)
-    assert case.changes.told == ["commit", "rollback"]
+    assert case.changes.calls == ["commit", "rollback"]
     assert case.faults.seen["rollback"] == 2
     assert case.faults.seen["abort"] == 1
     assert case.server.manager.invalid_size() == 0
@@ -335,8 +335,8 @@ def test_rejected_publish_rolls_back_and_aborts(case: Case) -> None:
 
 
 def test_measure_receives_counts_and_errors_of_each_publish_and_poll(server: InProcess) -> None:
-    told: list[Measured] = []
-    with server.client(measure=told.append) as client:
+    calls: list[Measured] = []
+    with server.client(measure=calls.append) as client:
         client.publish(ORDERS, [b"one", b"three"])
         with client.transaction() as tx:
             tx.publish(BILLS, [b"bill"])
@@ -348,7 +348,7 @@ def test_measure_receives_counts_and_errors_of_each_publish_and_poll(server: InP
         with pytest.raises(TopicNotFound):
             list(client.poll("default:nowhere"))
         client.topics()
-    assert [(one.operation, str(one.topic), one.messages, one.payload_bytes, one.error) for one in told] == [
+    assert [(one.operation, str(one.topic), one.messages, one.payload_bytes, one.error) for one in calls] == [
         ("publish", "default:orders", 2, 8, ""),
         ("publish", "default:bills", 1, 4, ""),
         ("publish", "default:orders", 1, 5, ""),
@@ -356,7 +356,7 @@ def test_measure_receives_counts_and_errors_of_each_publish_and_poll(server: InP
         ("publish", "default:nowhere", 0, 0, "TopicNotFound"),
         ("poll", "default:nowhere", 0, 0, "TopicNotFound"),
     ]
-    assert all(one.seconds >= 0 for one in told)
+    assert all(one.seconds >= 0 for one in calls)
 
 
 def test_failing_measure_is_logged_and_publish_succeeds(server: InProcess, caplog: pytest.LogCaptureFixture) -> None:

@@ -186,17 +186,17 @@ def test_consume_starts_with_the_partition_of_the_last_poll(client: Client) -> N
     client.publish(EVENTS, [b"a"], key=b"k")
     assert consumed(client) == [b"a"]
     client.publish(EVENTS, [b"b"], key=b"k")
-    asked: list[TopicId] = []
+    polled: list[TopicId] = []
     poll = Groups.poll
 
     def noted(self: Groups, topic: TopicId, *more: Any) -> Any:
-        asked.append(topic)
+        polled.append(topic)
         return poll(self, topic, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Groups, "poll", noted)
         assert consumed(client, limit=1) == [b"b"]
-    assert [str(topic) for topic in asked] == [f"{EVENTS}-{hash_key(b'k') % 3}"]
+    assert [str(topic) for topic in polled] == [f"{EVENTS}-{hash_key(b'k') % 3}"]
 
 
 def test_consume_with_a_pattern_reads_all_matching_topics(client: Client) -> None:

@@ -79,13 +79,13 @@ class File(Participant):
     """Keeps something elsewhere; it counts once the transaction is committed."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.outcomes: list[str] = []
 
     def post_tx_commit(self) -> None:
-        self.told.append("committed")
+        self.outcomes.append("committed")
 
     def rollback_tx(self) -> None:
-        self.told.append("rolled back")
+        self.outcomes.append("rolled back")
 
 
 def manage_elsewhere(server: InProcess) -> None:
@@ -107,11 +107,11 @@ def test_older_instance_that_only_reads_is_fenced_at_commit(server: InProcess, c
         two = client.producer(BILLS, "importer").__enter__()
         with pytest.raises(ProducerFenced):
             context.__exit__(None, None, None)
-        assert file.told == ["rolled back"]
+        assert file.outcomes == ["rolled back"]
         with two.transaction("file 2") as tx:
             tx.register(file)
             assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
-        assert file.told == ["rolled back", "committed"]
+        assert file.outcomes == ["rolled back", "committed"]
         found = last(client)
         assert found == PreviousTransaction(tx.transaction.transaction_id, "file 2", "committed")
     assert (committed(client), server.manager.clients()) == ([], {})
@@ -125,13 +125,13 @@ async def test_newer_instance_ends_a_transaction_that_only_reads(
     client.publish(ORDERS, [b"1"])
     if not managed:
         manage_elsewhere(server)
-    told: list[PreviousTransaction | None] = []
+    outcomes: list[PreviousTransaction | None] = []
     pointers: list[int] = []
 
     def meanwhile(step: str) -> None:
-        if step == "commit" and not told:
-            told.append(None)
-            told[0] = last(client)
+        if step == "commit" and not outcomes:
+            outcomes.append(None)
+            outcomes[0] = last(client)
 
     faults.meanwhile = meanwhile
     async with faulty_async_client(server, faults) as loop, loop.producer(BILLS, "importer") as one:
@@ -142,7 +142,7 @@ async def test_newer_instance_ends_a_transaction_that_only_reads(
             pointers.append(tx.transaction.transaction_id)
             with pytest.raises(ProducerFenced):
                 await context.__aexit__(None, None, None)
-    assert told == [PreviousTransaction(pointers[0], "orders", "aborted")]
+    assert outcomes == [PreviousTransaction(pointers[0], "orders", "aborted")]
     with client.transaction() as later:
         assert [message.payload for message in later.consume(ORDERS, "billing")] == [b"1"]
 

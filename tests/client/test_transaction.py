@@ -40,7 +40,7 @@ class Recorder(Participant):
     """Writes down what it is told, with the pointer it had, and fails where a test wants."""
 
     def __init__(self, fails: str = "") -> None:
-        self.told: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
         self._fails = fails
         self._pointer = 0
 
@@ -67,10 +67,10 @@ class Recorder(Participant):
 
     @property
     def names(self) -> list[str]:
-        return [name for name, _ in self.told]
+        return [name for name, _ in self.calls]
 
     def _note(self, name: str) -> None:
-        self.told.append((name, self._pointer))
+        self.calls.append((name, self._pointer))
         if name == self._fails:
             raise LookupError(name)
 
@@ -277,7 +277,7 @@ def test_checkpoint_lets_participants_write_before_it_and_changes_their_pointer(
         tx.publish(ORDERS, [b"b"])
         second = tx.transaction.write_pointer
     assert first < second
-    assert recorder.told[:3] == [("start", first), ("commit", first), ("update", second)]
+    assert recorder.calls[:3] == [("start", first), ("commit", first), ("update", second)]
     assert visible(server) == [b"a", b"b"]
 
 
@@ -331,7 +331,7 @@ def test_second_of_two_equal_changes_is_rolled_back(client: Client, server: InPr
     with pytest.raises(Conflict):
         work()
     assert visible(server) == [b"first"]
-    assert loser.told == ["rollback"]
+    assert loser.calls == ["rollback"]
     assert server.manager.invalid_size() == 0
 
 
@@ -339,17 +339,17 @@ class Slow(Participant):
     """Waits, as only an event loop lets it."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     async def start_tx(self, transaction: Transaction) -> None:
         await asyncio.sleep(0)
-        self.told.append("start")
+        self.calls.append("start")
 
     def commit_tx(self) -> Awaitable[None]:
         return asyncio.sleep(0)
 
     async def rollback_tx(self) -> None:
-        self.told.append("rollback")
+        self.calls.append("rollback")
 
 
 @in_event_loop
@@ -359,7 +359,7 @@ async def test_async_participants_are_awaited(server: InProcess) -> None:
         await tx.register(slow)
         await tx.publish(ORDERS, [b"a"])
         await tx.checkpoint()
-    assert slow.told == ["start"]
+    assert slow.calls == ["start"]
     assert visible(server) == [b"a"]
 
 
@@ -367,7 +367,7 @@ def test_participant_that_waits_without_a_loop_is_rejected(client: Client, serve
     slow = Slow()
     with pytest.raises(TypeError, match="AsyncClient"):
         transact(client, slow)
-    assert slow.told == ["rollback"]
+    assert slow.calls == ["rollback"]
     assert visible(server) == []
 
 

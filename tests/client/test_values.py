@@ -46,7 +46,7 @@ def test_retry_pause_grows_to_its_limit_with_jitter_up_to_half(failures: int, ra
 
 
 def test_pause_that_a_server_requests_is_a_minute_at_most() -> None:
-    assert [Retry().pause_seconds(1, Random(), asked) for asked in (7, 3600)] == [7, 60]
+    assert [Retry().pause_seconds(1, Random(), seconds) for seconds in (7, 3600)] == [7, 60]
 
 
 def test_when_full_values_are_readable_words() -> None:

@@ -350,10 +350,10 @@ def test_work_on_a_topic_without_room_for_dead_letters_is_rejected(client: Clien
     for topic in (long, longest):
         client.create_topic(topic)
         client.publish(topic, [b"bad"])
-    asked = f"{longest[:-1]}*" if pattern else longest
+    pattern_text = f"{longest[:-1]}*" if pattern else longest
     with pytest.raises(BadRequest, match="250"):
-        list(client.work(asked, "billing", max_deliveries=1, idle_seconds=IDLE))
-    assert [len(batch) for _, batch in client.work(asked, "billing", idle_seconds=IDLE)] == [1]
+        list(client.work(pattern_text, "billing", max_deliveries=1, idle_seconds=IDLE))
+    assert [len(batch) for _, batch in client.work(pattern_text, "billing", idle_seconds=IDLE)] == [1]
     for tx, _ in client.work(long, "billing", max_deliveries=1, idle_seconds=IDLE):
         tx.roll_back()
     assert committed(client, f"{long}-dead") == [b"bad"]
@@ -536,16 +536,16 @@ def test_work_stopped_while_it_commits_ends_the_next_transaction(
 def held_up(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Hold up the answers of commits that begin the next transaction; returns what tells that, and what ends it."""
     commit = server.manager.commit_and_start
-    reached, goes_on = threading.Event(), threading.Event()
+    reached, resume = threading.Event(), threading.Event()
 
     def waiting(*given: Any) -> Transaction:
         begun = commit(*given)
         reached.set()
-        goes_on.wait(10)
+        resume.wait(10)
         return begun
 
     monkeypatch.setattr(server.manager, "commit_and_start", waiting)
-    return reached, goes_on
+    return reached, resume
 
 
 @in_event_loop
@@ -553,7 +553,7 @@ async def test_work_cancelled_while_it_commits_ends_the_next_transaction(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    reached, goes_on = held_up(server, monkeypatch)
+    reached, resume = held_up(server, monkeypatch)
 
     async def bills(loop: AsyncClient) -> None:
         async for tx, batch in loop.work(ORDERS, "billing", batch=1):
@@ -564,7 +564,7 @@ async def test_work_cancelled_while_it_commits_ends_the_next_transaction(
         await asyncio.to_thread(reached.wait, 10)
         task.cancel()
         await asyncio.sleep(0)
-        goes_on.set()
+        resume.set()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert committed(client) == [b"1"]
@@ -576,7 +576,7 @@ def test_work_of_a_closed_client_commits_its_batch_and_ends(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    reached, goes_on = held_up(server, monkeypatch)
+    reached, resume = held_up(server, monkeypatch)
 
     async def main() -> int:
         batches = 0
@@ -584,7 +584,7 @@ def test_work_of_a_closed_client_commits_its_batch_and_ends(
 
             async def close() -> None:
                 await asyncio.to_thread(reached.wait, 10)
-                asyncio.get_running_loop().call_later(0.1, goes_on.set)
+                asyncio.get_running_loop().call_later(0.1, resume.set)
                 await loop.close()
 
             closing = asyncio.create_task(close())

@@ -31,8 +31,8 @@ class Life(Release):
 
     def scraped(self, who: str) -> bool:
         """Whether the server shows its metrics to somebody, as a ServiceMonitor asks for them."""
-        said = self.inside(self.name, "python", "-c", SCRAPE, f"http://{self.name}-server:11015/metrics", who)
-        return "tms_messages_published" in said.stdout
+        output = self.inside(self.name, "python", "-c", SCRAPE, f"http://{self.name}-server:11015/metrics", who)
+        return "tms_messages_published" in output.stdout
 
     def live(self) -> None:
         self.provide_volume("ReadWriteOnce")
@@ -51,7 +51,7 @@ class Life(Release):
 
         [before] = self.janitors()
         self.node.kubectl("-n", "apps", "delete", "pod", before)
-        until(lambda: self.janitors(ready=True) not in ([], [before]), "another pod is ready", self.told)
+        until(lambda: self.janitors(ready=True) not in ([], [before]), "another pod is ready", self.describe)
         self.saw["mode of the next"] = self.janitor("status")["mode"]
 
         self.helm("rollback", self.name, "1", *WAITING)

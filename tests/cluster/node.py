@@ -113,7 +113,7 @@ class Node(ControlPlane):
             "--healthz-bind-address=127.0.0.1:10256",
             "--metrics-bind-address=127.0.0.1:10249",
         )
-        until(self._has_a_node, "the node is ready", self.said)
+        until(self._has_a_node, "the node is ready", self.read_output)
         return self
 
     def _has_a_node(self) -> bool:
@@ -144,7 +144,7 @@ class Node(ControlPlane):
         def answers() -> bool:
             return subprocess.run([*ctr, "version"], env=self.environ, capture_output=True, check=False).returncode == 0
 
-        until(answers, "containerd answers", self.said)
+        until(answers, "containerd answers", self.read_output)
         subprocess.run([*ctr, "images", "import", str(self._images)], env=self.environ, check=True, capture_output=True)
 
     def _kubelet(self) -> None:
@@ -209,14 +209,14 @@ class NameServer:
             labels.append(question[at + 1 : at + 1 + question[at]].decode())
             at += question[at] + 1
         (kind,) = struct.unpack(">H", question[at + 1 : at + 3])
-        asked = question[12 : at + 5]
+        queried = question[12 : at + 5]
         address = self._address(labels) if kind == 1 else None
         if address is None:
             # The name is there, and has no such record; or it is not there.
             code = 0x8180 if kind != 1 and self._address(labels) else 0x8183
-            return question[:2] + struct.pack(">HHHHH", code, 1, 0, 0, 0) + asked
+            return question[:2] + struct.pack(">HHHHH", code, 1, 0, 0, 0) + queried
         record = b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 5, 4) + socket.inet_aton(address)
-        return question[:2] + struct.pack(">HHHHH", 0x8180, 1, 1, 0, 0) + asked + record
+        return question[:2] + struct.pack(">HHHHH", 0x8180, 1, 1, 0, 0) + queried + record
 
     def _address(self, labels: list[str]) -> str | None:
         if labels[2:] != ["svc", "cluster", "local"]:

@@ -149,14 +149,14 @@ class ControlPlane:
 
     def _is_ready(self) -> bool:
         for process in self._processes:
-            assert process.poll() is None, self.said()
+            assert process.poll() is None, self.read_output()
         assert self._http is not None
         try:
             return self._http.get("/readyz").status_code == 200
         except httpx2.TransportError:
             return False
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         return "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
 
     def request(self, method: str, path: str, body: object = None, token: str | None = None) -> httpx2.Response:

@@ -43,20 +43,20 @@ class Release:
 
     def helm(self, *words: object) -> str:
         done = run("helm", *words, "--namespace", "apps", kubeconfig=self.node.kubeconfig)
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.told()}"
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.describe()}"
         return done.stdout
 
     def answers(self) -> bool:
         """Whether the chart's own test succeeds."""
         return "Phase:          Succeeded" in self.helm("test", self.name, "--timeout", "240s")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What becomes of the pods, for whoever looks for a mistake."""
-        said = self.node.kubectl("-n", "apps", "get", "pods,jobs,events", "-o", "wide").stdout
+        output = self.node.kubectl("-n", "apps", "get", "pods,jobs,events", "-o", "wide").stdout
         for pod in self.pods():
-            said += f"\n--- {pod['metadata']['name']}\n"
-            said += self.node.kubectl("-n", "apps", "logs", pod["metadata"]["name"], "--tail", "40").stdout
-        return said
+            output += f"\n--- {pod['metadata']['name']}\n"
+            output += self.node.kubectl("-n", "apps", "logs", pod["metadata"]["name"], "--tail", "40").stdout
+        return output
 
     def inside(self, deployment: str, *command: str) -> subprocess.CompletedProcess[str]:
         """A command in a deployment's pod."""
@@ -84,7 +84,7 @@ class Release:
             found[:] = [each for each in conditions if each["type"] in ("Complete", "Failed")]
             return bool(found)
 
-        until(ended, f"the run {job} ends", self.told)
+        until(ended, f"the run {job} ends", self.describe)
         statuses = [pod["status"]["containerStatuses"][0] for pod in self.pods(f"job-name%3D{job}")]
         codes = [status["state"]["terminated"]["exitCode"] for status in statuses]
         return {"type": found[0]["type"], "reason": found[0].get("reason"), "codes": codes}

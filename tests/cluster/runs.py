@@ -84,11 +84,11 @@ class Runs(Release):
     def run(self) -> None:
         """A run that the CronJob begins by itself, and what the exporter shows of it."""
         self.change("--set", f"cronjob.schedule={ALWAYS}")
-        until(lambda: bool(self.own_jobs()), "a run begins", self.told)
+        until(lambda: bool(self.own_jobs()), "a run begins", self.describe)
         self.saw["run"] = self.outcome(self.own_jobs()[0])
         self.change("--set", f"cronjob.schedule={NEVER}")
         self.saw["left by a run"] = self.left()
-        until(lambda: self.exported("rows_deleted_total") == 40, "the exporter shows the run", self.told)
+        until(lambda: self.exported("rows_deleted_total") == 40, "the exporter shows the run", self.describe)
         self.saw["last success"] = self.exported("last_success_timestamp_seconds")
         self.saw["test"] = self.answers()
         # Where another one had begun meanwhile, what comes next would find the lease held.
@@ -122,14 +122,14 @@ class Runs(Release):
             found[:] = self.pods("spark-role%3Dexecutor")
             return bool(found)
 
-        until(seen, "Spark makes an executor", self.told)
+        until(seen, "Spark makes an executor", self.describe)
         executor = found[0]
         self.saw["executor"] = {"spec": executor["spec"], "labels": executor["metadata"]["labels"]}
         self.saw["executor's owner"] = executor["metadata"].get("ownerReferences", [{}])[0].get("kind")
         self.saw["sweep"] = self.outcome("swept")
         self.saw["left by Spark"] = self.left()
         self.saw["archived"] = len(list((self.volume / "archive").rglob("*.parquet")))
-        until(lambda: not self.pods("spark-role%3Dexecutor"), "the executors are gone", self.told)
+        until(lambda: not self.pods("spark-role%3Dexecutor"), "the executors are gone", self.describe)
 
 
 def main(folder: Path, images: Path, through: Path, namespace: str, spark_image: str) -> None:

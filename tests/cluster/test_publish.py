@@ -77,9 +77,9 @@ class Published(NamedTuple):
 
     def statement(self, kind: str, name: str) -> dict[str, Any]:
         """Return a signed statement of an image."""
-        said = self.tool("cosign", "verify-attestation", *APART, "--key", "ours.pub", "--type", kind, name)
-        assert said.returncode == 0, said.stderr
-        found: dict[str, Any] = json.loads(base64.b64decode(json.loads(said.stdout.splitlines()[0])["payload"]))
+        output = self.tool("cosign", "verify-attestation", *APART, "--key", "ours.pub", "--type", kind, name)
+        assert output.returncode == 0, output.stderr
+        found: dict[str, Any] = json.loads(base64.b64decode(json.loads(output.stdout.splitlines()[0])["payload"]))
         return found
 
 

@@ -125,10 +125,10 @@ def test_void_claims_that_are_claimed_in_part_keep_their_tries() -> None:
 
 
 def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Counter[int]()
+    reads = Counter[int]()
 
     def counted(message: MessageId, number: int) -> Rank:
-        asked[number] += 1
+        reads[number] += 1
         return rank(message)
 
     for number in (100, 1000):
@@ -140,7 +140,7 @@ def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.
         ]
         assert marks(free, at(1), []) == [claim(1, number, 0, tries=2)]
     # In the square it would be a hundred times as much.
-    assert asked[1000] < 20 * asked[100]
+    assert reads[1000] < 20 * reads[100]
 
 
 def test_runs_of_a_range_with_holes_are_its_pieces() -> None:

@@ -97,11 +97,11 @@ def test_rows_of_unknown_topics_stay_and_are_counted(store: Store) -> None:
 def test_run_without_invalid_transactions_searches_no_message(store: Store) -> None:
     due_and_live(store)
     kit = janitor(store)
-    asked: list[str] = []
-    watch(store, before=lambda call: asked.append(call.name))
+    reads: list[str] = []
+    watch(store, before=lambda call: reads.append(call.name))
     kit.engine.run_once(adopt=True)
-    assert "message.cells" not in asked
-    assert "message.invert" not in asked
+    assert "message.cells" not in reads
+    assert "message.invert" not in reads
 
 
 def test_run_with_closed_transactions_only_searches_no_message(store: Store) -> None:
@@ -111,10 +111,10 @@ def test_run_with_closed_transactions_only_searches_no_message(store: Store) -> 
     kit.snapshots.invalid = [closed]
     kit.engine.run_once(adopt=True)
     assert orders.pointers() == [INVALID, None, -closed]
-    asked: list[str] = []
-    watch(store, before=lambda call: asked.append(call.name))
+    reads: list[str] = []
+    watch(store, before=lambda call: reads.append(call.name))
     kit.engine.run_once()
-    assert "message.cells" not in asked
+    assert "message.cells" not in reads
 
 
 def test_run_without_deletes_compacts_nothing(store: Store) -> None:

@@ -356,12 +356,12 @@ def test_transaction_invalid_during_the_scan_is_not_proven(store: Store) -> None
 
 def test_snapshot_is_read_once_and_before_the_first_row(store: Store) -> None:
     kit, _ = prepared(store)
-    asked = kit.snapshots.asked
+    reads = kit.snapshots.reads
     seen: list[int] = []
-    watch(store, before=lambda call: seen.append(kit.snapshots.asked) if call.name.startswith("message.") else None)
+    watch(store, before=lambda call: seen.append(kit.snapshots.reads) if call.name.startswith("message.") else None)
     kit.engine.run_once()
-    assert set(seen) == {asked + 1}
-    assert kit.snapshots.asked == asked + 1
+    assert set(seen) == {reads + 1}
+    assert kit.snapshots.reads == reads + 1
 
 
 def test_run_with_failed_sync_proves_nothing(store: Store) -> None:
@@ -526,17 +526,17 @@ def test_run_ended_early_proves_nothing(store: Store, ending: str, name: str) ->
     kit, _ = prepared(store)
     lease = Lease(kit.state, "a", 60, kit.clock)
     lease.acquire()
-    asked: list[str] = []
+    reads: list[str] = []
 
     def end(call: Call) -> None:
-        if call.name == name and not asked:
-            asked.append(ending)
+        if call.name == name and not reads:
+            reads.append(ending)
             if ending == "lease":
                 Lease(kit.state, "b", 60, kit.clock).acquire(sole=True)
                 kit.clock.advance(MINUTE)
 
     watch(store, before=end)
-    report = kit.restart(lease=lease, is_stopping=lambda: asked == ["interrupted"]).engine.run_once()
+    report = kit.restart(lease=lease, is_stopping=lambda: reads == ["interrupted"]).engine.run_once()
     assert kit.state.runs(1)[0].result == "interrupted"
     assert (report.boundary, kit.state.boundary()) == (None, None)
     # Completed searches are evidence for the next run.

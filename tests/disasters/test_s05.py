@@ -49,13 +49,13 @@ def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 def test_plan_calls_no_write_operation(store: Store, tmp_path: Path) -> None:
     orders = due(store)
-    asked: list[str] = []
-    watch(store, before=lambda call: asked.append(call.name))
+    calls: list[str] = []
+    watch(store, before=lambda call: calls.append(call.name))
     kit = planner(store)
     before = orders.messages()
     report = kit.engine.preview(out=tmp_path / "plan.json")
     assert sum(entry.rows for entry in report.topics) == 4
-    assert not set(asked) & set(WRITES)
+    assert not set(calls) & set(WRITES)
     assert orders.messages() == before
 
 

@@ -229,8 +229,8 @@ def test_state_written_by_another_at_the_end_is_a_lost_lease(call: str) -> None:
     pair.leases[0].acquire()
     proven = pair.first.state.boundary()
 
-    def refuse(asked: Call) -> None:
-        if asked.name == f"state.{call}":
+    def refuse(store_call: Call) -> None:
+        if store_call.name == f"state.{call}":
             pair.leases[1].acquire(sole=True)
             raise StateBusy("b is writing it.")
 
@@ -275,8 +275,8 @@ def test_rejected_heartbeat_is_a_lost_lease() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
 
-    def refuse(asked: Call) -> None:
-        if asked.name == "state.beat":
+    def refuse(store_call: Call) -> None:
+        if store_call.name == "state.beat":
             pair.leases[1].acquire(sole=True)
             raise StateBusy("b is writing it.")
 

@@ -33,14 +33,14 @@ TTL_SECONDS = 86400
 OURS, COMMITTED, OPEN = pointer(NOW_MS - 10 * HOUR), pointer(NOW_MS - 9 * HOUR), pointer(NOW_MS - 8 * HOUR)
 
 
-def known(store: Store, **said: object) -> tuple[Kit, Topic]:
+def known(store: Store, **fields: object) -> tuple[Kit, Topic]:
     """Return a janitor that used a snapshot with an invalid and optionally an in-progress transaction."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).tx(COMMITTED, NOW_MS).plain(NOW_MS - 2 * DAY)
     kit = janitor(store)
     kit.snapshots.implausible = True
     kit.snapshots.invalid = [OURS]
-    kit.snapshots.in_progress = said.get("in_progress", ())  # type: ignore[assignment]
+    kit.snapshots.in_progress = fields.get("in_progress", ())  # type: ignore[assignment]
     kit.engine.run_once(adopt=True)
     kit.clock.advance(MINUTE)
     return kit, orders
@@ -51,7 +51,7 @@ def reasons(kit: Kit) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "words"),
     [
         ({"invalid": [OURS, COMMITTED]}, f"transaction {COMMITTED} is invalid in the snapshot"),
         ({"invalid": [COMMITTED]}, f"transaction {COMMITTED} is invalid in the snapshot"),
@@ -59,10 +59,12 @@ def reasons(kit: Kit) -> list[str]:
         ({"invalid": [OURS, pointer(NOW_MS)]}, f"transaction {pointer(NOW_MS)} is invalid in the snapshot"),
     ],
 )
-def test_snapshot_that_reverts_a_decision_blocks_the_run(store: Store, said: dict[str, list[int]], words: str) -> None:
+def test_snapshot_that_reverts_a_decision_blocks_the_run(
+    store: Store, fields: dict[str, list[int]], words: str
+) -> None:
     kit, orders = known(store)
     orders.plain(NOW_MS - 2 * DAY)
-    for name, pointers in said.items():
+    for name, pointers in fields.items():
         setattr(kit.snapshots, name, pointers)
     before = (orders.pointers(), orders.times(), kit.state.boundary())
     [reason] = reasons(kit)
@@ -77,7 +79,7 @@ def test_snapshot_that_reverts_a_decision_blocks_the_run(store: Store, said: dic
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"invalid": [OURS, OPEN]},
         {"invalid": []},
@@ -88,10 +90,10 @@ def test_snapshot_that_reverts_a_decision_blocks_the_run(store: Store, said: dic
     ],
     ids=["timed out", "truncated", "still open", "recovered from its log", "begun since and failed", "begun since"],
 )
-def test_snapshot_with_consistent_history_is_accepted(store: Store, said: dict[str, list[int]]) -> None:
+def test_snapshot_with_consistent_history_is_accepted(store: Store, fields: dict[str, list[int]]) -> None:
     kit, _ = known(store, in_progress=[OPEN])
     kit.snapshots.in_progress = []
-    for name, pointers in said.items():
+    for name, pointers in fields.items():
         setattr(kit.snapshots, name, pointers)
     assert reasons(kit) == []
 
@@ -256,7 +258,7 @@ def bytes_of(state: VisibilityState) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "words"),
     [
         ({"invalid": [0, OURS]}, "0 is invalid"),
         ({"invalid": [-5]}, "-5 is invalid"),
@@ -265,10 +267,10 @@ def bytes_of(state: VisibilityState) -> bytes:
         ({"in_progress": [-1]}, "-1 is in progress"),
     ],
 )
-def test_snapshot_with_impossible_ids_is_skipped(tmp_path: Path, said: dict[str, list[int]], words: str) -> None:
+def test_snapshot_with_impossible_ids_is_skipped(tmp_path: Path, fields: dict[str, list[int]], words: str) -> None:
     (tmp_path / f"snapshot.{NOW_MS - 1000}").write_bytes(bytes_of(visibility(NOW_MS - 1000, [OURS])))
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(
-        bytes_of(visibility(NOW_MS, said.get("invalid", ()), said.get("in_progress", ())))
+        bytes_of(visibility(NOW_MS, fields.get("invalid", ()), fields.get("in_progress", ())))
     )
     loaded = DirectorySource(tmp_path).latest()
     assert loaded.name == f"snapshot.{NOW_MS - 1000}"
@@ -306,7 +308,7 @@ def test_manager_with_impossible_ids_allows_ttl_deletes_only(
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager, live(manager) as source:
         kit = janitor(store, snapshots=source, clock=clock)
         report = kit.engine.run_once(adopt=True)
-        told = kit.engine.transactions()
-    assert (report.snapshot, report.boundary, told.problem) == (None, None, Problem.UNREADABLE)
-    assert f"is damaged: {MADE_UP} is invalid" in told.message
+        state = kit.engine.transactions()
+    assert (report.snapshot, report.boundary, state.problem) == (None, None, Problem.UNREADABLE)
+    assert f"is damaged: {MADE_UP} is invalid" in state.message
     assert orders.pointers() == [OURS]

@@ -142,7 +142,7 @@ def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, ke
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("fields", "kept"),
     [
         ({"in_progress": [INVALID]}, True),
         ({"write_pointer": INVALID - 1}, True),
@@ -151,10 +151,10 @@ def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, ke
     ],
     ids=["in progress", "begun after the snapshot", "the last before the snapshot", "decided"],
 )
-def test_snapshot_decides_whose_payloads_are_kept(store: Store, said: dict[str, Any], kept: bool) -> None:
+def test_snapshot_decides_whose_payloads_are_kept(store: Store, fields: dict[str, Any], kept: bool) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(INVALID, NOW_MS - HOUR)
     clock = ManualClock(NOW_MS)
-    kit = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **said))
+    kit = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **fields))
     kit.engine.run_once(adopt=True)
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
 

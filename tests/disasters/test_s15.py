@@ -113,10 +113,10 @@ def test_counters_equal_the_sum_of_reports(case: tuple[Kit, Topic]) -> None:
 def test_failing_observer_does_not_affect_the_sweep(
     case: tuple[Kit, Topic], phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    phases: list[str] = []
 
     def fail(happening: str, *_: object) -> None:
-        told.append(happening)
+        phases.append(happening)
         if happening == phase:
             raise RuntimeError("the terminal is gone")
 
@@ -125,7 +125,7 @@ def test_failing_observer_does_not_affect_the_sweep(
     # Its window crosses the cutoff, so that the sweep searches for a reference.
     orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
     report = kit.restart(observer=fail).engine.run_once(adopt=True)
-    assert told.index(phase) == len(told) - 1, "it is not called again"
+    assert phases.index(phase) == len(phases) - 1, "it is not called again"
     assert report.errors == []
     assert orders.times() == [NOW_MS, NOW_MS]
     assert orders.pointers() == [None, -INVALID]

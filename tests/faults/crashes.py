@@ -217,12 +217,12 @@ def _run_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:
         os._exit(1)
 
 
-def answer_inspections(asked: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
+def answer_inspections(inspections: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
     """Reply to each received folder with its defects."""
     gc.enable()
     while True:
-        folder: Path = asked.recv()
-        asked.send(list(inspect(folder, batch_rows, fates)))
+        folder: Path = inspections.recv()
+        inspections.send(list(inspect(folder, batch_rows, fates)))
 
 
 @contextmanager
@@ -272,10 +272,10 @@ def main(case: Path, batch_rows: int) -> None:
     # A collection in a short-lived child would only copy the parent's memory.
     gc.disable()
     fork = get_context("fork")
-    looking, asked = fork.Pipe()
-    fork.Process(target=answer_inspections, args=(asked, batch_rows, fates), daemon=True).start()
+    looking, inspections = fork.Pipe()
+    fork.Process(target=answer_inspections, args=(inspections, batch_rows, fates), daemon=True).start()
     # Detect the death of the second child.
-    asked.close()
+    inspections.close()
     print_json(count_changes(case, batch_rows))
     for k in map(int, sys.stdin):
         print_json(crash_once(case, batch_rows, k, looking))

@@ -43,9 +43,9 @@ def crash_sweeps(case: Path, batch_rows: int, choose: Callable[[int], list[int]]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         moments = int(process.stdout.readline())
-        said, _ = process.communicate("".join(f"{k}\n" for k in choose(moments)))
+        output, _ = process.communicate("".join(f"{k}\n" for k in choose(moments)))
     assert process.returncode == 0
-    return moments, [json.loads(line) for line in said.splitlines()]
+    return moments, [json.loads(line) for line in output.splitlines()]
 
 
 def fill_small(store: Store) -> None:

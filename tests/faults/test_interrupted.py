@@ -74,7 +74,7 @@ class StopAt:
         elif operation == "sync":
             self.unsynced.discard(table)
 
-    def said(self) -> bool:
+    def is_reached(self) -> bool:
         return bool(self.at)
 
 
@@ -94,7 +94,7 @@ def test_stop_at_any_store_call_keeps_completed_work(monkeypatch: pytest.MonkeyP
         kit, topics = prepared(MemoryStore())
         frontiers, proven, open_ids = kit.state.frontiers(), kit.state.boundary(), kit.state.open_ids()
         stop = StopAt(kit.store, at_call)
-        report = kit.restart(is_stopping=stop.said).engine.run_once()
+        report = kit.restart(is_stopping=stop.is_reached).engine.run_once()
         if not stop.at:
             break
         run = kit.state.runs(1)[0]
@@ -139,7 +139,7 @@ def test_stop_of_a_leveldb_run_keeps_completed_work(tmp_path_factory: pytest.Tem
         with LevelDBStore(folder, create=True) as store:
             kit, topics = prepared(store)
             stop = StopAt(store, at_call)
-            kit.restart(is_stopping=stop.said).engine.run_once()
+            kit.restart(is_stopping=stop.is_reached).engine.run_once()
             left = [described.messages() for described in topics]
         with LevelDBStore(folder) as store:
             topics = [Topic(store, described.id, 2) for described in topics]
@@ -163,11 +163,11 @@ def test_stop_in_a_long_invalid_list_is_resumed_by_the_next_run(monkeypatch: pyt
     monkeypatch.setattr(engine, "BATCH_IDS", 10)
     kit, _ = prepared(MemoryStore())
     kit.snapshots.invalid = [pointer(NOW_MS - DAY - number) for number in range(100)]
-    told, save = [False], kit.state.save_open_ids
+    is_saving, save = [False], kit.state.save_open_ids
     read = [0]
 
-    def save_told(records: Iterable[OpenIdRecord]) -> None:
-        told[0] = True
+    def save_and_stop(records: Iterable[OpenIdRecord]) -> None:
+        is_saving[0] = True
 
         def counted() -> Iterator[OpenIdRecord]:
             for record in records:
@@ -176,8 +176,8 @@ def test_stop_in_a_long_invalid_list_is_resumed_by_the_next_run(monkeypatch: pyt
 
         save(counted())
 
-    monkeypatch.setattr(kit.state, "save_open_ids", save_told)
-    report = kit.restart(is_stopping=lambda: told[0]).engine.run_once()
+    monkeypatch.setattr(kit.state, "save_open_ids", save_and_stop)
+    report = kit.restart(is_stopping=lambda: is_saving[0]).engine.run_once()
     assert report.guards[-1].guard == "interrupted"
     assert read[0] < 10
     assert not kit.state.open_ids()

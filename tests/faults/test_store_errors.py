@@ -263,10 +263,10 @@ def test_full_disk_keeps_live_rows_until_a_later_run_completes(tmp_path: Path, l
     command = [sys.executable, "-c", FULL, str(tmp_path / "messaging"), str(limit_bytes)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["errors"]
-    assert "File too large" in " ".join(told["errors"])
-    assert not told["proven"]
+    report = json.loads(done.stdout)
+    assert report["errors"]
+    assert "File too large" in " ".join(report["errors"])
+    assert not report["proven"]
     with LevelDBStore(tmp_path / "messaging") as store:
         orders = Topic(store, topic(store, "default:orders", ttl_seconds=TTL_SECONDS).id)
         assert set(live) <= set(orders.times()) <= set(due + live)

@@ -105,9 +105,9 @@ def has_image(image: str) -> bool:
     """Return whether testcontainers is installed and a Docker engine has the image."""
     if not shutil.which("docker") or importlib.util.find_spec("testcontainers") is None:
         return False
-    asked = ["docker", "image", "inspect", image]
+    command = ["docker", "image", "inspect", image]
     try:
-        return subprocess.run(asked, capture_output=True, check=False, timeout=ENGINE_SECONDS).returncode == 0
+        return subprocess.run(command, capture_output=True, check=False, timeout=ENGINE_SECONDS).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 

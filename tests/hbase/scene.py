@@ -103,7 +103,7 @@ def shorten_timeout(store: HBaseStore) -> None:
 def finish(scene: Scene, kit: Kit | None = None) -> None:
     """Check that nothing is lost, and that one undisturbed run completes the sweep."""
     scene.check_nothing_is_lost()
-    said, report = complaints(kit or scene.kit())
-    assert (said, report is None) == ([], False)
+    errors, report = complaints(kit or scene.kit())
+    assert (errors, report is None) == ([], False)
     assert scene.due_is_gone
     scene.check_nothing_is_lost()

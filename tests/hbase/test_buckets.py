@@ -118,8 +118,8 @@ def test_bucket_count_of_empty_tables_is_logged_once(
         store.check_buckets()
         store.message.put([(b"k", ROW)])
         store.check_buckets()
-    [said] = [record.getMessage() for record in caplog.records]
-    assert re.search(rf"storage\.hbase\.buckets .*\b16\b.* {namespace} ", said)
+    [record_text] = [record.getMessage() for record in caplog.records]
+    assert re.search(rf"storage\.hbase\.buckets .*\b16\b.* {namespace} ", record_text)
     assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
 
 

@@ -145,8 +145,8 @@ def test_cdap_obstacles_are_reported_and_cached(
 def test_pruning_row_with_impossible_time_is_reported_in_ms(pool: HBasePool, pruning: Pruning, namespace: str) -> None:
     row, column, value = rows_at(FRESH_MS)["inactive bound of a run"]
     pruning.table.put(row, {column: value}, timestamp=2**62)
-    [said] = CdapWatch(pool, None, namespace, ManualClock(NOW_MS)).obstacles()
-    assert f"tephra.state at {2**62} ms" in said
+    [output] = CdapWatch(pool, None, namespace, ManualClock(NOW_MS)).obstacles()
+    assert f"tephra.state at {2**62} ms" in output
 
 
 def test_pruning_is_detected_without_thrift_2(
@@ -156,17 +156,17 @@ def test_pruning_is_detected_without_thrift_2(
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     assert CdapWatch(pool, None, namespace, clock).obstacles() == ()
     pruning.write("empty region", FRESH_MS)
-    [said] = CdapWatch(pool, None, namespace, clock).obstacles()
-    assert "pruning" in said
+    [output] = CdapWatch(pool, None, namespace, clock).obstacles()
+    assert "pruning" in output
 
 
 def test_unreachable_thrift_2_is_an_obstacle(pool: HBasePool, admin: HBasePool, namespace: str) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     nobody = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
     watch = CdapWatch(pool, nobody, namespace, clock)
-    [said] = watch.obstacles()
-    assert "still cleans these tables failed" in said
-    assert "127.0.0.1:1" in said
+    [output] = watch.obstacles()
+    assert "still cleans these tables failed" in output
+    assert "127.0.0.1:1" in output
     vars(watch)["_admin"] = admin
     assert watch.obstacles() == ()
     nobody.close()
@@ -182,7 +182,7 @@ def test_sweep_with_observer_deletes_but_proves_no_boundary(hbase: HBaseServer, 
         assert (report.errors, scene.due_is_gone) == ([], True)
         assert kit.state.boundary() is None
         proven, present = kit.engine.boundary()
-        assert (proven, [said.partition(", ")[0] for said in present.obstacles]) == (
+        assert (proven, [output.partition(", ")[0] for output in present.obstacles]) == (
             None,
             [f"{namespace}:tms.message still has CDAP's observer MessageTableRegionObserver"],
         )
@@ -203,18 +203,18 @@ def test_doctor_and_boundary_report_the_observer(
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
     config = write_config(tmp_path / "janitor.yaml", hbase.settings(namespace, admin=has_thrift2))
 
-    def asked(line: str) -> str:
+    def run_line(line: str) -> str:
         assert execute([*line.split(), "--config", str(config)], ManualClock(NOW_MS, monotonic_ms=MINUTE)) == 0
         return capsys.readouterr().out
 
     for line, label in (("doctor", "cdap"), ("boundary --explain", "obstacle:" if has_thrift2 else "not known:")):
-        [said] = [shown for shown in asked(line).splitlines() if shown.startswith(label) and "observer" in shown]
-        assert ("still has CDAP" in said) is has_thrift2
-        assert ("needs a Thrift 2 server" in said) is not has_thrift2
-    answer = json.loads(asked("boundary --format json"))
+        [output] = [shown for shown in run_line(line).splitlines() if shown.startswith(label) and "observer" in shown]
+        assert ("still has CDAP" in output) is has_thrift2
+        assert ("needs a Thrift 2 server" in output) is not has_thrift2
+    answer = json.loads(run_line("boundary --format json"))
     assert bool(answer["unseen"]) is not has_thrift2
-    assert any("observer" in said for said in answer["obstacles"]) is has_thrift2
+    assert any("observer" in output for output in answer["obstacles"]) is has_thrift2
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
     if has_thrift2:
-        [said] = [shown for shown in asked("doctor").splitlines() if shown.startswith("cdap")]
-        assert " ok " in said
+        [output] = [shown for shown in run_line("doctor").splitlines() if shown.startswith("cdap")]
+        assert " ok " in output

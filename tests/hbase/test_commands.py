@@ -34,13 +34,13 @@ def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.Captu
     config = write_config(tmp_path / "janitor.yaml", settings, transactions=transactions)
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
 
-    def asked(*arguments: str) -> tuple[int, Any]:
+    def run_command(*arguments: str) -> tuple[int, Any]:
         code = execute([*arguments, "--config", str(config), "--format", "json"], clock)
-        said = capsys.readouterr()
+        output = capsys.readouterr()
         clock.advance(MINUTE)
-        return code, json.loads(said.out) if said.out else said.err
+        return code, json.loads(output.out) if output.out else output.err
 
-    return asked
+    return run_command
 
 
 def test_commands_work_on_hbase(hbase: HBaseServer, namespace: str, run: Run) -> None:
@@ -86,8 +86,8 @@ def test_doctor_with_clock_days_ahead_fails(
     assert present_ms is not None
     arguments = ["doctor", "--config", str(tmp_path / "janitor.yaml"), "--format", "json"]
     assert execute(arguments, ManualClock(present_ms + 6 * DAY, monotonic_ms=HOUR)) == 1
-    [said] = [found["message"] for found in json.loads(capsys.readouterr().out) if found["check"] == "clock"]
-    assert "ahead of that of HBase's servers; correct the wrong clock" in said
+    [output] = [found["message"] for found in json.loads(capsys.readouterr().out) if found["check"] == "clock"]
+    assert "ahead of that of HBase's servers; correct the wrong clock" in output
 
 
 def test_status_of_remote_janitor_uses_its_lease(
@@ -102,14 +102,14 @@ def test_status_of_remote_janitor_uses_its_lease(
         Lease(state, "another:1", 60, clock).acquire()
         arguments = ["--config", str(tmp_path / "janitor.yaml")]
         assert execute(["status", *arguments], clock) == 0
-        said = capsys.readouterr().out
-        assert "No janitor is running" not in said
-        assert "another:1 has the lease; shown from the saved state" in said
+        output = capsys.readouterr().out
+        assert "No janitor is running" not in output
+        assert "another:1 has the lease; shown from the saved state" in output
         clock.advance(MINUTE + 1)
         assert execute(["status", *arguments], clock) == 0
-        said = capsys.readouterr().out
-        assert "No janitor is running" in said
-        assert "no daemon; shown from the saved state" in said
+        output = capsys.readouterr().out
+        assert "No janitor is running" in output
+        assert "no daemon; shown from the saved state" in output
 
 
 def test_plan_with_unreachable_hbase_fails(tmp_path: Path) -> None:

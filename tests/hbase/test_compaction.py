@@ -149,14 +149,14 @@ def test_compaction_is_requested_after_several_small_sweeps(store: HBaseStore, c
     orders = topic(store, "default:orders", ttl_seconds=3600)
     kit = janitor(store, batch_rows=50, workers=2)
     kit.engine.adopt()
-    asked = []
+    calls = []
     for _ in range(6):
         now_ms = kit.clock.now_ms()
         orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + ENOUGH_ROWS * regions * 3 // 8), now_ms)
         store.pool.calls.clear()
         assert kit.engine.run_once().errors == []
-        asked.append(store.pool.calls["majorCompact"])
+        calls.append(store.pool.calls["majorCompact"])
         clock.later_ms += FLUSHED_MS + HOUR
         kit.clock.advance(HOUR)
-    assert asked[:2] == [0, 0]
-    assert sum(asked) >= regions
+    assert calls[:2] == [0, 0]
+    assert sum(calls) >= regions

@@ -37,9 +37,9 @@ def test_sweep_with_one_of_two_thrift_servers_killed_completes(
     with PatientStore([thrift.address, hbase.thrift], namespace=namespace, clock=SleeplessClock()) as store:
         moments = Moments(store.pool)
         moments.at(moment, 5, thrift.kill)
-        said, _ = complaints(scene.kit(store))
+        errors, _ = complaints(scene.kit(store))
     assert moments.all_came
-    assert said == []
+    assert errors == []
     assert scene.due_is_gone
     thrift.start()
 
@@ -50,9 +50,9 @@ def test_next_run_completes_sweep_after_only_thrift_server_is_killed(
     with PatientStore([thrift.address], namespace=namespace, clock=SleeplessClock()) as store:
         moments, kit = Moments(store.pool), scene.kit(store)
         moments.at("mutateRowsTs", 5, thrift.kill)
-        said, _ = complaints(kit)
-        assert all(thrift.address in error for error in said)
-        assert any("cannot be reached" in error for error in said)
+        errors, _ = complaints(kit)
+        assert all(thrift.address in error for error in errors)
+        assert any("cannot be reached" in error for error in errors)
         assert kit.state.boundary() is None
         thrift.start()
         finish(scene, kit)
@@ -74,10 +74,10 @@ def test_next_run_completes_sweep_after_thrift_server_hangs(
 
         moments, kit = Moments(store.pool), scene.kit(store)
         moments.at("checkAndPut", 5, hang)
-        said, _ = complaints(kit)
+        errors, _ = complaints(kit)
         thrift.resume()
     # Several calls were under way, and any of them may be the one that is named.
-    assert any(proxy.address in error for error in said), said
+    assert any(proxy.address in error for error in errors), errors
     assert kit.state.boundary() is None
     finish(scene)
 
@@ -109,11 +109,11 @@ def test_sweep_with_aborted_region_server_completes(
     with PatientStore([own[-1].thrift], namespace=namespace) as store:
         moments = Moments(store.pool)
         moments.at("scannerGetList", 20, lambda: own[-1].command("abort-server", alive))
-        said, report = complaints(there.kit(store))
+        errors, report = complaints(there.kit(store))
     assert moments.all_came
     assert own[-1].command("servers").split()[alive] == "down"
     assert report is not None
-    assert said == []
+    assert errors == []
     finish(there)
 
 
@@ -124,10 +124,10 @@ def test_next_run_completes_sweep_after_hbase_is_killed(
     with PatientStore([to_own.address], namespace=namespace, clock=SleeplessClock()) as store:
         moments, kit = Moments(store.pool), there.kit(store)
         moments.at("mutateRowsTs", 8, own[-1].kill)
-        said, _ = complaints(kit)
+        errors, _ = complaints(kit)
     assert moments.all_came
-    assert said
-    assert all(to_own.address in error for error in said)
+    assert errors
+    assert all(to_own.address in error for error in errors)
     assert kit.state.boundary() is None
     folder = own[-1].folder
     assert folder is not None

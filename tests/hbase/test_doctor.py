@@ -17,10 +17,10 @@ Ask = Callable[..., dict[str, tuple[str, str]]]
 
 @pytest.fixture
 def ask(hbase: HBaseServer, tmp_path: Path, doctor: Ask) -> Ask:
-    def asked(namespace: str, *, thrift2: bool = True) -> dict[str, tuple[str, str]]:
+    def run_doctor(namespace: str, *, thrift2: bool = True) -> dict[str, tuple[str, str]]:
         return doctor(write_config(tmp_path / "janitor.yaml", hbase.settings(namespace, admin=thrift2)))
 
-    return asked
+    return run_doctor
 
 
 def test_doctor_with_usable_tables_reports_ok(hbase_tables: Tables, ask: Ask) -> None:

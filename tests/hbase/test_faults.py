@@ -57,12 +57,12 @@ def test_sweep_over_broken_connections_loses_nothing(
     if kind != "cut":
         shorten_timeout(through)
     proxy.treat(conduct)
-    said, report = complaints(scene.kit(through))
+    errors, report = complaints(scene.kit(through))
     assert proxy.struck > 0
     # A connection that breaks is made anew; one that falls silent costs a topic its turn.
-    assert bool(said) == (kind != "cut")
-    assert all(is_of_network(error, proxy) for error in said)
-    assert report is None or bool(said) == (report.boundary is None)
+    assert bool(errors) == (kind != "cut")
+    assert all(is_of_network(error, proxy) for error in errors)
+    assert report is None or bool(errors) == (report.boundary is None)
     finish(scene)
 
 
@@ -76,11 +76,11 @@ def test_dead_network_fails_a_sweep(scene: Scene, proxy: Proxy, through: HBaseSt
     moments = Moments(through.pool)
     moments.at(moment, 5, fail)
     kit = scene.kit(through)
-    said, _ = complaints(kit)
+    errors, _ = complaints(kit)
     assert moments.all_came
-    assert said
-    assert all(is_of_network(error, proxy) for error in said)
-    assert any("Check" in error for error in said)
+    assert errors
+    assert all(is_of_network(error, proxy) for error in errors)
+    assert any("Check" in error for error in errors)
     assert kit.state.boundary() is None
     finish(scene)
 
@@ -88,9 +88,9 @@ def test_dead_network_fails_a_sweep(scene: Scene, proxy: Proxy, through: HBaseSt
 def test_sweep_over_slow_connection_completes(scene: Scene, proxy: Proxy, namespace: str) -> None:
     proxy.treat(lambda _: Conduct(delay_seconds=0.001, piece_bytes=200))
     with PatientStore([proxy.address], namespace=namespace) as store:
-        said, report = complaints(scene.kit(store))
+        errors, report = complaints(scene.kit(store))
     assert report is not None
-    assert (said, scene.due_is_gone) == ([], True)
+    assert (errors, scene.due_is_gone) == ([], True)
     finish(scene)
 
 
@@ -141,9 +141,9 @@ def test_late_response_in_a_sweep_is_discarded(scene: Scene, proxy: Proxy, names
 
         vars(store.pool)["connection"] = let_go
         kit = scene.kit(store, workers=1)
-        said, _ = complaints(kit)
+        errors, _ = complaints(kit)
     assert moments.all_came
-    assert any(proxy.address in error and moment in error for error in said)
+    assert any(proxy.address in error and moment in error for error in errors)
     assert kit.state.boundary() is None
     finish(scene)
 
@@ -161,8 +161,8 @@ def test_sweep_of_many_topics_does_not_time_out_for_each_topic(
 
     moments = Moments(through.pool)
     moments.at("mutateRowsTs", 5, fail)
-    said, _ = complaints(sweeper(through))
-    assert len(said) > 60
+    errors, _ = complaints(sweeper(through))
+    assert len(errors) > 60
     assert proxy.connections < 60
 
 

@@ -82,9 +82,9 @@ def test_sweep_over_https_survives_certificate_rotation(
             assert isinstance(connection._socket, HttpSocket)
         moments = Moments(store.pool)
         moments.at("scannerGetList", 3, thrift.rotate)
-        said, report = complaints(scene.kit(state=state))
+        errors, report = complaints(scene.kit(state=state))
         assert moments.all_came
-        assert (said, report is None) == ([], False)
+        assert (errors, report is None) == ([], False)
         assert scene.due_is_gone
         scene.check_nothing_is_lost()
         assert state.boundary() is not None

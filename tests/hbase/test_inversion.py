@@ -251,17 +251,17 @@ def test_inversion_with_truncated_response_reports_each_row(
     rows = [row for row, _ in message.scan()]
     message.delete(rows[5])
     message.put(rows[7], {POINTER_COLUMN: cell(INVALID + 1)})
-    told = [number not in (5, 7) for number in range(len(rows))]
+    expected = [number not in (5, 7) for number in range(len(rows))]
     with Proxy(hbase.thrift) as proxy:
         for after_bytes in (0, 1, 40, 400, 800, 1200):
             # A pointer of its own each time: what the server still works off of a lost connection concerns none after.
             wp = INVALID + 2 + after_bytes
-            for row, ours in zip(rows, told, strict=True):
+            for row, ours in zip(rows, expected, strict=True):
                 if ours:
                     message.put(row, {POINTER_COLUMN: cell(wp)})
             with PatientStore([proxy.address], namespace=namespace, connections=1, clock=SleeplessClock()) as through:
                 proxy.treat(cut_first(after_bytes))
-                assert through.message.invert([one._replace(pointer=wp) for one in cells]) == told
+                assert through.message.invert([one._replace(pointer=wp) for one in cells]) == expected
                 assert proxy.struck == 1
     assert len(list(message.scan())) == len(rows) - 1
 

@@ -34,9 +34,9 @@ def test_read_only_table_adds_no_strike_to_a_topic(
         read_only("tms.message", True)
         for turn in range(STRIKES + 1):
             fine.stored(pointer(NOW_MS - DAY), NOW_MS - DAY + turn)
-            said, _ = complaints(kit)
-            assert len(said) == 1
-            assert re.search(r"topic default:stuck: .*read only.*READONLY => 'false'", said[0])
+            errors, _ = complaints(kit)
+            assert len(errors) == 1
+            assert re.search(r"topic default:stuck: .*read only.*READONLY => 'false'", errors[0])
             assert (fine.stored_times(), kit.state.boundary()) == ([], None)
             assert kit.state.strikes() == {}
             kit.clock.advance(60_000)
@@ -51,9 +51,9 @@ def test_read_only_store_quarantines_no_topic(scene: Scene, read_only: Callable[
     for table in ("tms.message", "tms.payload"):
         read_only(table, True)
     for _ in range(STRIKES + 1):
-        said, report = complaints(kit)
+        errors, report = complaints(kit)
         assert report is not None
-        assert {error.partition(": ")[0] for error in said} == {"topic default:orders", "topic default:retired"}
+        assert {error.partition(": ")[0] for error in errors} == {"topic default:orders", "topic default:retired"}
     assert (kit.state.strikes(), kit.state.boundary()) == ({}, None)
     for table in ("tms.message", "tms.payload"):
         read_only(table, False)

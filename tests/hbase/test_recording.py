@@ -74,17 +74,17 @@ def test_server_with_different_transaction_log_is_rejected(
     assert (before.id, before.place) == (system_of(tmp_path / "log"), str(tmp_path / "log"))
     assert before.pointer > 0
 
-    said = deployment.refused("elsewhere")
-    assert f"{tmp_path}/elsewhere has no transaction log" in said
-    assert f"Set transactions.directory to {tmp_path}/log" in said
+    message = deployment.refused("elsewhere")
+    assert f"{tmp_path}/elsewhere has no transaction log" in message
+    assert f"Set transactions.directory to {tmp_path}/log" in message
     assert not (tmp_path / "elsewhere").exists()
 
     (tmp_path / "other").mkdir()
     with Deployment(hbase_tables, tmp_path / "other").served() as client, client.transaction():
         pass
     files = sorted(path.name for path in (tmp_path / "other" / "log").iterdir())
-    said = deployment.refused("other/log")
-    assert f"the transaction log of another system ({system_of(tmp_path / 'other' / 'log')})" in said
+    message = deployment.refused("other/log")
+    assert f"the transaction log of another system ({system_of(tmp_path / 'other' / 'log')})" in message
     assert sorted(path.name for path in (tmp_path / "other" / "log").iterdir()) == files
     assert deployment.recorded() == before
 
@@ -96,9 +96,9 @@ def test_server_with_missing_side_table_requires_accept(deployment: Deployment, 
     hbase.command("drop", f"{deployment.namespace}:tms.side")
     # The first attempt creates the table again, without rows.
     for _ in range(2):
-        said = deployment.refused()
-        assert "is missing or empty" in said
-        assert "tms admin accept" in said
+        message = deployment.refused()
+        assert "is missing or empty" in message
+        assert "tms admin accept" in message
     assert deployment.recorded() is None
     assert execute(["admin", "accept", "--config", str(deployment.config)]) == 0
     with deployment.served() as client, client.transaction():

@@ -82,9 +82,9 @@ def test_sweep_during_region_changes_misses_no_row(
     moments.at("mutateRowsTs", 35, lambda: hbase.command("move", payload, row(DUE[0], 7), 0))
     moments.at("mutateRowsTs", 38, lambda: hbase.command("cycle", payload))
 
-    said, report = complaints(kit)
+    errors, report = complaints(kit)
 
-    assert (said, report is None) == ([], False)
+    assert (errors, report is None) == ([], False)
     assert moments.all_came
     assert scene.due_is_gone
     finish(scene, kit)
@@ -104,8 +104,8 @@ def test_sweep_across_thrift_restarts_misses_no_row(hbase: HBaseServer, shared: 
         moments.at("scannerGetList", 10, restart)
         moments.at("mutateRowsTs", 2, restart)
         moments.at("checkAndPut", 10, restart)
-        said, report = complaints(kit)
-        assert (said, report is None) == ([], False)
+        errors, report = complaints(kit)
+        assert (errors, report is None) == ([], False)
         assert moments.all_came
         finish(there, kit)
     hbase.command("stop-thrift", port)
@@ -119,9 +119,9 @@ def test_expired_scanners_are_reopened(
         kit, opened = there.kit(store, workers=1), ScannerMoments(store.pool)
         for number in (1, 2, 30, 31, 32, 200):
             opened.moments.at("scannerGetList", number, lambda: witness.client.scannerClose(opened.last))
-        said, report = complaints(kit)
+        errors, report = complaints(kit)
         assert opened.moments.all_came
-        assert (said, report is None) == ([], False)
+        assert (errors, report is None) == ([], False)
         assert there.due_is_gone
         finish(there, kit)
 
@@ -139,8 +139,8 @@ def test_always_expiring_scanner_is_reported_as_error(
                 witness.client.scannerClose(opened.last)
 
         watch_calls(store.pool, before=expire)
-        said, report = complaints(kit)
+        errors, report = complaints(kit)
         doomed.clear()
         assert report is not None
-        assert [error for error in said if hbase.thrift in error and "has closed a scanner" in error]
+        assert [error for error in errors if hbase.thrift in error and "has closed a scanner" in error]
         finish(there, kit)

@@ -327,14 +327,14 @@ def test_missing_state_table_hints_at_create_command(hbase: HBaseServer) -> None
 
 def test_root_of_unknown_layout_is_rejected_unchanged(again: Open) -> None:
     state = again()
-    for there, said in (
+    for there, message in (
         (b'{"layout":6}', "newer janitor"),
         (b'{"layout":4}', "no released janitor"),
         (b"[]", "cannot be read"),
         (b"\xff", "cannot be read"),
     ):
         assert state.driver.table.swap(b"root", state.driver.table.get(b"root") or b"", there)[0]
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=message):
             again()
         assert state.driver.table.get(b"root") == there
 

@@ -81,11 +81,11 @@ def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables:
                 assert proven is not None
                 assert proven.run_id != lost
                 first.send_signal(signal.SIGCONT)
-                told = json.loads(first.communicate(timeout=120)[0])
+                output = json.loads(first.communicate(timeout=120)[0])
             finally:
                 first.kill()
-        assert told["after"] <= MOMENTS[moment], told
-        assert "second has" in told["ended"]
+        assert output["after"] <= MOMENTS[moment], output
+        assert "second has" in output["ended"]
         assert (state.boundary(), state.frontiers(), state.ledger(100)) == (proven, frontiers, ledger)
         assert {run.id: run.result for run in state.runs(9)} == {lost: "lost", proven.run_id: "done"}
         assert len(orders.times()) == BATCH_ROWS * BATCHES

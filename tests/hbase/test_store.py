@@ -112,8 +112,8 @@ def test_rows_under_wrong_salts_are_deleted(
         found = [part.message.read(KEYS, b"", None, 1000).items for part in parts]
         assert sorted(key for items in found for key in items) == sorted([*keys(200), b"stray", b"far", b"last"])
         assert janitor.wrong_salts - before == 3
-        [said] = [record.getMessage() for record in caplog.records if "under a wrong salt" in record.getMessage()]
-        assert said.startswith(f"{namespace}:tms.message has rows")
+        [warning] = [record.getMessage() for record in caplog.records if "under a wrong salt" in record.getMessage()]
+        assert warning.startswith(f"{namespace}:tms.message has rows")
         for part, items in zip(parts, found, strict=True):
             part.message.delete(items)
         assert list(message.scan()) == []

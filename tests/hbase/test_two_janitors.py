@@ -81,13 +81,13 @@ class TwoJanitorsKit:
         return HBaseState(self.settings)
 
     @contextmanager
-    def janitor(self, role: str, *arguments: str, told: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    def janitor(self, role: str, *arguments: str, output_file: Path | None = None) -> Iterator[subprocess.Popen[str]]:
         """Start a janitor process with a role and end it with the block."""
         command = [sys.executable, "-m", "tests.hbase.test_two_janitors", role, *arguments]
         command += ["--config", str(self.config)]
         pipe = subprocess.PIPE
         with ExitStack() as stack:
-            errors = stack.enter_context(told.open("wb")) if told else pipe
+            errors = stack.enter_context(output_file.open("wb")) if output_file else pipe
             process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=errors, text=True)
             stack.enter_context(process)
             stack.callback(process.kill)
@@ -128,16 +128,16 @@ def test_janitor_resumed_after_takeover_writes_at_most_its_batches(
         assert held is not None
         until(lambda: time.time() > held.renewed_ms / 1000 + held.seconds, first)
         with kit.janitor("impatient", "run", "--once", "--format", "json") as second:
-            said, complaint = second.communicate(timeout=PATIENCE_SECONDS)
+            output, complaint = second.communicate(timeout=PATIENCE_SECONDS)
         assert second.returncode == 0, complaint
-        report = json.loads(said)
+        report = json.loads(output)
         proven, ledger, frontiers = state.boundary(), state.ledger(100), state.frontiers()
         assert proven is not None
         assert (proven.run_id, str(proven.bound)) == (report["id"], report["boundary"])
         first.send_signal(signal.SIGCONT)
-        told, complaint = first.communicate(timeout=PATIENCE_SECONDS)
+        output, complaint = first.communicate(timeout=PATIENCE_SECONDS)
         assert (first.returncode, "Traceback" in complaint) == (4, False), complaint
-        assert "the lease was lost" in told
+        assert "the lease was lost" in output
         batches = [line for line in complaint.splitlines() if line == "a batch after it was woken"]
         assert len(batches) <= workers
         assert (state.boundary(), state.ledger(100), state.frontiers()) == (proven, ledger, frontiers)
@@ -162,7 +162,7 @@ def test_stopped_daemon_releases_its_lease(hbase_tables: Tables, tmp_path: Path)
 
 def test_killed_daemon_is_replaced_and_standby_waits(hbase_tables: Tables, tmp_path: Path) -> None:
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=4)
-    said = tmp_path / "third"
+    output = tmp_path / "third"
     with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as first:
         until(lambda: [run.result for run in state.runs(1)] == ["done"], first)
         first.kill()
@@ -172,10 +172,10 @@ def test_killed_daemon_is_replaced_and_standby_waits(hbase_tables: Tables, tmp_p
             taken = LeaseRecord.parse(state.lease())
             assert taken is not None
             assert f":{second.pid}:" in taken.holder
-            with kit.janitor("plain", "run", told=said) as third:
-                until(lambda: b"on standby" in said.read_bytes(), third)
+            with kit.janitor("plain", "run", output_file=output) as third:
+                until(lambda: b"on standby" in output.read_bytes(), third)
                 third.send_signal(signal.SIGTERM)
-                assert third.wait(PATIENCE_SECONDS) == 0, said.read_text()
+                assert third.wait(PATIENCE_SECONDS) == 0, output.read_text()
             held = LeaseRecord.parse(state.lease())
             assert held is not None
             assert (held.holder, held.fence) == (taken.holder, taken.fence)

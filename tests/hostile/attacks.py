@@ -332,6 +332,6 @@ def long_names(server: Serve, count: int) -> None:
         for number in range(count):
             name = _LONG.format(number)
             assert client.ask("GET", _PATH.format(name)).status == 404
-            said = {"x_tms_producer": f"default:{HONEST}/{name}", "x_tms_generation": "1", "x_tms_sequence": "1"}
+            headers = {"x_tms_producer": f"default:{HONEST}/{name}", "x_tms_generation": "1", "x_tms_sequence": "1"}
             path, body = _PATH.format(HONEST) + "/publish", b'{"messages":["a"]}'
-            assert client.ask("POST", path, body, content_type="application/json", **said).status == 400
+            assert client.ask("POST", path, body, content_type="application/json", **headers).status == 400

@@ -66,8 +66,8 @@ _TOOLS = {
 class JavaFailed(Exception):
     """Maven or the Java program ended with an error; the text carries the end of what it said."""
 
-    def __init__(self, command: list[str], status: int, said: str) -> None:
-        super().__init__(f"{' '.join(command)} ended with {status}:\n{said[-4000:]}")
+    def __init__(self, command: list[str], status: int, output: str) -> None:
+        super().__init__(f"{' '.join(command)} ended with {status}:\n{output[-4000:]}")
 
 
 class Interop:
@@ -134,9 +134,9 @@ class Resident(Interop):
             if line == "\n":
                 return lines
             lines.append(json.loads(line))
-        said = self.close()
+        output = self.close()
         if process.returncode:
-            raise JavaFailed(words, process.returncode, said)
+            raise JavaFailed(words, process.returncode, output)
         return lines
 
     def close(self) -> str:

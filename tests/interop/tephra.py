@@ -15,7 +15,7 @@ class JavaRaised(Exception):
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__(f"{answer['error']}: {answer['message']}")
         self.name: str = answer["error"]
-        self.said = answer
+        self.fields = answer
 
 
 class TephraSession:

@@ -57,7 +57,7 @@ class ServedStore(NamedTuple):
         return found
 
 
-def said(topic: TopicId, payload: bytes) -> tuple[str, Any]:
+def record(topic: TopicId, payload: bytes) -> tuple[str, Any]:
     return str(topic), hashlib.sha256(payload).hexdigest()
 
 
@@ -83,8 +83,8 @@ def test_restored_messages_of_aborted_transaction_stay_hidden(served: ServedStor
     served.kit.state.pause(str(ORDERS), NOW_MS)
     served.restore(ORDERS, ORDERS)
     read = served.read_by_cdap()
-    assert read[False] == {said(ORDERS, payload) for payload in (b"aborted", b"committed", b"live")}
-    assert read[True] == {said(ORDERS, b"live")}
+    assert read[False] == {record(ORDERS, payload) for payload in (b"aborted", b"committed", b"live")}
+    assert read[True] == {record(ORDERS, b"live")}
 
 
 def test_rejected_restore_leaves_cdap_reads_unchanged(served: ServedStore) -> None:
@@ -96,4 +96,4 @@ def test_rejected_restore_leaves_cdap_reads_unchanged(served: ServedStore) -> No
     with pytest.raises(Refused, match=str(COMMITTED)):
         served.restore(ORDERS, FOUND)
     read = served.read_by_cdap()
-    assert read[True] == read[False] == {said(FOUND, b"B0")}
+    assert read[True] == read[False] == {record(FOUND, b"B0")}

@@ -86,8 +86,8 @@ def test_java_client_gets_conflict_exception_with_key_and_client(client: TephraS
     with pytest.raises(JavaRaised) as raised:
         client.call("commit", second["id"])
     assert raised.value.name == "TransactionConflictException"
-    assert raised.value.said["transaction"] == second["id"]
-    assert (raised.value.said["key"], raised.value.said["client"]) == (r"k\x00\xFF", "java-1")
+    assert raised.value.fields["transaction"] == second["id"]
+    assert (raised.value.fields["key"], raised.value.fields["client"]) == (r"k\x00\xFF", "java-1")
     client.call("abort", second["id"])
     third = client.call("startShort")
     client.call("canCommit", third["id"], [KEY])

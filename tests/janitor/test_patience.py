@@ -35,7 +35,7 @@ def patient(kit: Kit, wait_ms: int = 0) -> Report:
     return kit.engine.run_once(incremental=True)
 
 
-def asked(store: MemoryStore) -> list[str]:
+def calls_of(store: MemoryStore) -> list[str]:
     """Names of the calls made from now on, without the one that reads all metadata and those that end a run."""
     names: list[str] = []
     ends = ("metadata.rows", "message.sync", "payload.sync")
@@ -61,7 +61,7 @@ def test_waiting_topics_are_not_read(store: MemoryStore) -> None:
         topic(store, f"default:t{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
     kit.engine.adopt()
     kit.engine.run_once()
-    names = asked(store)
+    names = calls_of(store)
     report = patient(kit, WINDOW_MS - 1)
     assert names == []
     assert report.store_calls == 1, "one for all the metadata"
@@ -72,7 +72,7 @@ def test_topic_that_waits_has_its_invalid_rows_inverted(store: MemoryStore) -> N
     invalid = pointer(NOW_MS)
     orders.tx(invalid, NOW_MS)
     kit.snapshots.invalid = [invalid]
-    names = asked(store)
+    names = calls_of(store)
     patient(kit, MINUTE)
     assert "message.delete" not in names
     assert set(names) <= {"message.keys", "message.cells", "message.invert"}
@@ -160,7 +160,7 @@ def test_held_jump_is_counted_only_once(store: MemoryStore) -> None:
     report = patient(kit, MINUTE)
     assert report.held_rows() >= 500
     for _ in range(3):
-        names = asked(store)
+        names = calls_of(store)
         assert patient(kit, MINUTE).held_rows() == 0
         assert len(names) < 10
     note = kit.state.note("overdue")

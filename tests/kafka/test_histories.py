@@ -168,9 +168,9 @@ class Player:
         elif step == "begin":
             self._open[instance] = "fenced" if instance in self._fenced else self._system.begin(instance)
         elif step in ("commit", "abort"):
-            said = self._open.pop(instance) or self._system.end(instance, commit=step == "commit")
-            self._note(instance, said)
-            self.seen.append((instance, step, said))
+            result = self._open.pop(instance) or self._system.end(instance, commit=step == "commit")
+            self._note(instance, result)
+            self.seen.append((instance, step, result))
         elif not self._open[instance]:
             self._open[instance] = self._write(step, instance, number)
             self._note(instance, self._open[instance])
@@ -186,11 +186,11 @@ class Player:
             return self._system.copy(instance, number)
         values = [f"{instance}:{self._numbers + at}" for at in range(number)]
         self._numbers += number
-        said = self._system.send(instance, "orders", values)
-        return said or (self._system.send(instance, "bills", values[:1]) if step == "both" else "")
+        result = self._system.send(instance, "orders", values)
+        return result or (self._system.send(instance, "bills", values[:1]) if step == "both" else "")
 
-    def _note(self, instance: int, said: str) -> None:
-        if said:
+    def _note(self, instance: int, result: str) -> None:
+        if result:
             self._fenced.add(instance)
 
     def _read(self) -> None:

@@ -97,12 +97,12 @@ def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[s
     config = write_config(tmp_path / "janitor.yaml", settings, transactions=transactions)
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
 
-    def asked(*arguments: str) -> tuple[int, Any]:
+    def run_command(*arguments: str) -> tuple[int, Any]:
         code = execute([*arguments, "--config", str(config), "--format", "json"], clock)
-        said = capsys.readouterr()
-        return code, json.loads(said.out) if said.out else said.err
+        output = capsys.readouterr()
+        return code, json.loads(output.out) if output.out else output.err
 
-    return asked
+    return run_command
 
 
 def test_sweep_and_doctor_work_after_kerberos_login(
@@ -123,8 +123,8 @@ def test_sweep_and_doctor_work_after_kerberos_login(
         code, findings = run("doctor")
         found = {each["check"]: (each["status"], each["message"]) for each in findings}
         assert found["store"][0] == found["state"][0] == found["tables"][0] == "ok"
-        status, said = found["hbase kerberos"]
-        assert (status, said.startswith(f"janitor@{REALM}, ")) == ("ok", True)
+        status, output = found["hbase kerberos"]
+        assert (status, output.startswith(f"janitor@{REALM}, ")) == ("ok", True)
 
 
 def test_restarted_server_with_login_reads_earlier_messages(settings: HBaseSettings, tmp_path: Path) -> None:
@@ -219,12 +219,12 @@ def test_thrift_over_http_logs_in_with_spnego(hbase: HBaseServer, settings: HBas
                 *range(NOW_MS, NOW_MS + 50), body=b"x" * 9_000
             )
             assert [value.payload for _, value in orders.messages()] == [b"x" * 9_000] * 50
-        for other, said in (
+        for other, output in (
             (stranger, r"AccessDenied.*user .passerby"),
             (None, r"cannot be used: it requires a Kerberos login. Set storage.hbase.kerberos"),
             (nobody, r"cannot be used: it rejects the Kerberos login: .*that hbase.thrift.spnego"),
         ):
-            with pytest.raises(StoreError, match=said):
+            with pytest.raises(StoreError, match=output):
                 HBaseStore(wanted.model_copy(update={"kerberos": other}))
     finally:
         hbase.command("stop-thrift", port)

@@ -65,22 +65,22 @@ def test_refilled_ticket_cache_is_read_again(realm: Realm) -> None:
 
 
 def test_cache_without_ticket_is_reported(tmp_path: Path) -> None:
-    said = failure(login(ticket_cache=f"FILE:{tmp_path}/none", principal="somebody"))
-    assert re.search(r"no ticket.*\(kinit somebody\)", said)
+    message = failure(login(ticket_cache=f"FILE:{tmp_path}/none", principal="somebody"))
+    assert re.search(r"no ticket.*\(kinit somebody\)", message)
 
 
 def test_principal_unknown_to_the_realm_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("gone")
     realm.admin("delprinc -force gone")
-    said = failure(login(keytab=keytab, principal="gone"))
-    assert "(storage.hbase.kerberos)" in said
-    assert " gone" in said
+    message = failure(login(keytab=keytab, principal="gone"))
+    assert "(storage.hbase.kerberos)" in message
+    assert " gone" in message
 
 
 def test_principal_missing_from_the_keytab_is_reported(realm: Realm) -> None:
     keytab = realm.keytab("present")
-    said = failure(login(keytab=keytab, principal="absent"))
-    assert re.search(rf"{keytab} .*absent.*\(klist -k {keytab}\)", said)
+    message = failure(login(keytab=keytab, principal="absent"))
+    assert re.search(rf"{keytab} .*absent.*\(klist -k {keytab}\)", message)
 
 
 def test_outdated_key_is_reported(realm: Realm) -> None:
@@ -118,8 +118,8 @@ def test_wrong_clock_of_the_realm_is_reported(tmp_path: Path, shift: str, option
         # By default the library follows the realm's clock, and only a service notices the difference.
         other.config.write_text(other.config.read_text().replace("[libdefaults]", "[libdefaults]\n kdc_timesync = 0"))
         patch.setenv("KRB5_CONFIG", str(other.config))
-        said = failure(login(keytab=keytab))
-    assert "timedatectl" in said
+        message = failure(login(keytab=keytab))
+    assert "timedatectl" in message
 
 
 @pytest.mark.parametrize("contents", [b"", b"\x05\x02", b"this is no keytab at all", None])
@@ -130,8 +130,8 @@ def test_keytab_without_usable_key_is_reported(
     keytab = tmp_path / "broken.keytab"
     keytab.touch(0o600)
     keytab.write_bytes(realm.keytab("whole").read_bytes()[:20] if contents is None else contents)
-    said = failure(login(keytab=keytab, principal=principal))
-    assert re.search(rf"{keytab} .*{principal or 'its principal'}.*\(klist -k {keytab}\)", said)
+    message = failure(login(keytab=keytab, principal=principal))
+    assert re.search(rf"{keytab} .*{principal or 'its principal'}.*\(klist -k {keytab}\)", message)
 
 
 def test_unreadable_keytab_is_reported(realm: Realm) -> None:
@@ -141,24 +141,24 @@ def test_unreadable_keytab_is_reported(realm: Realm) -> None:
     user = os.geteuid()
     os.seteuid(65534 if user == 0 else user)
     try:
-        said = failure(one)
+        message = failure(one)
         with pytest.raises(ConfigurationError, match=r"private\.keytab .*Permission denied"):
             login(keytab=keytab).exchange("hbase/localhost")
     finally:
         os.seteuid(user)
-    assert f"storage.hbase.kerberos.keytab {keytab} cannot be read: Permission denied. Use" in said
+    assert f"storage.hbase.kerberos.keytab {keytab} cannot be read: Permission denied. Use" in message
 
 
 @pytest.mark.parametrize("contents", [b"", b"this is no cache"])
 def test_damaged_ticket_cache_is_reported(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "cache").write_bytes(contents)
-    said = failure(login(ticket_cache=f"FILE:{tmp_path}/cache", principal="somebody"))
-    assert re.search(r"cannot be used \(.*\(kinit somebody\)", said)
+    message = failure(login(ticket_cache=f"FILE:{tmp_path}/cache", principal="somebody"))
+    assert re.search(r"cannot be used \(.*\(kinit somebody\)", message)
 
 
 def test_malformed_principal_is_reported(realm: Realm) -> None:
-    said = failure(login(keytab=realm.keytab("plain"), principal="one@two@three"))
-    assert "one@two@three is not the name of a principal. Correct storage.hbase.kerberos.principal." in said
+    message = failure(login(keytab=realm.keytab("plain"), principal="one@two@three"))
+    assert "one@two@three is not the name of a principal. Correct storage.hbase.kerberos.principal." in message
 
 
 def test_login_succeeds_after_realm_outage(tmp_path: Path) -> None:

@@ -103,17 +103,17 @@ def test_snapshot_is_read_from_webhdfs_after_login(guarded: str, keytabs: tuple[
     assert set(Guarded.users) == {f"reader@{REALM}"}
 
 
-@pytest.mark.parametrize(("proof", "said"), [(b"anything", "Kerberos login failed"), (b"", "identity")])
+@pytest.mark.parametrize(("proof", "message"), [(b"anything", "Kerberos login failed"), (b"", "identity")])
 def test_namenode_without_valid_proof_is_rejected(
-    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, said: str
+    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, message: str
 ) -> None:
     found = source(guarded, keytabs[1], tmp_path)
     Guarded.proof = proof
-    with pytest.raises(NoSnapshot, match=said):
+    with pytest.raises(NoSnapshot, match=message):
         found.latest()
     ca_file = tmp_path / "server.pem"
     folder = WebHdfsFolder(guarded, KerberosSettings(keytab=keytabs[1]), ca_file if ca_file.exists() else None)
-    with pytest.raises(OSError, match=said), folder.open("snapshot.2"):
+    with pytest.raises(OSError, match=message), folder.open("snapshot.2"):
         """A redirect that an unknown server sends."""
 
 

@@ -40,7 +40,7 @@ def lines() -> Lines:
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines() if '"tms.audit"' in line]
 
 
-def said(lines: Lines) -> list[tuple[object, ...]]:
+def records(lines: Lines) -> list[tuple[object, ...]]:
     return [tuple(line[name] for name in ("event", "principal", "verb", "object", "result")) for line in lines()]
 
 
@@ -94,7 +94,7 @@ def test_requests_that_administer_force_or_are_rejected_are_audited(lines: Lines
         assert ask("DELETE", "/t", role="publisher") == 403
         client.ask("GET", "/metrics")
         assert ask("DELETE", "/t") == 200
-    assert said(lines) == [
+    assert records(lines) == [
         ("topic.create", "owner", "PUT", "default:t", "done"),
         ("topic.update", "owner", "PUT", "default:t", "refused"),
         ("consumer.force", "owner", "PUT", "default:t/c", "done"),
@@ -126,7 +126,7 @@ def test_administrative_calls_of_the_transaction_service_are_audited(lines: Line
         assert not client.invalidate(begun + 1)
         with pytest.raises(TruncateTimeError):
             client.truncate_invalid_before(client.start_short().transaction_id)
-    found = said(lines)
+    found = records(lines)
     assert found[:3] == [
         ("transactions.invalidate", None, "invalidateTx", str(begun), "done"),
         ("transactions.truncate", None, "truncateInvalidTx", str(begun), "done"),
@@ -146,7 +146,7 @@ def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_pat
         pytest.raises(TokenRequired),
     ):
         client.start_short()
-    assert said(lines) == [("request.unauthorized", None, "authenticate", "", "refused")]
+    assert records(lines) == [("request.unauthorized", None, "authenticate", "", "refused")]
     assert "a wrong token" not in str(lines())
 
 
@@ -155,7 +155,7 @@ def test_rejected_request_to_the_status_page_is_audited(lines: Lines, tmp_path: 
     file.touch(0o600)
     file.write_text("0123456789abcdef" * 2)
     TestClient(guarded(Starlette(), file)).get("/api/status", headers={"authorization": "Bearer wrong"})
-    assert said(lines) == [("request.unauthorized", None, "GET", "/api/status", "refused")]
+    assert records(lines) == [("request.unauthorized", None, "GET", "/api/status", "refused")]
 
 
 def test_page_lists_every_event() -> None:

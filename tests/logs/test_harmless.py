@@ -72,12 +72,12 @@ def test_counters_and_loggers_that_fail_change_no_answer(capsys: pytest.CaptureF
 
 
 def test_notification_that_fails_leaves_the_publish_answered() -> None:
-    told = []
+    calls = []
     open_topic = OpenTopic(b"", Ids(0))
     open_topic.wakes[failing] = None
-    open_topic.wakes[lambda: told.append(1)] = None
+    open_topic.wakes[lambda: calls.append(1)] = None
     open_topic.wake_polls()
-    assert told == [1]
+    assert calls == [1]
 
 
 def test_harmless_prints_errors_and_propagates_interrupts(capsys: pytest.CaptureFixture[str]) -> None:

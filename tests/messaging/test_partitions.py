@@ -322,12 +322,14 @@ def test_update_of_a_topic_changes_its_parts_and_keeps_their_number(service: Mes
     assert polled(service, "again-0").messages == []
 
 
-@pytest.mark.parametrize("asked", ["create", "update", "delete"])
-def test_interrupted_topic_change_is_finished_by_a_repeat(store: Cut, service: MessagingService, asked: str) -> None:
+@pytest.mark.parametrize("operation", ["create", "update", "delete"])
+def test_interrupted_topic_change_is_finished_by_a_repeat(
+    store: Cut, service: MessagingService, operation: str
+) -> None:
     def ask() -> None:
-        if asked == "create":
+        if operation == "create":
             service.create_topic(ORDERS, {"partitions": "2"})
-        elif asked == "update":
+        elif operation == "update":
             service.update_topic(ORDERS, {"partitions": "3", "ttl": "60"})
         else:
             service.delete_topic(ORDERS)
@@ -338,7 +340,7 @@ def test_interrupted_topic_change_is_finished_by_a_repeat(store: Cut, service: M
         "delete": set(),
     }
     for after in range(20):
-        if asked != "create":
+        if operation != "create":
             service.create_topic(ORDERS, {"partitions": "2"})
             service.publish(named("orders-0"), [b"1"])
         store.left = after
@@ -350,10 +352,10 @@ def test_interrupted_topic_change_is_finished_by_a_repeat(store: Cut, service: M
         else:
             assert after > 2
             break
-        assert set(seen(service)) == wanted[asked], after
-        if asked == "update":
+        assert set(seen(service)) == wanted[operation], after
+        if operation == "update":
             assert layout_of(ORDERS, service.topic(ORDERS)) == Layout(ORDERS, (Family(1, 2, NOW_MS), Family(2, 3)))
-        if asked != "delete":
+        if operation != "delete":
             service.delete_topic(ORDERS)
 
 

@@ -292,10 +292,10 @@ def test_register_after_several_transactions_reports_the_last(kit: GroupKit) -> 
     assert kit.service.producers.get(BILLS, "importer")[1] == []
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("announces_oldest", [False, True])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_note_of_transactions_managed_elsewhere_reads_few_rows(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, told: bool, restarted: bool
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, announces_oldest: bool, restarted: bool
 ) -> None:
     def elsewhere() -> None:
         producers = kit.service.producers
@@ -313,18 +313,18 @@ def test_note_of_transactions_managed_elsewhere_reads_few_rows(
     monkeypatch.setattr(kit.side, "rows", read)
     for number in range(100):
         tx = kit.begin()
-        sent = one.sent(label=str(number))._replace(oldest_open=tx.write_pointer if told else 0)
+        sent = one.sent(label=str(number))._replace(oldest_open=tx.write_pointer if announces_oldest else 0)
         kit.service.publish(BILLS, [b"a"], pointer=tx.write_pointer, sent=sent)
         kit.commit(tx)
         if restarted and number % 10 == 0:
             kit.restart()
             elsewhere()
-    assert max(most) <= (2 if told else 32)
+    assert max(most) <= (2 if announces_oldest else 32)
     heir = Instance(kit)
     assert heir.previous is not None
     assert (heir.previous.label, heir.previous.outcome) == ("99", TransactionOutcome.PENDING)
     left = len(rows(b"t", b"u", 1000).items)
-    assert left == (2 if told else 100)
+    assert left == (2 if announces_oldest else 100)
     # As long as a transaction may last, nothing of the others is known.
     kit.clock.advance(2 * HOUR)
     for _ in range(5):
@@ -1523,11 +1523,11 @@ def test_client_that_goes_on_at_once_meets_no_request(kit: GroupKit, monkeypatch
 
     steps: Iterator[Callable[[], object]] = iter([lambda: one.publish(tx=tx), give_up])
 
-    def goes_on(answer: PublishFuture[object], result: object) -> None:
+    def set_outcome(answer: PublishFuture[object], result: object) -> None:
         if step := next(steps, None):
             step()
         settle(answer, result)
 
-    monkeypatch.setattr(PublishFuture, "set_outcome", goes_on)
+    monkeypatch.setattr(PublishFuture, "set_outcome", set_outcome)
     one.store(b"a", tx=tx)
     assert (kit.manager.is_in_progress(tx.write_pointer), kit.manager.invalid_size()) == (False, 0)

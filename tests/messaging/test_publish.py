@@ -538,6 +538,6 @@ def test_publish_after_a_message_dated_ahead_warns_once_and_names_the_way_out(
     kit.restart()
     kit.publish("orders", b"a")
     kit.publish("orders", b"b")
-    said = [record.getMessage() for record in caplog.records if "ahead of the clock" in record.getMessage()]
-    assert len(said) == warns
-    assert all("default:orders" in line and "tms topic delete" in line for line in said)
+    warnings = [record.getMessage() for record in caplog.records if "ahead of the clock" in record.getMessage()]
+    assert len(warnings) == warns
+    assert all("default:orders" in line and "tms topic delete" in line for line in warnings)

@@ -213,18 +213,18 @@ def test_topic_created_without_rows_counts_as_empty_until_it_changes(kit: Kit) -
 
 
 def test_was_created_empty_waits_for_a_concurrent_creation(kit: Kit) -> None:
-    name, asked = named("new"), list[Future[bool]]()
+    name, futures = named("new"), list[Future[bool]]()
 
     def ask(call: Call) -> None:
-        if call.name == "message.keys" and not asked:
-            asked.append(threads.submit(kit.service.was_created_empty, TopicMetadata(name, 1, 60)))
+        if call.name == "message.keys" and not futures:
+            futures.append(threads.submit(kit.service.was_created_empty, TopicMetadata(name, 1, 60)))
             with pytest.raises(TimeoutError):
-                asked[0].result(0.05)
+                futures[0].result(0.05)
 
     watch(kit.store, before=ask)
     with ThreadPoolExecutor(1) as threads:
         kit.create("new", ttl="60")
-        assert [one.result() for one in asked] == [True]
+        assert [one.result() for one in futures] == [True]
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])

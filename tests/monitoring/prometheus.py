@@ -27,8 +27,8 @@ def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        said = what if isinstance(what, str) else what()
-        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {said}"
+        text = what if isinstance(what, str) else what()
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {text}"
         time.sleep(0.2)
 
 

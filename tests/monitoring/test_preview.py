@@ -37,15 +37,15 @@ def drawn(html: str, title: str) -> str:
 
 
 def test_page_replaces_every_variable_in_its_queries() -> None:
-    asked: list[str] = []
+    queries: list[str] = []
 
     def ask(expression: str) -> list[dict[str, Any]]:
-        asked.append(expression)
+        queries.append(expression)
         return []
 
     page(dashboard(), source(ask), list(OPEN))
-    assert [expression for expression in asked if "$" in expression] == []
-    assert 'max(tms_janitor_paused{namespace=~"apps",job=~"janitor"})' in asked
+    assert [expression for expression in queries if "$" in expression] == []
+    assert 'max(tms_janitor_paused{namespace=~"apps",job=~"janitor"})' in queries
     assert chosen("rate(x[$__rate_interval])", VALUES) == "rate(x[1m])"
 
 

@@ -53,8 +53,8 @@ def try_cases(folder: Path, document: dict[str, Any], cases: Sequence[Path] = CA
     for path in cases:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
         for number, test in enumerate(given["tests"]):
-            asked = {case["alertname"] for case in test["alert_rule_test"]}
-            found = {"name": "g", "rules": [rule for rule in bare if rule["alert"] in asked]}
+            tested = {case["alertname"] for case in test["alert_rule_test"]}
+            found = {"name": "g", "rules": [rule for rule in bare if rule["alert"] in tested]}
             rule_file, case_file = (folder / f"{kind}-{path.stem}-{number}.yaml" for kind in ("rules", "case"))
             rule_file.write_text(yaml.safe_dump({"groups": [found]}), encoding="utf-8")
             case = {**given, "rule_files": [rule_file.name], "tests": [test]}
@@ -94,9 +94,9 @@ def test_alerts_of_cronjobs_fire_as_their_cases_expect(tmp_path: Path) -> None:
 
 def test_each_alert_has_a_firing_and_a_silent_case() -> None:
     tests = [test for path in CASES for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
-    asked = [case for test in tests for case in test["alert_rule_test"]]
-    assert {case["alertname"] for case in asked if case.get("exp_alerts")} == NAMES
-    assert {case["alertname"] for case in asked if not case.get("exp_alerts")} == NAMES
+    tested = [case for test in tests for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in tested if case.get("exp_alerts")} == NAMES
+    assert {case["alertname"] for case in tested if not case.get("exp_alerts")} == NAMES
 
 
 @pytest.mark.parametrize("wrong", ["vector(1)", "vector(1) < 0"])
@@ -104,9 +104,9 @@ def test_cases_reject_alerts_that_always_or_never_fire(tmp_path: Path, wrong: st
     document = rules()
     for rule in of(document):
         rule["expr"] = wrong
-    code, said = try_cases(tmp_path, document)
+    code, output = try_cases(tmp_path, document)
     assert code == 1
-    assert set(re.findall(r"alertname: (\w+),", said)) == NAMES
+    assert set(re.findall(r"alertname: (\w+),", output)) == NAMES
 
 
 def test_rules_use_only_existing_metrics_and_label_values() -> None:
@@ -123,9 +123,9 @@ def test_rules_use_only_existing_metrics_and_label_values() -> None:
 def test_expressions_of_a_page_are_valid_promql(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\|", "|")
     shown = re.findall(r"`([^`]*\btms_(?!namespace)[^`]*)`", text)
-    asked = [each for each in shown if re.search(r" [-<>=]+ |\(", each)]
-    assert asked
-    found = [{"record": f"tms:{number}", "expr": expression} for number, expression in enumerate(asked)]
+    tested = [each for each in shown if re.search(r" [-<>=]+ |\(", each)]
+    assert tested
+    found = [{"record": f"tms:{number}", "expr": expression} for number, expression in enumerate(tested)]
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": found}]}), encoding="utf-8")
     checked = promtool("check", "rules", file)

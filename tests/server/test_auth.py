@@ -140,10 +140,12 @@ def test_path_or_method_that_does_not_exist_is_401_without_a_token(client: Clien
 
 
 def test_every_route_is_in_the_table_and_in_the_description(routes: list[GuardedRoute]) -> None:
-    asked = {(method, route.path) for route in routes for method in route.needs}
-    assert asked <= set(WHO)
+    required = {(method, route.path) for route in routes for method in route.needs}
+    assert required <= set(WHO)
     described = openapi(secured=True)["paths"]
-    assert asked == {(name.upper(), path) for path, item in described.items() for name in item if name != "parameters"}
+    assert required == {
+        (name.upper(), path) for path, item in described.items() for name in item if name != "parameters"
+    }
     for path, item in described.items():
         for name, operation in item.items():
             if name != "parameters":
@@ -157,13 +159,13 @@ def test_page_lists_the_permission_of_each_route() -> None:
     table = page.partition("| needs | routes |")[2].partition("\n\n")[0]
     words = {"nothing": EVERYBODY, "a token": KNOWN, "any of the three": ANY}
     words |= {"`observe`": {"observer"}, "`admin`": ADMIN, "`publish`": PUBLISH, "`consume`": CONSUME}
-    said = {}
+    messages = {}
     for line in table.splitlines()[2:]:
         _, needs, routes, _ = line.split("|")
         for method, path in re.findall(r"([A-Z]+) `(/[^`]*)`", routes):
             inside = path.startswith("/topics")
-            said[method, f"/v1/namespaces/{{namespace}}{path}" if inside else path] = words[needs.strip()]
-    assert said == WHO
+            messages[method, f"/v1/namespaces/{{namespace}}{path}" if inside else path] = words[needs.strip()]
+    assert messages == WHO
 
 
 def test_route_without_its_permission_is_rejected_at_once(monkeypatch: pytest.MonkeyPatch, server: Serving) -> None:

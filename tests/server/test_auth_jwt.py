@@ -153,7 +153,7 @@ def test_jwt_with_a_disallowed_algorithm_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claims", "said"),
+    ("claims", "error_text"),
     [
         ({"exp": None}, "MissingRequiredClaimError"),
         ({"exp": NOW - 30}, "it has expired"),
@@ -176,8 +176,8 @@ def test_jwt_with_a_disallowed_algorithm_is_rejected(tmp_path: Path) -> None:
         ({"aud": ["another"]}, "InvalidAudienceError"),
     ],
 )
-def test_jwt_with_wrong_claims_is_rejected(tmp_path: Path, claims: dict[str, Any], said: str) -> None:
-    assert said in refused(issuer(tmp_path), sign(**claims))
+def test_jwt_with_wrong_claims_is_rejected(tmp_path: Path, claims: dict[str, Any], error_text: str) -> None:
+    assert error_text in refused(issuer(tmp_path), sign(**claims))
 
 
 @pytest.mark.parametrize("claims", [{"exp": NOW - 29}, {"exp": NOW + 0.5}, {"nbf": NOW + 30}, {"nbf": NOW - 1}])
@@ -278,12 +278,12 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_bad_key_file_is_rejected_and_not_quoted(tmp_path: Path, name: str) -> None:
-    contents, said = BAD_FILES[name]
+    contents, error_text = BAD_FILES[name]
     with pytest.raises(ConfigurationError) as caught:
         issuer(tmp_path, contents)
     message = str(caught.value)
     assert message.startswith(f"server.auth.key_file {tmp_path / 'keys'} ")
-    assert said in message
+    assert error_text in message
     assert "hunter2" not in message
 
 

@@ -37,21 +37,21 @@ def test_debug_log_and_answers_contain_no_token(
         server.service.create_topic(TopicId("default", "t"), {})
         monkeypatch.setattr(server.service, "delete_topic", raising(StoreError("The disk is gone.")))
         monkeypatch.setattr(server.service, "update_topic", raising(RuntimeError))
-        said = []
+        messages = []
         for token in tokens:
             for scheme in ("Bearer ", "Basic ", ""):
                 known = {"authorization": scheme + token, "content_type": JSON}
                 with Client(server.port) as client:
-                    said += [client.ask("POST", f"{PATH}/publish", b'{"messages": ["a"]}', **known)]
-                    said += [client.ask("POST", f"{PATH}/publish", b"nonsense", **known)]
-                    said += [client.ask("GET", f"/nothing?access_token={token}", b"", **known)]
-                    said += [client.ask("DELETE", PATH, b"", **known)]
-                    said += [client.ask("PUT", f"{PATH}/properties", b"{}", **known)]
-    assert {answer.status for answer in said} == {200, 400, 401, 403, 404, 500}
+                    messages += [client.ask("POST", f"{PATH}/publish", b'{"messages": ["a"]}', **known)]
+                    messages += [client.ask("POST", f"{PATH}/publish", b"nonsense", **known)]
+                    messages += [client.ask("GET", f"/nothing?access_token={token}", b"", **known)]
+                    messages += [client.ask("DELETE", PATH, b"", **known)]
+                    messages += [client.ask("PUT", f"{PATH}/properties", b"{}", **known)]
+    assert {answer.status for answer in messages} == {200, 400, 401, 403, 404, 500}
     assert "Traceback" in caplog.text
     assert "POST /v1/namespaces/default/topics/t/publish 200" in caplog.text
     assert not [token for token in tokens if token in caplog.text]
-    assert not [token for token in tokens for answer in said if token in f"{answer.headers} {answer.text}"]
+    assert not [token for token in tokens for answer in messages if token in f"{answer.headers} {answer.text}"]
 
 
 def test_access_log_encodes_a_line_break_in_a_path(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,7 +92,7 @@ OPEN = {"allow_without_token": True}
 
 
 @pytest.mark.parametrize(
-    ("server", "transactions", "said"),
+    ("server", "transactions", "messages"),
     [
         ({}, {"thrift": "127.0.0.1:1"}, []),
         ({"auth": TOKENS}, {"thrift": "localhost:1"}, []),
@@ -106,10 +106,10 @@ OPEN = {"allow_without_token": True}
     ],
 )
 def test_serve_warns_of_settings_that_expose_the_server(
-    server: dict[str, object], transactions: dict[str, object], said: list[str]
+    server: dict[str, object], transactions: dict[str, object], messages: list[str]
 ) -> None:
     settings = Settings.model_validate({"server": server, "transactions": transactions})
     sentences = list(exposure_warnings(settings))
-    assert len(sentences) == len(said)
-    for sentence, part in zip(sentences, said, strict=True):
+    assert len(sentences) == len(messages)
+    for sentence, part in zip(sentences, messages, strict=True):
         assert part in sentence

@@ -53,14 +53,14 @@ def refused(path: Path) -> str:
 
 
 def test_new_token_has_256_random_bits_and_its_line_only_the_hash() -> None:
-    asked = []
+    reads = []
 
     def random(count: int) -> bytes:
-        asked.append(count)
+        reads.append(count)
         return bytes(range(count))
 
     token = new_token(random)
-    assert asked == [32]
+    assert reads == [32]
     assert token == f"tms_{'AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8'}"
     assert token_line("ada", token) == f"ada: sha256${sha256(token.encode()).hexdigest()}"
     assert len({new_token() for _ in range(100)}) == 100
@@ -108,7 +108,7 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("contents", "said"),
+    ("contents", "error_text"),
     [
         ("", "has no token."),
         ("# nothing\n", "has no token."),
@@ -124,11 +124,11 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
         (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 .*line 1"),
     ],
 )
-def test_bad_tokens_file_is_rejected_by_line_and_not_quoted(file: Path, contents: str, said: str) -> None:
+def test_bad_tokens_file_is_rejected_by_line_and_not_quoted(file: Path, contents: str, error_text: str) -> None:
     file.write_bytes(contents.encode("utf-8", "surrogateescape"))
     message = refused(file)
     assert message.startswith(f"server.auth.tokens_file {file}")
-    assert re.search(said, message)
+    assert re.search(error_text, message)
     assert "hunter2" not in message
 
 
@@ -238,7 +238,7 @@ class Counting:
     """Knows everybody by his token, and counts how often it is asked."""
 
     def __init__(self, expires_ms: int | None = None) -> None:
-        self.asked: list[bytes] = []
+        self.reads: list[bytes] = []
         self.expires_ms = expires_ms
         self.changed = False
 
@@ -246,7 +246,7 @@ class Counting:
         return self.changed
 
     def identify(self, token: bytes) -> Identity:
-        self.asked.append(token)
+        self.reads.append(token)
         if token == b"wrong":
             raise Unauthorized("It is wrong.")
         return Identity(token.decode(), self.expires_ms)
@@ -262,10 +262,10 @@ def test_gate_verifies_an_expired_token_again() -> None:
     gate.principal(bearer("ada"))
     clock.advance(999)
     gate.principal(bearer("ada"))
-    assert len(known.asked) == 1
+    assert len(known.reads) == 1
     clock.advance(1)
     gate.principal(bearer("ada"))
-    assert len(known.asked) == 2
+    assert len(known.reads) == 2
 
 
 def test_gate_with_a_wrong_token_remembers_nothing() -> None:
@@ -273,7 +273,7 @@ def test_gate_with_a_wrong_token_remembers_nothing() -> None:
     for _ in range(3):
         with pytest.raises(Unauthorized):
             gate.principal(bearer("wrong"))
-    assert known.asked == [b"wrong"] * 3
+    assert known.reads == [b"wrong"] * 3
 
 
 def test_gate_remembers_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_gate_remembers_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch) 
     known, _, gate = counting()
     for token in ("a", "b", "c", "c", "b", "a"):
         gate.principal(bearer(token))
-    assert known.asked == [b"a", b"b", b"c", b"a"]
+    assert known.reads == [b"a", b"b", b"c", b"a"]
 
 
 def test_gate_caches_only_hashes_of_tokens() -> None:
@@ -311,7 +311,7 @@ def test_header_without_a_bearer_token_is_rejected(value: bytes) -> None:
     known, _, gate = counting()
     with pytest.raises(Unauthorized, match="Authorization: Bearer TOKEN"):
         gate.principal([(b"authorization", value)])
-    assert known.asked == []
+    assert known.reads == []
 
 
 @pytest.mark.parametrize("value", [b"Bearer ada", b"bearer ada", b"BEARER   ada  "])

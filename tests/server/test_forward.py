@@ -281,11 +281,11 @@ def test_forward_between_two_followers_ends(following: Following) -> None:
             assert client.ask("GET", PATH).status == 503
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"nonsense\r\n\r\n"])
-def test_forward_to_a_leader_that_dies_is_unanswered(following: Following, client: Client, said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"nonsense\r\n\r\n"])
+def test_forward_to_a_leader_that_dies_is_unanswered(following: Following, client: Client, data: bytes) -> None:
     def behave(connection: socket.socket) -> None:
         head_of(connection)
-        connection.sendall(said)
+        connection.sendall(data)
 
     with scripted(following, behave):
         answer = client.ask("POST", f"{PATH}/publish", b"body")
@@ -304,21 +304,21 @@ def test_forward_of_a_truncated_response_is_truncated(following: Following, clie
             client.answer()
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"])
-def test_forward_to_a_stopped_leader_ends_when_another_leads(following: Following, client: Client, said: bytes) -> None:
-    asked, over = Event(), Event()
+@pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"])
+def test_forward_to_a_stopped_leader_ends_when_another_leads(following: Following, client: Client, data: bytes) -> None:
+    received, over = Event(), Event()
 
     def behave(connection: socket.socket) -> None:
         head_of(connection)
-        connection.sendall(said)
-        asked.set()
+        connection.sendall(data)
+        received.set()
         assert over.wait(PATIENCE_SECONDS)
 
     with scripted(following, behave):
         client.send("POST", f"{PATH}/publish", b"body")
-        assert asked.wait(PATIENCE_SECONDS)
+        assert received.wait(PATIENCE_SECONDS)
         following.lead()
-        if said:
+        if data:
             with pytest.raises(EOFError):
                 client.answer()
         else:
@@ -332,17 +332,17 @@ def test_forward_without_a_body_leaves_the_leader_with_the_client(following: Fol
 
     def behave(connection: socket.socket) -> None:
         heads.append(head_of(connection).lower())
-        asked.set()
+        received.set()
         connection.settimeout(PATIENCE_SECONDS)
         while connection.recv(65536):
             pass
         left.set()
 
-    asked = Event()
+    received = Event()
     with scripted(following, behave):
         with Client(following.port) as client:
             client.socket.sendall(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
-            assert asked.wait(PATIENCE_SECONDS)
+            assert received.wait(PATIENCE_SECONDS)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         assert left.wait(PATIENCE_SECONDS)
     assert b"content-length" not in heads[0]
@@ -351,11 +351,11 @@ def test_forward_without_a_body_leaves_the_leader_with_the_client(following: Fol
 
 @pytest.mark.parametrize("body", [b"", b"abc"], ids=["in the answer", "in the request"])
 def test_forward_leaves_the_leader_with_the_client(following: Following, body: bytes) -> None:
-    left, asked = Event(), Event()
+    left, received = Event(), Event()
 
     def behave(connection: socket.socket) -> None:
         head_of(connection)
-        asked.set()
+        received.set()
         connection.settimeout(PATIENCE_SECONDS)
         while connection.recv(65536):
             pass
@@ -366,7 +366,7 @@ def test_forward_leaves_the_leader_with_the_client(following: Following, body: b
             length = len(body) + 10 if body else 0
             head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n"
             client.socket.sendall(head.encode() + body)
-            assert asked.wait(PATIENCE_SECONDS)
+            assert received.wait(PATIENCE_SECONDS)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         assert left.wait(PATIENCE_SECONDS)
 

@@ -67,12 +67,12 @@ def test_register_with_a_full_log_disk_is_503(disk: Disk, code: int, caplog: pyt
         answer = topic.post("producers/p", first)
         assert answer.status == 200, answer.text
         pointer = disk.manager.start_short().write_pointer
-        said = {
+        messages = {
             "x_tms_producer": "default:t/p",
             "x_tms_generation": str(answer.json["generation"]),
             "x_tms_sequence": "1",
         }
-        published = topic.post("publish", {"transactionWritePointer": str(pointer), "messages": ["a"]}, **said)
+        published = topic.post("publish", {"transactionWritePointer": str(pointer), "messages": ["a"]}, **messages)
         assert published.status == 200, published.text
         disk.fill(code)
         answers = [topic.post("producers/p", second) for _ in range(3)]

@@ -430,7 +430,7 @@ def rooted(side: SideTable, **changed: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda side: side.put([(b"xr", b"{}")]), " root "),
         (lambda side: side.delete([key for key in rows(side) if key[:2] == b"xs"]), "0 of 1 rows"),
@@ -443,13 +443,13 @@ def rooted(side: SideTable, **changed: object) -> bytes:
     ids=["root", "snapshot", "no root", "root of another kind", "root's name", "root's number", "cell"],
 )
 def test_recovery_of_damaged_rows_is_rejected(
-    side: MemorySide, clock: ManualClock, damage: Callable[[SideTable], None], said: str
+    side: MemorySide, clock: ManualClock, damage: Callable[[SideTable], None], message: str
 ) -> None:
     manager = manager_of(side, clock)
     for _ in range(3):
         manager.start_short()
     damage(side)
-    with pytest.raises(FormatError, match=said):
+    with pytest.raises(FormatError, match=message):
         manager_of(side, clock)
     tries = iter([not_leader_error()])
 
@@ -459,7 +459,7 @@ def test_recovery_of_damaged_rows_is_rejected(
         return lambda: True
 
     other = TransactionManager(SideStorage(side, later), clock)
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(StoreError, match=message):
         other.resume()
 
 

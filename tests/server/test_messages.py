@@ -180,7 +180,7 @@ def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "encoding", "status", "said"),
+    ("body", "encoding", "status", "message"),
     [
         (gzip.compress(b"x" * (MAX_REQUEST_BYTES + 1)), "gzip", 413, "server.max_request_mb"),
         (ZIPPED[:-1], "gzip", 400, "gzip"),
@@ -191,10 +191,10 @@ def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
     ids=["above the limit when unpacked", "cut", "longer", "no gzip", "another compression"],
 )
 def test_publish_of_a_bad_compressed_body_is_rejected(
-    topic: TopicClient, body: bytes, encoding: str, status: int, said: str
+    topic: TopicClient, body: bytes, encoding: str, status: int, message: str
 ) -> None:
     answer = topic.post("publish", body, content_type=AVRO, content_encoding=encoding)
-    assert (answer.status, said in answer.text) == (status, True)
+    assert (answer.status, message in answer.text) == (status, True)
 
 
 @pytest.mark.parametrize("offer", ["gzip, deflate", "deflate, gzip;q=0.5", "GZIP"])

@@ -167,16 +167,16 @@ def test_metrics_while_the_store_hangs_take_one_thread(server: Server, monkeypat
     metrics = ServerMetrics(CollectorRegistry(), server.service)
     metrics.published(ORDERS, 3, 0.001)
     server.service.delete_topic(ORDERS)
-    asked, get_row = list[bytes](), server.store.metadata.get
+    reads, get_row = list[bytes](), server.store.metadata.get
 
     def get(key: bytes) -> bytes | None:
-        asked.append(key)
+        reads.append(key)
         metrics.drop_deleted_topics()
         return get_row(key)
 
     monkeypatch.setattr(server.store.metadata, "get", get)
     metrics.drop_deleted_topics()
-    assert (len(asked), published(metrics)) == (1, {})
+    assert (len(reads), published(metrics)) == (1, {})
 
 
 def test_requests_counted_as_plain_numbers_read_like_observed_ones(server: Server) -> None:

@@ -63,8 +63,8 @@ def test_register_with_transactions_elsewhere_asks_how_they_ended() -> None:
             assert producer.send("publish", generation, number, sent, x_tms_label=pointer).status == 200
         pending = {"transaction": two, "label": two, "outcome": "pending"}
         for _ in range(2):
-            told = producer.register(heir).json
-            assert (told["former"], told["undecided"]) == (pending, [one, two])
+            response = producer.register(heir).json
+            assert (response["former"], response["undecided"]) == (pending, [one, two])
         wrong: list[object] = [{one: "open"}, {"one": "aborted"}, ["aborted"]]
         for ended in ({one: "aborted"}, *wrong):
             body = json.dumps({"instance": str(heir), "ended": ended}).encode()
@@ -73,8 +73,8 @@ def test_register_with_transactions_elsewhere_asks_how_they_ended() -> None:
         body = json.dumps({"instance": str(heir), "ended": {one: "committed", two: "aborted"}}).encode()
         previous = {"transaction": one, "label": one, "outcome": "committed"}
         for instance in (body, body, json.dumps({"instance": str(uuid4())}).encode()):
-            told = producer.ask("POST", producer.path, instance).json
-            assert (told["former"], told["undecided"]) == (previous, [])
+            response = producer.ask("POST", producer.path, instance).json
+            assert (response["former"], response["undecided"]) == (previous, [])
 
 
 def test_register_ends_an_announced_transaction_without_messages(producer: ProducerClient) -> None:

@@ -39,7 +39,7 @@ class Echo:
     """Answers with the body of each request, and remembers what it was asked.
 
     Attributes:
-        asked: method, path and body of each request.
+        requests: method, path and body of each request.
         headers: those of the last.
         begun: a request was begun.
         may_read, may_answer: bodies and answers wait for it.
@@ -48,7 +48,7 @@ class Echo:
 
     def __init__(self, *, knows_heads: bool = False) -> None:
         self.heads = KnownBefore() if knows_heads else None
-        self.asked: list[tuple[str, str, bytes]] = []
+        self.requests: list[tuple[str, str, bytes]] = []
         self.headers: list[tuple[bytes, bytes]] = []
         self.begun, self.may_read, self.may_answer = Event(), Event(), Event()
         self.may_read.set()
@@ -66,7 +66,7 @@ class Echo:
             body += message["body"]
             if not message["more_body"]:
                 break
-        self.asked.append((scope["method"], scope["path"], body))
+        self.requests.append((scope["method"], scope["path"], body))
         self.headers = scope["headers"]
         await wait(self.may_answer.wait)
         await respond(send, 200, body)
@@ -154,23 +154,23 @@ def test_upgrade_with_a_body_in_the_same_segment_is_read(echo: Echo, port: int, 
         client.socket.sendall(request("POST", "/a", SMUGGLED, upgrade) + request("GET", "/b"))
         assert client.answer().body == SMUGGLED
         assert client.answer().status == 200
-    assert echo.asked == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
+    assert echo.requests == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 7, 1000])
 def test_body_of_an_upgrade_request_cut_anywhere_is_read(echo: Echo, port: int, pieces: int) -> None:
-    said = request("POST", "/a", SMUGGLED, UPGRADE)
+    data = request("POST", "/a", SMUGGLED, UPGRADE)
     with Client(port) as client:
-        for first in range(0, len(said), size := -(-len(said) // pieces)):
-            client.socket.sendall(said[first : first + size])
+        for first in range(0, len(data), size := -(-len(data) // pieces)):
+            client.socket.sendall(data[first : first + size])
         assert client.answer().body == SMUGGLED
         # And a segment of its own for a body after its head.
-        head, _, body = said.partition(b"\r\n\r\n")
+        head, _, body = data.partition(b"\r\n\r\n")
         client.socket.sendall(head + b"\r\n\r\n")
         time.sleep(0.01)
         client.socket.sendall(body)
         assert client.answer().body == SMUGGLED
-    assert echo.asked == [("POST", "/a", SMUGGLED)] * 2
+    assert echo.requests == [("POST", "/a", SMUGGLED)] * 2
 
 
 def test_chunked_body_of_an_upgrade_request_is_read(echo: Echo, port: int) -> None:
@@ -180,11 +180,11 @@ def test_chunked_body_of_an_upgrade_request_is_read(echo: Echo, port: int) -> No
         client.socket.sendall(head + chunks + request("GET", "/b"))
         assert client.answer().body == SMUGGLED
         assert client.answer().status == 200
-    assert echo.asked == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
+    assert echo.requests == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"CONNECT /a HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -194,26 +194,26 @@ def test_chunked_body_of_an_upgrade_request_is_read(echo: Echo, port: int) -> No
         b"GET /\xff HTTP/1.1\r\n\r\n",
     ],
 )
-def test_nonsense_is_rejected_and_nothing_after_it_is_read(echo: Echo, port: int, said: bytes) -> None:
+def test_nonsense_is_rejected_and_nothing_after_it_is_read(echo: Echo, port: int, data: bytes) -> None:
     with Client(port) as client:
-        client.socket.sendall(said + SMUGGLED)
+        client.socket.sendall(data + SMUGGLED)
         refusal = client.answer()
         assert (refusal.status, refusal.headers["connection"]) == (400, "close")
         assert rest(client) == b""
-    assert echo.asked == []
+    assert echo.requests == []
 
 
 def test_nonsense_after_a_request_does_not_change_its_response(echo: Echo, port: int) -> None:
     echo.may_answer.clear()
     with Client(port) as client:
         client.socket.sendall(request("POST", "/a", b"one"))
-        wait_until(lambda: echo.asked)
+        wait_until(lambda: echo.requests)
         client.socket.sendall(b"nonsense\r\n\r\n" + SMUGGLED)
         echo.may_answer.set()
         found = client.answer()
         assert (found.status, found.body, found.headers["connection"]) == (200, b"one", "close")
         assert rest(client) == b""
-    assert echo.asked == [("POST", "/a", b"one")]
+    assert echo.requests == [("POST", "/a", b"one")]
 
 
 def test_client_that_closes_its_half_after_a_request_is_answered(echo: Echo, port: int) -> None:
@@ -221,7 +221,7 @@ def test_client_that_closes_its_half_after_a_request_is_answered(echo: Echo, por
     with Client(port) as client:
         client.send("POST", "/a", b"a")
         client.socket.shutdown(socket.SHUT_WR)
-        wait_until(lambda: echo.asked)
+        wait_until(lambda: echo.requests)
         echo.may_answer.set()
         found = client.answer()
         assert (found.body, found.headers["connection"]) == (b"a", "close")
@@ -242,7 +242,7 @@ def test_curl_that_prefers_http_2_is_answered(echo: Echo, port: int, caplog: pyt
     command = [curl, "--silent", "--show-error", "--http2", "--max-time", str(PATIENCE_SECONDS)]
     done = subprocess.run([*command, "--data-binary", "hello", url, url], capture_output=True, check=True)
     assert done.stdout == b"hellohello"
-    assert echo.asked == [("POST", "/a", b"hello")] * 2
+    assert echo.requests == [("POST", "/a", b"hello")] * 2
     assert caplog.text == ""
 
 
@@ -263,7 +263,7 @@ def test_endless_head_is_rejected(echo: Echo, port: int, before: bytes) -> None:
         client.socket.sendall(before)
         with pytest.raises(OSError, match=r"reset|pipe|abort"):
             _send_without_end(client)
-    assert echo.asked == []
+    assert echo.requests == []
 
 
 def _send_without_end(client: Client) -> None:
@@ -278,14 +278,14 @@ def test_body_larger_than_any_head_is_read(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab", request("GET", "/")],
     ids=["nothing", "half a head", "half a body", "a request, and nothing after"],
 )
-def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, echo: Echo, said: bytes) -> None:
+def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, echo: Echo, data: bytes) -> None:
     monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.2)
     with listening(echo) as port, Client(port) as client, suppress(ConnectionError):
-        client.socket.sendall(said)
+        client.socket.sendall(data)
         rest(client)
 
 
@@ -331,7 +331,7 @@ def test_connections_above_the_limit_get_only_probes_answered(echo: Echo) -> Non
             assert (answered.status, answered.headers["connection"]) == (200, "close")
         with Client(port) as other:
             assert other.ask("POST", "/pings", b"a").status == 503
-    assert [path for _, path, _ in echo.asked] == ["/", "/ping"]
+    assert [path for _, path, _ in echo.requests] == ["/", "/ping"]
 
 
 def test_silent_connection_beyond_the_limit_is_closed(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
@@ -393,7 +393,7 @@ def test_head_sent_byte_by_byte_is_408(monkeypatch: pytest.MonkeyPatch, echo: Ec
         assert client.answer().status == 408
         with Client(port) as second:
             assert second.ask("GET", "/").status == 200
-    assert [path for _, path, _ in echo.asked] == ["/"]
+    assert [path for _, path, _ in echo.requests] == ["/"]
 
 
 def test_slow_body_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
@@ -402,7 +402,7 @@ def test_slow_body_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     with listening(echo) as port, Client(port) as client:
         client.socket.sendall(request("POST", "/", bytes(5000))[:-1])
         assert client.answer().status == 408
-    assert echo.asked == []
+    assert echo.requests == []
 
 
 def test_body_that_the_server_does_not_take_is_not_too_slow(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
@@ -435,22 +435,22 @@ def test_request_that_is_confirmed_before_its_function_returns_is_not_waited_for
             wait_until(lambda: listener.alone(0))
     finally:
         listener.stop()
-    assert (echo.heads.served, len(echo.asked)) == (2, 1)
+    assert (echo.heads.served, len(echo.requests)) == (2, 1)
 
 
 def test_echo_that_knows_heads_serves_whole_requests_by_them_and_no_parts(echo: Echo, port: int) -> None:
-    said = request("POST", "/a", SMUGGLED)
+    data = request("POST", "/a", SMUGGLED)
     with Client(port) as client:
-        for part in (said, said[:-1], said[-1:] + said[:40], said[40:]):
+        for part in (data, data[:-1], data[-1:] + data[:40], data[40:]):
             client.socket.sendall(part)
-            if part in (said, said[40:]):
+            if part in (data, data[40:]):
                 assert client.answer().body == SMUGGLED
             else:
                 time.sleep(0.01)
         assert client.answer().body == SMUGGLED
-        client.socket.sendall(said + said)
+        client.socket.sendall(data + data)
         assert [client.answer().body for _ in range(2)] == [SMUGGLED] * 2
-    assert echo.asked == [("POST", "/a", SMUGGLED)] * 5
+    assert echo.requests == [("POST", "/a", SMUGGLED)] * 5
     assert echo.heads is None or echo.heads.served == 1
 
 
@@ -572,7 +572,7 @@ def test_unfinished_handshake_gives_its_place_to_the_next(
         with suppress(ConnectionError):
             assert b"200" not in rest(silent[2])
         assert select.select([silent[3].socket], [], [], 0) == ([], [], [])
-    assert [path for _, path, _ in echo.asked] == ["/a"]
+    assert [path for _, path, _ in echo.requests] == ["/a"]
     assert caplog.text == ""
 
 
@@ -603,7 +603,7 @@ LARGE = bytes(protocol._JOINED_BYTES + 1)
 
 
 @pytest.mark.parametrize(
-    ("said", "written"),
+    ("data", "written"),
     [
         ([HEAD, b"", None], [HEAD, None]),
         ([HEAD, BODY, BODY, b"", BODY], [HEAD + BODY, BODY, b"", BODY]),
@@ -613,10 +613,10 @@ LARGE = bytes(protocol._JOINED_BYTES + 1)
     ],
     ids=["no body", "pieces", "interim", "large", "cut short"],
 )
-def test_head_is_written_with_the_first_piece(said: list[bytes | None], written: list[bytes | None]) -> None:
+def test_head_is_written_with_the_first_piece(data: list[bytes | None], written: list[bytes | None]) -> None:
     transport = Written()
     joining = protocol._Joining(transport)  # type: ignore[arg-type]
-    for piece in said:
+    for piece in data:
         joining.close() if piece is None else joining.write(piece)
     assert transport.pieces == written
 

@@ -90,15 +90,15 @@ def test_server_records_the_system_and_the_highest_pointer_of_its_log(folder: Pa
 
 
 def test_server_with_an_empty_log_is_rejected_and_writes_nothing(folder: Path) -> None:
-    said = refused(folder, directory="elsewhere")
-    assert f"{folder}/elsewhere has no transaction log" in said
-    assert f"Set transactions.directory to {folder}/store.tx" in said
-    assert "tms admin accept" in said
+    error_text = refused(folder, directory="elsewhere")
+    assert f"{folder}/elsewhere has no transaction log" in error_text
+    assert f"Set transactions.directory to {folder}/store.tx" in error_text
+    assert "tms admin accept" in error_text
     assert not (folder / "elsewhere").exists()
     shutil.rmtree(folder / "store.tx")
-    said = refused(folder)
-    assert f"{folder}/store.tx" in said
-    assert "transactions.directory" not in said
+    error_text = refused(folder)
+    assert f"{folder}/store.tx" in error_text
+    assert "transactions.directory" not in error_text
     assert not (folder / "store.tx").exists()
 
 
@@ -107,8 +107,8 @@ def test_server_with_the_log_of_another_store_is_rejected(folder: Path, tmp_path
     other.mkdir()
     with served(other) as client, client.transaction():
         pass
-    said = refused(folder, directory="other/store.tx")
-    assert f"the transaction log of another system ({system_of(other / 'store.tx')})" in said
+    error_text = refused(folder, directory="other/store.tx")
+    assert f"the transaction log of another system ({system_of(other / 'store.tx')})" in error_text
     (other / "store.tx" / SYSTEM_FILE).unlink()
     assert "a transaction log that is not known to be this store's" in refused(folder, directory="other/store.tx")
 
@@ -195,9 +195,9 @@ def test_server_with_its_store_does_not_read_an_unused_log_folder(folder: Path) 
 
 def test_server_without_its_side_table_is_rejected_and_makes_none(folder: Path) -> None:
     shutil.rmtree(folder / "store.side")
-    said = refused(folder)
-    assert f"{folder}/store.side is missing or empty" in said
-    assert f"{folder}/store.tx was used with it" in said
+    error_text = refused(folder)
+    assert f"{folder}/store.side is missing or empty" in error_text
+    assert f"{folder}/store.tx was used with it" in error_text
     assert not (folder / "store.side").exists()
     accept(folder)
     with served(folder) as client, client.transaction() as tx:
@@ -231,8 +231,8 @@ def test_server_with_snapshots_of_another_system_is_rejected(folder: Path, tmp_p
     other.mkdir()
     with served(other) as client, client.transaction():
         pass
-    said = refused(folder, source="directory", directory="other/store.tx")
-    assert f"The transaction snapshots in {other}/store.tx are of transaction system" in said
+    error_text = refused(folder, source="directory", directory="other/store.tx")
+    assert f"The transaction snapshots in {other}/store.tx are of transaction system" in error_text
 
 
 def test_server_with_an_empty_log_after_snapshots_of_cdap_is_rejected(folder: Path) -> None:

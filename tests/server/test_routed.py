@@ -30,10 +30,10 @@ def ask(app: ASGIApp, method: str, path: str) -> list[Message]:
 
     scope = {"type": "http", "method": method, "path": path, "headers": []}
 
-    async def asked() -> None:
+    async def send_requests() -> None:
         await app(scope, receive, send)
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
     return sent
 
 

@@ -74,8 +74,10 @@ def test_serve_on_sighup_sweeps_at_once_and_continues(tmp_path: Path) -> None:
         wait_until(lambda: sweeps() == 1)
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: sweeps() == 2)
-        asked = subprocess.run([JANITOR, "sweep-now", "--config", config], capture_output=True, text=True, check=False)
-        assert (asked.returncode, asked.stderr) == (0, "")
+        command = subprocess.run(
+            [JANITOR, "sweep-now", "--config", config], capture_output=True, text=True, check=False
+        )
+        assert (command.returncode, command.stderr) == (0, "")
         wait_until(lambda: sweeps() == 3)
         server.end()
 
@@ -116,14 +118,14 @@ def test_serve_with_a_certificate_uses_https(tmp_path: Path) -> None:
 def test_serve_on_a_port_in_use_exits_2_and_names_the_setting(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, said = refused("--config", configure(tmp_path, port=port))
+        code, message = refused("--config", configure(tmp_path, port=port))
         assert code == 2
-        assert f"server.port is {port}, which another program or another setting uses already." in said
+        assert f"server.port is {port}, which another program or another setting uses already." in message
         config = configure(tmp_path)
         config.write_text(config.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
-        code, said = refused("--config", config)
+        code, message = refused("--config", config)
         assert code == 2
-        assert f"transactions.thrift is 127.0.0.1:{port}" in said
+        assert f"transactions.thrift is 127.0.0.1:{port}" in message
 
 
 def test_serve_with_one_port_for_server_and_janitor_creates_no_store(tmp_path: Path) -> None:
@@ -133,23 +135,23 @@ def test_serve_with_one_port_for_server_and_janitor_creates_no_store(tmp_path: P
     settings = yaml.safe_load(config.read_text())
     settings["janitor"]["http"]["port"] = port
     config.write_text(yaml.safe_dump(settings))
-    code, said = refused("--config", config)
+    code, message = refused("--config", config)
     assert code == 2
-    assert f"janitor.http.port is {port}, which another program or another setting uses already." in said
+    assert f"janitor.http.port is {port}, which another program or another setting uses already." in message
     assert not (tmp_path / "messaging").exists()
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"host": "0.0.0.0"}, "without authentication"),  # noqa: S104 it is refused
         ({"ports": 5}, "server.ports"),
     ],
 )
-def test_wrong_setting_ends_serve_with_2_and_is_named(tmp_path: Path, setting: dict[str, object], said: str) -> None:
+def test_wrong_setting_ends_serve_with_2_and_is_named(tmp_path: Path, setting: dict[str, object], message: str) -> None:
     code, text = refused("--config", configure(tmp_path, **setting))
     assert code == 2
-    assert said in text
+    assert message in text
 
 
 # --- how it ends -----------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_unloadable_companion_is_an_error_with_a_hint(
 
 
 @pytest.mark.parametrize(
-    ("section", "setting", "value", "said"),
+    ("section", "setting", "value", "message"),
     [
         ("server", "port", "TAKEN", "server.port is"),
         ("server", "tls", {"certificate": "nowhere.crt", "key": "nowhere.key"}, "nowhere.crt"),
@@ -175,14 +175,16 @@ def test_unloadable_companion_is_an_error_with_a_hint(
         ("janitor", "hold_second", 1, "janitor.hold_second is not a setting"),
     ],
 )
-def test_rejected_start_leaves_no_files(tmp_path: Path, section: str, setting: str, value: object, said: str) -> None:
+def test_rejected_start_leaves_no_files(
+    tmp_path: Path, section: str, setting: str, value: object, message: str
+) -> None:
     config = configure(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = yaml.safe_load(config.read_text())
         settings[section][setting] = value
         config.write_text(json.dumps(settings).replace('"TAKEN"', str(port)).replace("TAKEN", str(port)))
-        with pytest.raises(ConfigurationError, match=said), serving(config, {}, {}, janitor=section == "janitor"):
+        with pytest.raises(ConfigurationError, match=message), serving(config, {}, {}, janitor=section == "janitor"):
             pass
     assert list(tmp_path.iterdir()) == [config]
 
@@ -348,14 +350,14 @@ def test_authentication_without_rules_is_logged(tmp_path: Path, caplog: pytest.L
 def test_serve_prints_its_addresses_and_stops_on_request(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Asked(threading.Event):
+    class ObservedEvent(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             return True
 
-    monkeypatch.setattr(command, "Event", Asked)
+    monkeypatch.setattr(command, "Event", ObservedEvent)
     assert execute(["serve", "--config", str(memory(tmp_path)), "--no-janitor"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[0] for line in said] == ["transactions", "REST"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["transactions", "REST"]
     config = memory(tmp_path)
     config.write_text(config.read_text() + "\n")
     monkeypatch.setenv("TMS_TRANSACTIONS__SOURCE", "none")
@@ -367,13 +369,13 @@ def test_serve_prints_its_addresses_and_stops_on_request(
     assert all("time" in line for line in logged)
 
 
-def test_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    asked, ended = threading.Event(), list[int]()
+def test_second_signal_stops_the_process(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    requested, ended = threading.Event(), list[int]()
     monkeypatch.setattr(os, "_exit", ended.append)
     before = signal.getsignal(signal.SIGTERM)
-    with handle_signals(asked.set):
+    with handle_signals(requested.set):
         signal.raise_signal(signal.SIGTERM)
-        assert asked.wait(60)
+        assert requested.wait(60)
         assert ended == []
         signal.raise_signal(signal.SIGTERM)
     assert ended == [128 + signal.SIGTERM]
@@ -381,22 +383,22 @@ def test_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch, capfd: 
     assert "finishing accepted work" in capfd.readouterr().err
 
 
-def test_signal_in_another_thread_asks_to_end() -> None:
-    asked = threading.Event()
-    with handle_signals(asked.set):
+def test_signal_in_another_thread_requests_a_stop() -> None:
+    requested = threading.Event()
+    with handle_signals(requested.set):
         other = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
         other.start()
-        assert asked.wait(60)
+        assert requested.wait(60)
         other.join()
 
 
 WAITING = """
 import threading
 from tms_core.cli.entry import handle_signals
-asked = threading.Event()
-with handle_signals(asked.set):
+requested = threading.Event()
+with handle_signals(requested.set):
     print("ready", flush=True)
-    asked.wait()
+    requested.wait()
 """
 
 

@@ -206,8 +206,8 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
         assert not servers.first.check_leases()
     servers.clock.advance(OVER_MS)
     # The first takes over, and is paused before its term begins.
-    goes_on = Event()
-    servers.first.meanwhile = partial(goes_on.wait, 60)
+    resume = Event()
+    servers.first.meanwhile = partial(resume.wait, 60)
     servers.first.leadership.step(servers.first.shared.is_ready)
     assert servers.first.leadership.holds
     assert not servers.second.check_leases()
@@ -215,7 +215,7 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
     servers.change()
     servers.clients[1].abort(transaction)
     servers.second.leadership.resign()
-    goes_on.set()
+    resume.set()
     assert not servers.first.check_leases()
     assert servers.first.check_leases()
     assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
@@ -284,11 +284,11 @@ def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Serv
 
 @pytest.mark.parametrize("leads", ["this", "another"])
 def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str) -> None:
-    asked, goes_on = Event(), Event()
+    received, resume = Event(), Event()
 
     def paused(*_: object) -> bytes:
-        asked.set()
-        goes_on.wait(60)
+        received.set()
+        resume.wait(60)
         raise FormatError("it was not to be answered.")
 
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
@@ -296,7 +296,7 @@ def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pyte
             servers.clients[1].start_short()
             monkeypatch.setattr(rpc_service, "answer", paused)
             waiting = thread.submit(servers.clients[1].start_short)
-            assert asked.wait(60)
+            assert received.wait(60)
             monkeypatch.undo()
             known = servers.second.shared._remote
             if leads == "this":
@@ -311,18 +311,18 @@ def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pyte
             with pytest.raises(OutcomeUnknown, match="closed the connection"):
                 waiting.result()
         finally:
-            goes_on.set()
+            resume.set()
     assert known is not None
     with pytest.raises(ServiceUnavailable):
         known.forward_call(b"")
 
 
 def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, waiting = Event(), Semaphore(0)
+    resume, waiting = Event(), Semaphore(0)
 
     def paused(_: bytes) -> bytes:
         waiting.release()
-        goes_on.wait(60)
+        resume.wait(60)
         raise ServiceUnavailable("it is gone.")
 
     monkeypatch.setattr(servers.second.shared, "forward_call", paused)
@@ -334,7 +334,7 @@ def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, mo
             servers.change()
             assert servers.clients[0].start_short().transaction_id > BASE
         finally:
-            goes_on.set()
+            resume.set()
         for one in stuck:
             with pytest.raises(ServiceUnavailable, match="gone"):
                 one.result()

@@ -96,10 +96,10 @@ class Janitor:
 
     def __init__(self, *refusals: Exception) -> None:
         self.refusals = list(refusals)
-        self.asked, self.hurried, self.runs = 0, 0, Event()
+        self.requests, self.hurried, self.runs = 0, 0, Event()
 
     def __call__(self) -> Companion:
-        self.asked += 1
+        self.requests += 1
         if self.refusals:
             raise self.refusals.pop(0)
         self.runs.set()
@@ -120,7 +120,7 @@ def test_standby_janitor_waits_and_can_be_stopped(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO):
         waiting = start_companion("janitor", janitor)
     waiting.stop()
-    assert janitor.asked == 1
+    assert janitor.requests == 1
     assert "the janitor of this server waits: another one has the lease." in caplog.text
 
 

@@ -77,10 +77,10 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
     paths = client.ask("GET", "/openapi.json").json["paths"]
     for path, item in paths.items():
         known = {method.upper() for method in item if method != "parameters"}
-        asked = path.format(namespace="default", topic="unknown", name="billing")
-        assert client.ask("OPTIONS", asked).status == 405, path
+        target = path.format(namespace="default", topic="unknown", name="billing")
+        assert client.ask("OPTIONS", target).status == 405, path
         for method in ("GET", "PUT", "POST", "DELETE"):
-            answer = client.ask(method, asked)
+            answer = client.ask(method, target)
             assert (answer.status != 405) == (method in known), (method, path)
             if method in known:
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)

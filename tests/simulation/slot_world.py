@@ -45,14 +45,14 @@ def start_server(world: Shared, ordinal: int, cache_bytes: int, settings: Leader
     return SlotServer(world, ordinal, settings, f"server {next(world.names)}", options, world.manager)
 
 
-class Asked:
+class LeaderProxy:
     """A proxy of all servers that sends each request to the leader of its topic."""
 
     def __init__(self, world: SlotWorld, part: str = "") -> None:
         self._world = world
         self._part = part
         if not part:
-            self.consumers, self.groups = Asked(world, "consumers"), Asked(world, "groups")
+            self.consumers, self.groups = LeaderProxy(world, "consumers"), LeaderProxy(world, "groups")
 
     def __getattr__(self, name: str) -> Any:
         def ask(topic: TopicId, *given: Any, **more: Any) -> Any:
@@ -82,7 +82,7 @@ class SlotWorld(GroupWorld):
     def serve(self) -> Any:
         for ordinal in range(SERVERS):
             self._start(ordinal)
-        return Asked(self)
+        return LeaderProxy(self)
 
     def leader(self, topic: TopicId) -> SlotServer:
         for _ in range(_SETTLED):

@@ -142,8 +142,8 @@ class MortalStoring:
 
 def parent(pid: int, name: str) -> int:
     def ask(what: str, of: int) -> str:
-        asked = ["ps", "-o", f"{what}=", "-p", str(of)]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["ps", "-o", f"{what}=", "-p", str(of)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     found = int(ask("ppid", pid))
     assert ask("comm", found) == name

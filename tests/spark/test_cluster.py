@@ -127,7 +127,7 @@ def test_spark_connect_reads_and_plans(connect: str, place: Path, tmp_path: Path
         times = [*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 9000), *range(NOW_MS, NOW_MS + 1000)]
         keys = [MessageKey(made.id, 1, ms, 0).pack() for ms in times]
         store.message.put([(key, MessageValue(None, bodies.randbytes(40))) for key in keys])
-    asked = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "tests.spark.program", connect, str(place), str(tmp_path / "scratch")],
         cwd=ROOT,
         capture_output=True,
@@ -135,8 +135,8 @@ def test_spark_connect_reads_and_plans(connect: str, place: Path, tmp_path: Path
         check=False,
         timeout=PATIENCE_SECONDS,
     )
-    assert asked.returncode == 0, asked.stderr[-4000:]
-    found = json.loads(asked.stdout.splitlines()[-1])
+    assert output.returncode == 0, output.stderr[-4000:]
+    found = json.loads(output.stdout.splitlines()[-1])
     assert "connect" in found["connect"]
     assert found["partitions"] > 1
     assert found["counted"] == {"expired": 9000, "live": 1000}

@@ -37,7 +37,7 @@ def words(verdicts: Decisions) -> list[tuple[str, str]]:
     return [(ACTIONS[action], RULES[rule]) for action, rule in zip(verdicts.action, verdicts.rule, strict=True)]
 
 
-def said(rules: Policy, row: Row, expires_ms: int | None = None) -> tuple[str, str]:
+def verdict(rules: Policy, row: Row, expires_ms: int | None = None) -> tuple[str, str]:
     """Return the verdict of ``decide`` in the terms of columns, with both answers to L5."""
     topic, frontier = rules.topics.get(row.key.topic, (None, None)) if row.key else (None, None)
     free, needed = (
@@ -70,7 +70,7 @@ def test_verdicts_of_random_messages_as_columns_match_decide(scene: Scene, data:
     rows = split("message", keys)
     judged = rules.judge("message", rows, pointers_of(values), np.array(expires, dtype=np.int64))
     wanted = [
-        said(rules, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
+        verdict(rules, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
         for key, pointer, expires_ms in zip(keys, values, expires, strict=True)
     ]
     assert words(judged) == wanted
@@ -82,7 +82,7 @@ def test_verdicts_of_random_messages_as_columns_match_decide(scene: Scene, data:
 def test_verdicts_of_random_payloads_as_columns_match_decide(scene: Scene) -> None:
     rules, keys = policy(scene), sorted(scene.payloads)
     judged = rules.judge("payload", split("payload", keys))
-    assert words(judged) == [said(rules, Row("payload", PayloadKey.parse(key))) for key in keys]
+    assert words(judged) == [verdict(rules, Row("payload", PayloadKey.parse(key))) for key in keys]
 
 
 @settings(max_examples=50)
@@ -144,7 +144,9 @@ def test_verdicts_at_every_boundary_match_decide(generation: int, snapshot: Visi
         expires = np.array([expires_ms for _, _, expires_ms in messages], dtype=np.int64)
         judged = words(rules.judge("message", split("message", keys), pointers, expires))
         assert judged == [
-            said(rules, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
+            verdict(
+                rules, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms
+            )
             for key, pointer, expires_ms in messages
         ]
         stored = sorted(
@@ -152,4 +154,4 @@ def test_verdicts_at_every_boundary_match_decide(generation: int, snapshot: Visi
             for row, pointer, ms in product(GENERATIONS, POINTERS, TIMES)
         )
         judged = words(rules.judge("payload", split("payload", stored)))
-        assert judged == [said(rules, Row("payload", PayloadKey.parse(key))) for key in stored]
+        assert judged == [verdict(rules, Row("payload", PayloadKey.parse(key))) for key in stored]

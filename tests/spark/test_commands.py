@@ -139,17 +139,17 @@ def test_spark_sweep_of_store_in_use_fails_or_skips(kit: CommandKit) -> None:
 
 
 def test_spark_sweep_waits_for_the_lease(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, lease = [], Session.lease
+    requests, lease = [], Session.lease
 
     def watched(
         self: Session, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
     ) -> Any:
-        asked.append((standby, until is not None))
+        requests.append((standby, until is not None))
         return lease(self, state, store, standby, until)
 
     monkeypatch.setattr(Session, "lease", watched)
     assert kit.janitor("spark sweep --adopt").code == 0
-    assert asked == [(None, True)]
+    assert requests == [(None, True)]
 
 
 def test_spark_sweep_with_apply_false_only_plans(kit: CommandKit) -> None:

@@ -28,7 +28,7 @@ from janitor.sweep.scan import Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snapshots, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.spark.local import LocalSender, PiecesEnvironment, on_spark
-from tests.spark.test_sweep import rows_of, told, without_bytes
+from tests.spark.test_sweep import figures, rows_of, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.rowkey import PayloadKey
@@ -158,7 +158,7 @@ def swept(
     for wait_ms in waits:
         report = engine.run_once()
         assert not report.errors
-        found += [without_bytes(told(report)), expiries.due(2**62, 100), left_behind(store, state)]
+        found += [without_bytes(figures(report)), expiries.due(2**62, 100), left_behind(store, state)]
         clock.advance(wait_ms)
     return found
 
@@ -211,7 +211,7 @@ def test_run_after_guided_sweep_of_leveldb_finds_nothing_to_do(tmp_path: Path) -
             assert not report.errors
             assert state.boundary() is not None
             assert list((folder / "archive").rglob("*.parquet"))
-            outcomes.append((told(report)["totals"], left_behind(store, state)))
+            outcomes.append((figures(report)["totals"], left_behind(store, state)))
             clock.advance(1000)
             following = FileEngine(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
             again = following.run_once()
@@ -269,22 +269,22 @@ def test_guided_sweep_with_failed_task_records_deleted_messages() -> None:
 
 
 def test_stopped_guided_sweep_is_recorded_as_interrupted() -> None:
-    store, asked = filled(), []
+    store, requests = filled(), []
 
     @contextmanager
     def looking() -> Iterator[Any]:
         class Stopped:
             def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
-                asked.append(parts[0].step)
+                requests.append(parts[0].step)
                 keep_alive()
                 raise AssertionError("nobody asked")
 
         yield Stopped()
 
-    engine, state = run_on(store, open_reading=looking, is_stopping=lambda: bool(asked))
+    engine, state = run_on(store, open_reading=looking, is_stopping=lambda: bool(requests))
     report = engine.run_once(adopt=True)
     assert [note.guard for note in report.guards] == ["interrupted"]
-    assert (asked, state.runs(1)[0].result) == (["invert"], "interrupted")
+    assert (requests, state.runs(1)[0].result) == (["invert"], "interrupted")
 
 
 def test_copy_of_open_store_can_be_cloned(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from tests.hbase.tables import Tables, write_config
 from tests.kit.proxy import Conduct, Fault, Proxy
 from tests.spark.local import LocalSender, on_spark
 from tests.spark.test_parts import fill
-from tests.spark.test_sweep import told
+from tests.spark.test_sweep import figures
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseLost, StoreNotFound, StoreUnavailable
 from tms_core.tables.base import MESSAGES, PAYLOADS, Store
@@ -135,7 +135,7 @@ def test_spark_sweep_of_hbase_matches_sweep_of_one_process(spark: SparkSession, 
             [run] = state.runs(10)
             entries = {(str(e.topic), e.table, e.rule): (e.start, e.stop, e.rows) for e in state.ledger(100)}
             rows = every(store.message, MESSAGES), every(store.payload, PAYLOADS)
-            outcomes.append((rows, told(planned), told(report), run.result, entries, len(state.evidence())))
+            outcomes.append((rows, figures(planned), figures(report), run.result, entries, len(state.evidence())))
     assert outcomes[0] == outcomes[1]
 
 
@@ -250,8 +250,8 @@ def test_pieces_of_skewed_hbase_table_are_even(tables: Tables) -> None:
         (12, tuple(names), times, 12),
         (12, ("*:huge", "*:tiny*"), times, 12),
     ]:
-        asked = SourceOptions(made.access, "message", patterns, from_ms, to_ms, NOW_MS, number)
-        found = RowReader(asked)
+        options = SourceOptions(made.access, "message", patterns, from_ms, to_ms, NOW_MS, number)
+        found = RowReader(options)
         parts = found.partitions()
         read = [[row["key"] for batch in found.read(part) for row in batch.to_pylist()] for part in parts]
         assert len(parts) == tasks

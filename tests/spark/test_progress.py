@@ -36,7 +36,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on, "LOOK_SECONDS", 0.01)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the log messages without times."""
     return [record.getMessage().rpartition(" after ")[0] for record in caplog.records]
 
@@ -47,12 +47,12 @@ def test_run_on_spark_logs_progress_and_names_the_job(caplog: pytest.LogCaptureF
         name = "sweep, step 2 of 3: invalid transactions"
 
         def look() -> None:
-            if told(caplog):
+            if messages(caplog):
                 looked.set()
 
         run_on_spark(cast(Any, spark), lambda: looked.wait(60), look, name=name)
-    assert told(caplog)[0] == f"{name}: 3 of 6 tasks done"
-    assert told(caplog)[-1] == f"{name}: finished"
+    assert messages(caplog)[0] == f"{name}: 3 of 6 tasks done"
+    assert messages(caplog)[-1] == f"{name}: finished"
     assert spark.described == [name]
 
 
@@ -63,7 +63,7 @@ def test_run_on_spark_with_connect_logs_reported_progress(caplog: pytest.LogCapt
     looked = Event()
 
     def look() -> None:
-        if told(caplog):
+        if messages(caplog):
             looked.set()
         for handler in handlers:
             stages = [SimpleNamespace(num_completed_tasks=1, num_tasks=4)]
@@ -71,7 +71,7 @@ def test_run_on_spark_with_connect_logs_reported_progress(caplog: pytest.LogCapt
 
     with caplog.at_level(logging.INFO):
         run_on_spark(remote, lambda: looked.wait(60), look, name="count")
-    assert told(caplog) == ["count: 1 of 4 tasks done", "count: finished"]
+    assert messages(caplog) == ["count: 1 of 4 tasks done", "count: finished"]
     assert handlers == []
 
 
@@ -80,9 +80,12 @@ def test_run_on_spark_without_tasks_logs_it(caplog: pytest.LogCaptureFixture, mo
     looked = Event()
     with caplog.at_level(logging.INFO):
         run_on_spark(
-            cast(Any, Classic()), lambda: looked.wait(60), lambda: looked.set() if told(caplog) else None, name="count"
+            cast(Any, Classic()),
+            lambda: looked.wait(60),
+            lambda: looked.set() if messages(caplog) else None,
+            name="count",
         )
-    assert told(caplog)[0] == "count: no tasks running"
+    assert messages(caplog)[0] == "count: no tasks running"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
@@ -104,4 +107,4 @@ def test_run_on_spark_if_short_or_unnamed_logs_nothing(caplog: pytest.LogCapture
         assert run_on_spark(cast(Any, object()), lambda: 3) == 3
         looked = Event()
         run_on_spark(cast(Any, object()), lambda: looked.wait(60), looked.set)
-    assert told(caplog) == []
+    assert messages(caplog) == []

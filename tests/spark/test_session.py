@@ -105,7 +105,7 @@ def test_error_of_spark_contains_its_first_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             (
@@ -124,9 +124,9 @@ def test_error_of_spark_contains_its_first_line() -> None:
         ),
     ],
 )
-def test_error_of_java_stack_trace_starts_with_the_cause(text: str, said: str) -> None:
+def test_error_of_java_stack_trace_starts_with_the_cause(text: str, message: str) -> None:
     error = error_of(text)
-    assert str(error).startswith(f"Spark failed: {said}")
+    assert str(error).startswith(f"Spark failed: {message}")
     assert "SPARK_CONF_DIR" in error.hint
 
 
@@ -196,8 +196,8 @@ def test_failed_task_shows_its_error_without_java_log() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=little)
     assert done.returncode == 1
-    said = done.stderr[: done.stderr.index("Traceback")]
-    assert [line for line in said.splitlines() if "incubator" not in line] == []
+    message = done.stderr[: done.stderr.index("Traceback")]
+    assert [line for line in message.splitlines() if "incubator" not in line] == []
     error = "tms_core.errors.StoreUnavailable: the task for part 0 lost its store. Start it."
     assert done.stderr.splitlines()[-1] == error
 

@@ -30,7 +30,7 @@ from janitor.spark.source.source import FilteringReader, FilteringSource, RowRea
 from janitor.spark.sweep.ranged import RangedStore
 from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, visibility
 from tests.janitor.rules.test_differential import LONG_MAX, Scene, leveldb_store, scenes
-from tests.spark.test_columns import said
+from tests.spark.test_columns import verdict
 from tests.support import raising
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import pack
@@ -174,15 +174,15 @@ def test_scan_of_random_store_returns_each_key_once_in_order(scene: Scene) -> No
 def test_scan_of_leveldb_and_memory_returns_the_same_rows(table: DataTable, ask: RowFields, place: Path) -> None:
     memory = MemoryStore()
     with LevelDBStore(place, create=True) as store:
-        said = []
+        results = []
         for one in (memory, store):
             sample(one)
             read_from = one.message if table == "message" else one.payload
             [rows] = pages.scan(read_from, ALL, RowSelection(table), ask)
             pointers = rows.pointers and [column.tolist() for column in rows.pointers]
             sizes = rows.sizes and [size for size, present in zip(*rows.sizes, strict=True) if present]
-            said.append((rows.keys, pointers, sizes, rows.payloads))
-    assert said[0] == said[1]
+            results.append((rows.keys, pointers, sizes, rows.payloads))
+    assert results[0] == results[1]
 
 
 RAW = [
@@ -358,12 +358,12 @@ def test_source_with_unreadable_claims_keeps_processed_rows(
 def test_source_of_claims_returns_their_states(place: Path, tmp_path: Path) -> None:
 
     given = {"leveldb": str(place), "table": "claims", "topics": "default:orders"}
-    asked = TmsSource(given)
+    tms_source = TmsSource(given)
     LevelDBStore(place, create=True).close()
-    assert rows_of_table(asked) == [], "no server was ever there"
+    assert rows_of_table(tms_source) == [], "no server was ever there"
     options = with_groups(place, tmp_path / "tx")
     known = TmsSource({**given, **options})
-    for source, states in ((known, ["done", "open", "void", "void"]), (asked, [None] * 4)):
+    for source, states in ((known, ["done", "open", "void", "void"]), (tms_source, [None] * 4)):
         rows = rows_of_table(source)
         assert [(row["state"], row["deliveries"]) for row in rows] == list(zip(states, [1, 2, 3, 4], strict=True))
     assert list(rows[0]) == source.schema().names
@@ -405,11 +405,11 @@ def test_source_of_random_store_matches_decide(scene: Scene, data: st.DataObject
             RowReader(SourceOptions.parse({**options, "table": t}, {})) for t in ("message", "payload")
         )
         assert {row["key"]: (row["action"], row["rule"]) for row in rows_of(messages)} == {
-            key: said(messages.policy, Row("message", MessageKey.parse(key), value.pointer), expires.get(key))
+            key: verdict(messages.policy, Row("message", MessageKey.parse(key), value.pointer), expires.get(key))
             for key, value in scene.messages.items()
         }
         assert {row["key"]: (row["action"], row["rule"]) for row in rows_of(payloads)} == {
-            key: said(payloads.policy, Row("payload", PayloadKey.parse(key))) for key in scene.payloads
+            key: verdict(payloads.policy, Row("payload", PayloadKey.parse(key))) for key in scene.payloads
         }
 
 

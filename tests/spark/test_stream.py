@@ -469,10 +469,10 @@ class Breaking:
 
     def __init__(self, each: int) -> None:
         self.each = each
-        self.asked: list[tuple[Any, bool, int | None]] = []
+        self.requests: list[tuple[Any, bool, int | None]] = []
 
     def poll(self, _: TopicId, *, start: Any, inclusive: bool, limit: int | None, transaction: object) -> Any:
-        self.asked.append((start, inclusive, limit))
+        self.requests.append((start, inclusive, limit))
         first = 0 if start is None else start.sequence + 1
         return _Answer([Message(MessageId(1, number), b"") for number in range(first, 7)][:limit], self.each)
 
@@ -494,7 +494,7 @@ def test_messages_continue_after_a_truncated_response() -> None:
     client: Any = Breaking(3)
     found = [message.id.sequence for message in messages(client, TopicId("a", "b"), EARLIEST, view=None, limit=6)]
     assert found == list(range(6))
-    assert client.asked == [(None, True, 6), (MessageId(1, 2), False, 3)]
+    assert client.requests == [(None, True, 6), (MessageId(1, 2), False, 3)]
     just: Any = Breaking(3)
     assert len(list(messages(just, TopicId("a", "b"), EARLIEST, view=None, limit=3))) == 3
 
@@ -503,7 +503,7 @@ def test_messages_of_empty_truncated_response_raise_unanswered() -> None:
     client: Any = Breaking(0)
     with pytest.raises(Unanswered):
         list(messages(client, TopicId("a", "b"), EARLIEST, view=None))
-    assert len(client.asked) == 1
+    assert len(client.requests) == 1
 
 
 GIVEN = {"url": "http://127.0.0.1:1", "topic": ORDERS}

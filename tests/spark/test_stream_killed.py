@@ -55,11 +55,11 @@ class Driver:
 
     def work(self) -> None:
         for _ in range(_ATTEMPTS):
-            said = self._process.communicate("go\n", PATIENCE_SECONDS)[1]
-            if self._process.returncode == -signal.SIGKILL or TOO_BUSY not in said:
+            output = self._process.communicate("go\n", PATIENCE_SECONDS)[1]
+            if self._process.returncode == -signal.SIGKILL or TOO_BUSY not in output:
                 break
             self._process = self._start()
-        assert self._process.returncode == -signal.SIGKILL, said[-4000:]
+        assert self._process.returncode == -signal.SIGKILL, output[-4000:]
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(

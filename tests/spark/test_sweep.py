@@ -58,7 +58,7 @@ DEAD = pointer(NOW_MS - 2 * DAY)
 USUAL = Terms(0, (), LIFETIME, True, 60)
 
 
-def told(report: Report) -> dict[str, Any]:
+def figures(report: Report) -> dict[str, Any]:
     """Return the comparable part of a report."""
     found = pack(report)
     measured = ("duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "store_bytes")
@@ -96,7 +96,9 @@ def test_tasks_on_random_store_match_one_process(scene: Scene, batch_rows: int) 
             engine = FileEngine(store, state, source, clock, TERMS, **options)
             planned, report = engine.preview(), engine.run_once()
         ledger = sorted((replace(entry, at_ms=0, run_id="") for entry in state.ledger(1000)), key=repr)
-        outcomes.append((rows_of(store), told(planned), told(report), ledger, state.evidence(), state.frontiers()))
+        outcomes.append(
+            (rows_of(store), figures(planned), figures(report), ledger, state.evidence(), state.frontiers())
+        )
         assert not report.errors
     assert outcomes[0] == outcomes[1]
 
@@ -127,7 +129,7 @@ def test_sweep_of_randomly_cut_salts_matches_one_process(scene: Scene, data: st.
             report = FileEngine(store, state, source, clock, TERMS, **options).run_once()
         assert not report.errors
         covered = remainder(ALL_KEYS, [KeyRange(item.start, item.stop) for item in state.evidence()])
-        outcomes.append((rows_of(store), without_bytes(told(report)), covered, state.boundary(), state.frontiers()))
+        outcomes.append((rows_of(store), without_bytes(figures(report)), covered, state.boundary(), state.frontiers()))
     assert outcomes[0] == outcomes[1]
 
 
@@ -163,7 +165,7 @@ def test_plan_of_randomly_cut_pieces_matches_one_process(scene: Scene, data: st.
     options: dict[str, Any] = {"batch_rows": 3, "side": scene.side()}
     kit = local_kit(store, source, terms=TERMS, state=state, clock=clock, cut=cut, environment=environment, **options)
     whole = FileEngine(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, **options)
-    assert without_bytes(told(kit.engine.plan().report)) == without_bytes(told(whole.preview()))
+    assert without_bytes(figures(kit.engine.plan().report)) == without_bytes(figures(whole.preview()))
 
 
 def without_bytes(report: dict[str, Any]) -> dict[str, Any]:
@@ -261,9 +263,9 @@ def test_permanently_failed_task_fails_the_run() -> None:
     [run] = kit.state.runs(10)
     assert run.result == "failed"
     entries = [entry for entry in kit.state.ledger(100) if str(entry.topic) == "default:orders"]
-    told = {(entry.table, entry.rule, entry.rows) for entry in entries}
-    assert told >= {("message", "expired", 200)}, told
-    assert {rows for table, _, rows in told if table == "payload"} == {None}
+    figures = {(entry.table, entry.rule, entry.rows) for entry in entries}
+    assert figures >= {("message", "expired", 200)}, figures
+    assert {rows for table, _, rows in figures if table == "payload"} == {None}
     kit.sender.before = lambda *_: None
     kit.engine.run_once()
     assert rows_of(kit.store) == swept(filled())

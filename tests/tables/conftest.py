@@ -71,7 +71,7 @@ class Child:
             env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
         )
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline().strip()
+        self.output = self.process.stdout.readline().strip()
 
     @property
     def pid(self) -> int:

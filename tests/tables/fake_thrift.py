@@ -81,7 +81,7 @@ class FakeThrift:
 
     Attributes:
         connections: how many were accepted.
-        asked: how often each row was asked for.
+        reads: the number of reads of each row.
         unheard: set when an answer could not be delivered.
         over: set when the test is; for a conduct that waits.
     """
@@ -92,7 +92,7 @@ class FakeThrift:
         self.calls = calls_of(service)
         self.conduct = conduct or (lambda request: request.send(request.answer()))
         self.connections = 0
-        self.asked: Counter[bytes] = Counter()
+        self.reads: Counter[bytes] = Counter()
         self.unheard = threading.Event()
         self.over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", port))
@@ -143,7 +143,7 @@ class FakeThrift:
                 except (OSError, EOFError):
                     return
                 request = Request(self, connection, name, number, arguments)
-                self.asked[request.row] += 1
+                self.reads[request.row] += 1
                 self.conduct(request)
 
 

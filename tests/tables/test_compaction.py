@@ -47,7 +47,7 @@ class ConcurrentTable(SlicedTable):
     def __init__(self, error: StoreError | None = None) -> None:
         super().__init__(GAP_BYTES + 1)
         self.error = error
-        self.asked = 0
+        self.reads = 0
         self.go_on = Event()
 
     @property
@@ -55,7 +55,7 @@ class ConcurrentTable(SlicedTable):
         return True
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        self.asked += 1
+        self.reads += 1
         if stop and current_thread() is not main_thread():
             self.go_on.wait()
             if self.error is not None:
@@ -192,7 +192,7 @@ def test_failed_concurrent_compaction_raises_in_compact() -> None:
         wait([part.background for part in deleted.slices if part.background is not None])
         with pytest.raises(StoreError, match="no space"):
             deleted.compact(lambda: None)
-    assert table.asked == 1
+    assert table.reads == 1
 
 
 def test_small_slice_is_compacted_if_table_weighs_compaction(monkeypatch: pytest.MonkeyPatch) -> None:

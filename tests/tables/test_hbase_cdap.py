@@ -22,9 +22,9 @@ PACKAGE = "cdap.data2.transaction.messaging.coprocessor"
 @pytest.mark.parametrize("entry", ["coprocessor$1", "COPROCESSOR$12"])
 def test_cdap_observer_is_reported_with_the_removal_command(java_class: str, name: str, entry: str) -> None:
     value = f"hdfs:///cdap/lib/coprocessor.jar|{java_class}|1073741823|"
-    [said] = observers(TABLE, {"SPLIT_POLICY": "…", entry: value})
-    assert said.startswith(f"{TABLE} still has CDAP's observer {name}, ")
-    assert said.endswith(f"alter '{TABLE}', METHOD => 'table_att_unset', NAME => '{entry}'")
+    [finding] = observers(TABLE, {"SPLIT_POLICY": "…", entry: value})
+    assert finding.startswith(f"{TABLE} still has CDAP's observer {name}, ")
+    assert finding.endswith(f"alter '{TABLE}', METHOD => 'table_att_unset', NAME => '{entry}'")
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_call_with_only_mismatched_responses_fails_after_retries(pools: Pools, c
         before_ms = clock.monotonic_ms()
         with pytest.raises(ConnectionLost, match=r"getRow.* 2 "):
             get(pools(server), b"mine")
-        assert server.asked[b"mine"] == len(PAUSES_SECONDS) + 1
+        assert server.reads[b"mine"] == len(PAUSES_SECONDS) + 1
         assert clock.monotonic_ms() - before_ms == sum(PAUSES_SECONDS) * 1000
 
 
@@ -170,7 +170,7 @@ def test_closed_idle_connection_is_replaced_without_retry(pools: Pools, clock: M
         before_ms = clock.monotonic_ms()
         assert get(pool, b"b") == b"b"
         assert clock.monotonic_ms() == before_ms, "a call was repeated"
-        assert server.asked == {b"a": 1, b"b": 1}
+        assert server.reads == {b"a": 1, b"b": 1}
 
 
 @pytest.mark.parametrize(("rest_ms", "connections"), [(IDLE_MS - 1, 1), (IDLE_MS, 2)])
@@ -189,8 +189,8 @@ def test_connection_idle_for_too_long_is_not_reused(
 def test_refused_connection_names_server_command_and_setting(pools: Pools, service: Service, name: str) -> None:
     with FakeThrift() as server:
         address = server.address
-    said = rf"{address} cannot be reached.*Connection refused.*hbase {name} start.*storage\.hbase\.{name}\."
-    with pytest.raises(ConnectionLost, match=said):
+    message = rf"{address} cannot be reached.*Connection refused.*hbase {name} start.*storage\.hbase\.{name}\."
+    with pytest.raises(ConnectionLost, match=message):
         get(pools(address, service=service), b"a")
 
 
@@ -202,7 +202,7 @@ def test_truncated_response_is_retried_on_a_new_connection(pools: Pools, length:
 
     with FakeThrift(nth(cut, answered)) as server:
         assert get(pools(server), b"whole") == b"whole"
-        assert server.asked == {b"whole": 2}
+        assert server.reads == {b"whole": 2}
 
 
 def test_slow_response_times_out_at_the_call_limit(pools: Pools) -> None:
@@ -261,7 +261,7 @@ def test_calls_after_a_timeout_use_the_other_server(pools: Pools, clock: ManualC
             get(pool, b"on a connection to the first")
         pool.timeout_seconds = LONG_SECONDS
         lend_four(b"b")
-        assert (hung.asked[b"b"], server.asked[b"b"]) == (0, 4)
+        assert (hung.reads[b"b"], server.reads[b"b"]) == (0, 4)
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt()])
@@ -286,7 +286,7 @@ def test_failed_connection_rejects_further_calls(pools: Pools) -> None:
                 connection.call("getRow", b"table", b"a", {})
             with pytest.raises(ConnectionLost):
                 connection.call("getRow", b"table", b"b", {})
-        assert server.asked == {b"a": 1}
+        assert server.reads == {b"a": 1}
 
 
 def test_wait_for_a_connection_times_out(pools: Pools) -> None:
@@ -320,7 +320,7 @@ STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: ja
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "text"),
+    ("message", "kind", "text"),
     [
         ("org.apache.hadoop.hbase.TableNotFoundException: ns:t", StoreNotFound, "TableNotFoundException: ns:t"),
         ("org.apache.hadoop.hbase.NamespaceNotFoundException: ns", StoreNotFound, "tms admin create-tables"),
@@ -337,22 +337,22 @@ STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: ja
     ],
 )
 def test_hbase_error_has_its_name_and_no_stack_trace(
-    pools: Pools, said: str, kind: type[StoreError], text: str
+    pools: Pools, message: str, kind: type[StoreError], text: str
 ) -> None:
     def fail(request: Request) -> None:
-        request.send(request.failure(io=HBASE.IOError(message=(said + STACK).encode() if said else None)))
+        request.send(request.failure(io=HBASE.IOError(message=(message + STACK).encode() if message else None)))
 
     with FakeThrift(fail) as server:
         with pytest.raises(StoreError, match=text) as caught:
             get(pools(server), b"a")
         assert type(caught.value) is kind
         assert "Deep.java" not in str(caught.value)
-        assert server.asked == {b"a": 1}, "what HBase itself gave up is not repeated"
+        assert server.reads == {b"a": 1}, "what HBase itself gave up is not repeated"
 
 
 def test_lost_scanner_repeats_the_read(pools: Pools) -> None:
     def read(connection: ThriftConnection) -> bytes:
-        if not server.asked[b""]:
+        if not server.reads[b""]:
             connection.call("scannerGetList", 1, 1)
         return get(pool, b"anew")
 

@@ -85,7 +85,7 @@ def test_server_of_unknown_authority_is_rejected(
         caught.value
     )
     assert "storage.hbase.tls.ca_file" in str(caught.value)
-    assert not thrift.asked
+    assert not thrift.reads
 
 
 def test_client_certificate_is_sent_to_server_that_requires_it(

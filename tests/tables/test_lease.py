@@ -57,8 +57,8 @@ def test_unreadable_lease_record_can_be_acquired(cell: LeaseCell, value: bytes) 
 def test_acquire_of_held_lease_names_holder_and_times(cell: LeaseCell) -> None:
     holding(cell)
     cell.clock.advance(7_999)
-    told = r"\ba .* 7 s .* 60 s.* 300 s "
-    with pytest.raises(LeaseHeld, match=told):
+    pattern = r"\ba .* 7 s .* 60 s.* 300 s "
+    with pytest.raises(LeaseHeld, match=pattern):
         lease(cell, "b").acquire()
 
 

@@ -112,7 +112,7 @@ def test_closed_store_contains_only_files_readable_by_java(vector: Any, tmp_path
 def test_open_after_killed_writer_returns_all_rows(child: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "store"
     writer = child(WRITE_FOR_EVER, path)
-    assert writer.said == "written"
+    assert writer.output == "written"
     writer.kill()
     assert any(name.endswith(".ldb") for name in names(path)), "the crash must leave what is to be cured"
     with LevelDBStore(path) as store:
@@ -269,12 +269,12 @@ def test_open_with_create_completes_interrupted_creation(tmp_path: Path) -> None
 
 def test_open_of_store_in_use_names_the_process(sample: Path, hold: Callable[[Path], Any]) -> None:
     holder = hold(sample / "system.tms.payload")
-    assert holder.said == "open"
+    assert holder.output == "open"
     with pytest.raises(StoreBusy, match=rf"system\.tms\.payload .*{holder.pid} \(python") as caught:
         LevelDBStore(sample)
     assert caught.value.hint
     # The folders opened before the busy one were let go, and are as CDAP needs them.
-    assert hold(sample / "system.tms.message").said == "open"
+    assert hold(sample / "system.tms.message").output == "open"
     holder.kill()
     assert [name for name in names(sample / "system.tms.meta") if not READABLE_BY_JAVA.fullmatch(name)] == []
 
@@ -284,8 +284,8 @@ def test_second_open_in_one_process_keeps_the_lock(sample: Path, hold: Callable[
         with pytest.raises(StoreBusy, match="in this process"):
             LevelDBStore(sample)
         for table in TABLES:
-            assert hold(sample / table).said.startswith("failed")
-    assert hold(sample / TABLES[0]).said == "open"
+            assert hold(sample / table).output.startswith("failed")
+    assert hold(sample / TABLES[0]).output == "open"
 
 
 def test_invert_does_not_restore_a_concurrently_deleted_row(tmp_path: Path) -> None:

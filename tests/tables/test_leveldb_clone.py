@@ -117,7 +117,7 @@ def test_clone_of_store_open_in_this_process_keeps_its_locks(
         with pytest.raises(StoreBusy, match="in this process"):
             clone(sample, state)
         for table in TABLES:
-            assert hold(sample / table).said.startswith("failed")
+            assert hold(sample / table).output.startswith("failed")
 
 
 def test_clone_of_store_without_locks_and_payloads_creates_none(sample: Path, state: Path) -> None:
@@ -135,23 +135,23 @@ def test_clone_of_store_without_locks_and_payloads_creates_none(sample: Path, st
 
 def test_original_can_be_opened_while_clone_is_open(sample: Path, state: Path, hold: Callable[[Path], Any]) -> None:
     with clone(sample, state) as cloned:
-        assert hold(sample / TABLES[1]).said == "open"
+        assert hold(sample / TABLES[1]).output == "open"
         assert len(cloned.message.read(KEYS, *EVERYTHING).items) == 9897
 
 
 def test_original_is_locked_during_cloning(
     sample: Path, state: Path, hold: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copyfile, said = shutil.copyfile, list[str]()
+    copyfile, messages = shutil.copyfile, list[str]()
 
     def copy(source: Path, target: Path) -> None:
-        if not said:
-            said.extend(hold(sample / table).said for table in TABLES)
+        if not messages:
+            messages.extend(hold(sample / table).output for table in TABLES)
         copyfile(source, target)
 
     monkeypatch.setattr(shutil, "copyfile", copy)
     clone(sample, state).close()
-    assert [words.split()[0] for words in said] == ["failed"] * 3
+    assert [words.split()[0] for words in messages] == ["failed"] * 3
 
 
 def test_clone_of_missing_or_unknown_store_is_rejected(tmp_path: Path, state: Path) -> None:
@@ -185,7 +185,7 @@ sys.stdin.read()
 def test_stale_clones_of_dead_processes_are_removed(sample: Path, state: Path, child: Callable[..., Any]) -> None:
     dead = child(CLONE, sample, state)
     alive = child(CLONE, sample, state)
-    assert (dead.said, alive.said) == ("cloned", "cloned")
+    assert (dead.output, alive.output) == ("cloned", "cloned")
     with clone(sample, state) as mine:
         assert len(list(state.iterdir())) == 3
         dead.kill()

@@ -75,7 +75,7 @@ def test_kill_after_full_disk_keeps_only_acknowledged_rows(
     child: Callable[..., Child], tmp_path: Path, table: str
 ) -> None:
     writer = child(FULL_DISK, tmp_path, table)
-    done, failed = (words.encode().split() for words in writer.said.split("|"))
+    done, failed = (words.encode().split() for words in writer.output.split("|"))
     writer.kill()
     assert len(failed) > 10
     assert done[-50:] == [b"%04d" % number for number in range(100, 150)], "it goes on by itself"
@@ -485,10 +485,10 @@ def test_failed_delete_keeps_no_values_for_undo(tmp_path: Path, disk: Disk) -> N
 def test_reopening_without_disk_space_for_undo_stays_readable(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    reads: list[int] = []
 
     def short(_: Path, more_bytes: int) -> None:
-        asked.append(more_bytes)
+        reads.append(more_bytes)
         if more_bytes > 10_000:
             raise OSError(28, "No space left on device")
 
@@ -501,7 +501,7 @@ def test_reopening_without_disk_space_for_undo_stays_readable(
     monkeypatch.setattr(leveldb_handle, "_require_space", short)
     with pytest.raises(WriteRefused):
         database.put([(b"b", b"2")])
-    assert asked == [2 * 20_001]
+    assert reads == [2 * 20_001]
     assert database.get(b"live") == b"1"
     monkeypatch.undo()
     database.put([(b"b", b"2")])

@@ -85,14 +85,14 @@ def test_lock_of_locked_folder_names_the_holder(
 
 def test_lock_excludes_other_processes_until_released(folder: Path, hold: Callable[[Path], Any]) -> None:
     with hold_lock(folder):
-        assert hold(folder).said.startswith("failed")
+        assert hold(folder).output.startswith("failed")
     with hold_lock(folder, shared=True):
-        assert hold(folder).said.startswith("failed")
-    assert hold(folder).said == "open"
+        assert hold(folder).output.startswith("failed")
+    assert hold(folder).output == "open"
 
 
 def test_shared_lock_admits_readers_and_excludes_writers(folder: Path, child: Callable[..., Any]) -> None:
-    assert child(LOCK_SHARED, folder).said == "locked"
+    assert child(LOCK_SHARED, folder).output == "locked"
     with hold_lock(folder, shared=True):
         pass
     with pytest.raises(StoreBusy), hold_lock(folder):
@@ -104,7 +104,7 @@ def test_lock_of_folder_open_in_this_process_keeps_library_lock(folder: Path, ho
     for shared in (False, True):
         with pytest.raises(StoreBusy, match="in this process"), hold_lock(folder, shared=shared):
             pass
-    assert hold(folder).said.startswith("failed")
+    assert hold(folder).output.startswith("failed")
     database.close()
 
 

@@ -55,7 +55,7 @@ def test_cdap_reads_store_of_killed_writer_after_release(
     java: Interop, child: Callable[..., Any], tmp_path: Path
 ) -> None:
     writer = child(WRITE_AND_DIE, tmp_path)
-    assert writer.said == "written"
+    assert writer.output == "written"
     writer.process.wait()
     with pytest.raises(JavaFailed, match="FileNotFound"):
         java.raw(tmp_path, "message")

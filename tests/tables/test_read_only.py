@@ -81,11 +81,11 @@ def test_write_cases_cover_every_writing_operation() -> None:
 
 @pytest.mark.parametrize("write", WRITE.values(), ids=WRITE)
 def test_read_only_store_has_no_writing_method(store: Store, write: Callable[[Any], object]) -> None:
-    asked: list[str] = []
-    watch(store, before=lambda call: asked.append(call.name))
+    calls: list[str] = []
+    watch(store, before=lambda call: calls.append(call.name))
     with pytest.raises(AttributeError):
         write(read_only(store))
-    assert not set(asked) & set(WRITES)
+    assert not set(calls) & set(WRITES)
 
 
 def test_read_only_store_counts_unreadable_values(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ def test_type_checker_rejects_writes_by_reading_code(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), str(snippet)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    found = {int(line): text for line, text in re.findall(r"^.*snippet\.py:(\d+): error: (.*)$", said, re.MULTILINE)}
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    found = {int(line): text for line, text in re.findall(r"^.*snippet\.py:(\d+): error: (.*)$", output, re.MULTILINE)}
     lines = enumerate(SNIPPET.splitlines(), 1)
     wanted = {number: line.partition("  # ")[2] for number, line in lines if "  # " in line}
-    assert found.keys() == wanted.keys(), said
-    assert all(text in found[number] for number, text in wanted.items()), said
+    assert found.keys() == wanted.keys(), output
+    assert all(text in found[number] for number, text in wanted.items()), output

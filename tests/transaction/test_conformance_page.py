@@ -31,11 +31,11 @@ def test_the_page_lists_every_method_that_is_served() -> None:
 
 
 def test_the_page_has_the_limits() -> None:
-    said = section("Transport")
-    assert f"{MAX_CONNECTIONS:,}, and at most a quarter of the process's open files" in said
-    assert f"within {REQUEST_SECONDS} s, or" in said
-    assert f"the next {LARGE_BYTES >> 10} KiB do not come within {LARGE_SECONDS} s" in said
-    assert f"{MAX_UNREAD_BYTES >> 20} MiB" in said
+    text = section("Transport")
+    assert f"{MAX_CONNECTIONS:,}, and at most a quarter of the process's open files" in text
+    assert f"within {REQUEST_SECONDS} s, or" in text
+    assert f"the next {LARGE_BYTES >> 10} KiB do not come within {LARGE_SECONDS} s" in text
+    assert f"{MAX_UNREAD_BYTES >> 20} MiB" in text
     assert f"their first {MAX_CLIENT_CHARACTERS} characters" in section("Intended differences")
 
 

@@ -111,13 +111,13 @@ def test_decode_of_a_damaged_edit_names_the_damage(at: int, damage: bytes, messa
 
 
 def test_read_of_an_absurd_length_allocates_no_memory() -> None:
-    asked: list[int] = []
+    reads: list[int] = []
 
     class Stream(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
-            asked.append(size or 0)
+            reads.append(size or 0)
             return super().read(size)
 
     with pytest.raises(EOFError):
         read_edit(Stream(STARTED[:30] + b"\x00\x00\x00\x01\x7f\xff\xff\xff" + bytes(100)))
-    assert max(asked) == CHUNK_BYTES
+    assert max(reads) == CHUNK_BYTES

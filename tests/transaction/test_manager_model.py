@@ -366,8 +366,8 @@ class Histories(RuleBasedStateMachine):
             entry = by_pointer[one.id]
             assert (entry.expiration_ms, entry.visibility_upper_bound) == (one.expires_ms, one.bound)
             assert (entry.is_long, list(entry.checkpoints)) == (one.long, one.checkpoints)
-        asked = {one.id: one.changes for one in self.model.open.values() if one.changes is not None}
-        assert (found.committing, found.committed) == (asked, self.model.committed())
+        checked = {one.id: one.changes for one in self.model.open.values() if one.changes is not None}
+        assert (found.committing, found.committed) == (checked, self.model.committed())
 
 
 TestHistories = pytest.mark.no_cover(Histories.TestCase)
@@ -390,13 +390,13 @@ def commits(order: tuple[int, ...], killed: int) -> set[int]:
     disk, clock = Disk(), ManualClock(NOW_MS)
     manager = TransactionManager(disk, clock)
     pointers = [manager.start_short().transaction_id for _ in range(2)]
-    asked, refused, found = set[int](), set[int](), set[int]()
+    checked, refused, found = set[int](), set[int](), set[int]()
     for at, which in enumerate(order):
         if at == killed:
             manager = TransactionManager(disk, clock)
         try:
-            if which not in asked:
-                asked.add(which)
+            if which not in checked:
+                checked.add(which)
                 manager.can_commit(pointers[which], [b"k"])
             elif which not in refused:
                 manager.commit(pointers[which])

@@ -38,25 +38,25 @@ def test_the_matrix_has_the_three_hundred_answers() -> None:
 
 @pytest.mark.parametrize("expected", MATRIX)
 def test_visibility_of_each_version_is_tephras(expected: dict[str, Any]) -> None:
-    asked = transaction_of(expected)
-    answers = {version: asked.is_visible(int(version)) for version in expected["isVisible"]}
+    transaction = transaction_of(expected)
+    answers = {version: transaction.is_visible(int(version)) for version in expected["isVisible"]}
     assert answers == expected["isVisible"]
 
 
 @pytest.mark.parametrize("expected", MATRIX)
 def test_bounds_of_a_transaction_equal_those_of_tephra(expected: dict[str, Any]) -> None:
-    asked = transaction_of(expected)
-    assert asked.visibility_upper_bound() == expected["visibilityUpperBound"]
-    assert asked.prune_upper_bound() == expected["pruneUpperBound"]
+    transaction = transaction_of(expected)
+    assert transaction.visibility_upper_bound() == expected["visibilityUpperBound"]
+    assert transaction.prune_upper_bound() == expected["pruneUpperBound"]
 
 
 def test_version_is_classified_by_each_list_separately() -> None:
-    asked = Transaction(100, 200, 250, (90, 110), (95, 150), checkpoint_write_pointers=(220, 250))
+    transaction = Transaction(100, 200, 250, (90, 110), (95, 150), checkpoint_write_pointers=(220, 250))
     versions = (90, 95, 110, 150, 200, 220, 250, 96)
-    assert [v for v in versions if asked.is_in_progress(v)] == [95, 150]
-    assert [v for v in versions if asked.is_excluded(v)] == [90, 95, 110, 150]
-    assert [v for v in versions if asked.is_checkpoint(v)] == [220, 250]
-    assert [v for v in versions if asked.is_current_write(v)] == [200, 220, 250]
+    assert [v for v in versions if transaction.is_in_progress(v)] == [95, 150]
+    assert [v for v in versions if transaction.is_excluded(v)] == [90, 95, 110, 150]
+    assert [v for v in versions if transaction.is_checkpoint(v)] == [220, 250]
+    assert [v for v in versions if transaction.is_current_write(v)] == [200, 220, 250]
 
 
 def test_excluded_current_write_below_the_read_pointer_is_visible() -> None:
@@ -71,19 +71,19 @@ def test_bound_of_a_transaction_without_others_lies_before_itself() -> None:
 
 
 def test_entries_in_any_order_have_the_bound_of_the_lowest() -> None:
-    asked = state(100, [], [short(90, bound=2), short(80, bound=1)])
-    assert [entry.write_pointer for entry in asked.in_progress] == [80, 90]
-    assert asked.visibility_upper_bound() == 1
+    transaction = state(100, [], [short(90, bound=2), short(80, bound=1)])
+    assert [entry.write_pointer for entry in transaction.in_progress] == [80, 90]
+    assert transaction.visibility_upper_bound() == 1
 
 
 @pytest.mark.parametrize("name", names("snapshots"))
 def test_numbers_derived_from_a_snapshot_are_tephras(name: str) -> None:
     expected = load(f"snapshots/{name}.json")
     derived = expected["derived"]
-    asked = state_of(expected)
-    dummy = asked.dummy_transaction()
-    assert asked.visibility_upper_bound() == derived["snapshotVisibilityUpperBound"]
-    assert asked.prune_upper_bound() == derived["pruneUpperBound"]
+    transaction = state_of(expected)
+    dummy = transaction.dummy_transaction()
+    assert transaction.visibility_upper_bound() == derived["snapshotVisibilityUpperBound"]
+    assert transaction.prune_upper_bound() == derived["pruneUpperBound"]
     assert dummy.visibility_upper_bound() == derived["dummyTxVisibilityUpperBound"]
     assert dummy.first_short_in_progress == derived["dummyTxFirstShortInProgress"]
     assert list(dummy.in_progress) == [entry["writePointer"] for entry in expected["inProgress"]]
@@ -108,23 +108,23 @@ def test_prune_bound_is_the_last_invalid_id_below_all_in_progress(
 
 
 def test_invalid_ids_unsorted_and_repeated_count_once() -> None:
-    asked = state(100, [9, 5, 7, 1, 3, 5], [])
-    assert list(asked.invalid) == [1, 3, 5, 7, 9]
-    assert [pointer for pointer in range(11) if asked.is_invalid(pointer)] == [1, 3, 5, 7, 9]
+    transaction = state(100, [9, 5, 7, 1, 3, 5], [])
+    assert list(transaction.invalid) == [1, 3, 5, 7, 9]
+    assert [pointer for pointer in range(11) if transaction.is_invalid(pointer)] == [1, 3, 5, 7, 9]
 
 
 def test_pointer_is_undecided_while_its_transaction_may_commit() -> None:
-    asked = state(900, [70], [short(80, checkpoints=(85, 86)), short(90)])
-    undecided = [pointer for pointer in (70, 79, 80, 81, 85, 86, 90, 999, 1000) if asked.is_undecided(pointer)]
+    transaction = state(900, [70], [short(80, checkpoints=(85, 86)), short(90)])
+    undecided = [pointer for pointer in (70, 79, 80, 81, 85, 86, 90, 999, 1000) if transaction.is_undecided(pointer)]
     assert undecided == [80, 85, 86, 90]
-    assert asked.is_undecided(1001)
+    assert transaction.is_undecided(1001)
 
 
 def test_checkpoints_without_an_entry_are_not_visible() -> None:
-    asked = state(900, [], [short(80, checkpoints=(85,))]).dummy_transaction()
-    assert asked.in_progress == (80, 85)
-    assert not asked.is_visible(85)
-    assert asked.is_visible(84)
+    transaction = state(900, [], [short(80, checkpoints=(85,))]).dummy_transaction()
+    assert transaction.in_progress == (80, 85)
+    assert not transaction.is_visible(85)
+    assert transaction.is_visible(84)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import PATIENCE_SECONDS, in_event_loop, wait_until
 from tests.transaction.managers import served
-from tests.transaction.test_service import answered, asked, call, connected, is_closed
+from tests.transaction.test_service import answered, call, call_service, connected, is_closed
 from tms_core.clock import ManualClock
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
@@ -52,7 +52,7 @@ class Doers:
         return answer(manager, frame)
 
     def last(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
-        asked(connection, call(name, *fields))
+        call_service(connection, call(name, *fields))
         return self.threads[-1]
 
     def until_loop(self, connection: socket.socket) -> None:
@@ -153,10 +153,10 @@ def test_quick_call_before_the_token_is_not_done(doers: Doers, manager: Transact
         connected(service) as friend,
         connected(service) as foe,
     ):
-        asked(friend, call("authenticate", wire.string(1, "secret")))
+        call_service(friend, call("authenticate", wire.string(1, "secret")))
         doers.until_loop(friend)
         done = len(doers.threads)
-        asked(foe, START)
+        call_service(foe, START)
         assert is_closed(foe)
         assert len(doers.threads) == done
 

@@ -92,7 +92,7 @@ def answered(connection: socket.socket) -> wire.RpcMessage:
     return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
 
 
-def asked(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
+def call_service(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
     connection.sendall(data)
     return answered(connection)
 
@@ -224,8 +224,8 @@ def test_other_calls_invalidate_abort_truncate_and_list(
     manager.note_published(two.transactionId, "default:bills", NOW_MS + 3)
     manager.note_published(7, "default:bills", NOW_MS)
     topics = client.inProgressTopics()
-    told = zip(topics.transactionIds, topics.topics, topics.firstPublishMs, strict=True)
-    assert sorted(told) == [
+    published_topics = zip(topics.transactionIds, topics.topics, topics.firstPublishMs, strict=True)
+    assert sorted(published_topics) == [
         (two.transactionId, "default:bills", NOW_MS + 3),
         (two.transactionId, "default:orders", NOW_MS + 1),
     ]
@@ -309,7 +309,7 @@ def test_every_method_responds_to_any_arguments(method: str, values: dict[int, C
 def test_method_that_does_not_exist_is_answered(service: TransactionService) -> None:
     with connected(service) as connection:
         for name, kind in (("tidyUp", 1), ("commitTx", 7), ("invalidateTx", 7), ("truncateInvalidTx", 2)):
-            found = asked(connection, call(name, number=9))
+            found = call_service(connection, call(name, number=9))
             assert (found.name, found.number) == (name, 9)
             assert found.fields.get(2) == (None if found.kind == MessageKind.REPLY else kind)
 
@@ -355,16 +355,16 @@ def test_new_connection_replaces_one_that_was_silent_for_long(
     with ExitStack() as stack:
         one, other, new = (stack.enter_context(connected(service)) for _ in range(3))
         for connection in (other, one):
-            assert asked(connection).fields == {0: b"OK"}
+            assert call_service(connection).fields == {0: b"OK"}
         wait_until(lambda: len(service._awaiting) == 3)
         # One that has had no answer goes first, however long the others are silent.
-        assert asked(stack.enter_context(connected(service))).fields == {0: b"OK"}
+        assert call_service(stack.enter_context(connected(service))).fields == {0: b"OK"}
         assert is_closed(new)
         assert is_closed(stack.enter_context(connected(service)))
         monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
-        assert asked(stack.enter_context(connected(service))).fields == {0: b"OK"}
+        assert call_service(stack.enter_context(connected(service))).fields == {0: b"OK"}
         assert is_closed(other)
-        assert asked(one).fields == {0: b"OK"}
+        assert call_service(one).fields == {0: b"OK"}
 
 
 @pytest.mark.parametrize(("files", "most"), [(256, 64), (3, 1), (10**6, 1000), (resource.RLIM_INFINITY, 1000)])
@@ -386,14 +386,14 @@ def test_connection_without_a_whole_call_is_closed(
 ) -> None:
     with connected(service) as waiting, connected(service) as slow, ExitStack() as stack:
         for connection in (waiting, slow):
-            assert asked(connection).fields == {0: b"OK"}
+            assert call_service(connection).fields == {0: b"OK"}
         with monkeypatch.context() as patched:
             patched.setattr(module, "REQUEST_SECONDS", 0.01)
             for _ in range(3):
                 assert is_closed(stack.enter_context(connected(service)))
             slow.sendall(b"\0\0\1\0abc")
             assert is_closed(slow)
-        assert asked(waiting).fields == {0: b"OK"}
+        assert call_service(waiting).fields == {0: b"OK"}
 
 
 def test_large_calls_that_do_not_come_whole_block_large_ones_only(service: TransactionService) -> None:
@@ -405,11 +405,11 @@ def test_large_calls_that_do_not_come_whole_block_large_ones_only(service: Trans
         wait_until(service._large.locked)
         late, small = stack.enter_context(connected(service)), stack.enter_context(connected(service))
         late.sendall(large)
-        assert asked(small).fields == {0: b"OK"}
+        assert call_service(small).fields == {0: b"OK"}
         assert select.select([late], [], [], 0) == ([], [], [])
         begun[0].close()
         assert answered(late).name == "canCommitOrThrow"
-        assert asked(begun[1], large[begins:]).name == "canCommitOrThrow"
+        assert call_service(begun[1], large[begins:]).name == "canCommitOrThrow"
 
 
 def test_stalled_large_calls_are_closed_and_release_their_places(
@@ -424,7 +424,7 @@ def test_stalled_large_calls_are_closed_and_release_their_places(
             for connection in begun:
                 connection.sendall(large[:begins])
             assert all(map(is_closed, begun))
-        assert asked(late, large).name == "canCommitOrThrow"
+        assert call_service(late, large).name == "canCommitOrThrow"
 
 
 def test_large_calls_with_few_bytes_received_hold_no_place(service: TransactionService) -> None:
@@ -435,8 +435,8 @@ def test_large_calls_with_few_bytes_received_hold_no_place(service: TransactionS
         for connection in begun:
             connection.sendall(large[:100])
         wait_until(lambda: len(service._awaiting) == len(begun) + 1)
-        assert asked(late, large).name == "canCommitOrThrow"
-        assert asked(begun[0], large[100:]).name == "canCommitOrThrow"
+        assert call_service(late, large).name == "canCommitOrThrow"
+        assert call_service(begun[0], large[100:]).name == "canCommitOrThrow"
 
 
 def test_client_that_does_not_read_is_cut_off_alone(
@@ -550,16 +550,16 @@ def test_service_expires_transactions_and_takes_snapshots(clock: ManualClock) ->
 def test_default_intervals_are_1_s_for_cleanup_and_60_s_for_snapshots(
     manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[float] = []
+    intervals: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        asked.append(seconds)
+        intervals.append(seconds)
         await asyncio.Event().wait()
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     with served(manager):
-        wait_until(lambda: len(asked) == 2)
-    assert sorted(asked) == [1, 60]
+        wait_until(lambda: len(intervals) == 2)
+    assert sorted(intervals) == [1, 60]
 
 
 def test_failed_snapshot_is_logged_and_retried(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
@@ -618,10 +618,10 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
         with connected(service) as connection, connected(service) as small:
             connection.sendall(large[:begins])
             wait_until(lambda: memory.waiting == 1)
-            assert asked(small).name == "status"
+            assert call_service(small).name == "status"
             loop.call_soon_threadsafe(other.close)
             wait_until(lambda: 3 * (len(large) - 4) < memory.used_bytes < lasting - 1000)
-            assert asked(connection, large[begins:]).name == "canCommitOrThrow"
+            assert call_service(connection, large[begins:]).name == "canCommitOrThrow"
         wait_until(lambda: memory.used_bytes == 0)
     finally:
         loop.call_soon_threadsafe(loop.stop)
@@ -629,7 +629,7 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
         loop.close()
     # A server whose listener has ended has all of its memory free.
     with connected(service) as connection:
-        assert asked(connection, large).name == "canCommitOrThrow"
+        assert call_service(connection, large).name == "canCommitOrThrow"
 
 
 def test_large_call_without_memory_is_answered_and_the_connection_continues(service: TransactionService) -> None:
@@ -641,10 +641,10 @@ def test_large_call_without_memory_is_answered_and_the_connection_continues(serv
 
     service.room = no_room
     with connected(service) as connection:
-        refused = asked(connection, large_call())
+        refused = call_service(connection, large_call())
         assert (refused.kind, refused.fields[2]) == (MessageKind.EXCEPTION, Failure.PROTOCOL_ERROR)
         assert as_text(refused.fields, 1) == module.NO_MEMORY
-        assert asked(connection).name == "status"
+        assert call_service(connection).name == "status"
 
 
 def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(

@@ -30,11 +30,11 @@ class Dribble:
     def __init__(self, data: bytes, sizes: list[int]) -> None:
         self._stream = io.BytesIO(data)
         self._sizes = sizes
-        self.asked: list[int] = []
+        self.reads: list[int] = []
 
     def read(self, size: int, /) -> bytes:
-        self.asked.append(size)
-        return self._stream.read(min(size, self._sizes[len(self.asked) % len(self._sizes)]))
+        self.reads.append(size)
+        return self._stream.read(min(size, self._sizes[len(self.reads) % len(self._sizes)]))
 
 
 def vector(path: str) -> bytes:
@@ -184,8 +184,8 @@ def test_read_of_a_large_snapshot_uses_chunks() -> None:
     data = encoded(Snapshot(with_invalid([BASE + n for n in range(50_000)])))
     stream = Dribble(data, [CHUNK_BYTES])
     read_complete_visibility(stream)
-    assert len(stream.asked) > len(data) // CHUNK_BYTES
-    assert set(stream.asked) == {CHUNK_BYTES}
+    assert len(stream.reads) > len(data) // CHUNK_BYTES
+    assert set(stream.reads) == {CHUNK_BYTES}
 
 
 def test_write_of_a_large_list_uses_chunks() -> None:

@@ -133,7 +133,7 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "0 bytes "),
         (b"\0", "field . is not a number"),
@@ -154,8 +154,8 @@ def test_fields_of_a_later_version_are_skipped() -> None:
         (bytes([Kind.LIST, 0, 1, Kind.MAP, 0, 0, 0, 1, *([Kind.MAP, 2, 0, 0, 0, 1] * 40)]), "more than 16 levels"),
     ],
 )
-def test_invalid_transaction_is_a_format_error(data: bytes, said: str) -> None:
-    with pytest.raises(FormatError, match=said):
+def test_invalid_transaction_is_a_format_error(data: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
         decode_transaction(data)
 
 
@@ -251,7 +251,7 @@ def test_message_without_a_version_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"\x80\x02\0\1\0\0\0\0\0\0\0\0\0", "version 80020001"),
         (b"\x80\1\0\1\0\0\0\1\xff\0\0\0\0\0", "not text"),
@@ -259,6 +259,6 @@ def test_message_without_a_version_is_read() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", str(int.from_bytes(b"GET "))),
     ],
 )
-def test_invalid_message_is_a_format_error(data: bytes, said: str) -> None:
-    with pytest.raises(FormatError, match=said):
+def test_invalid_message_is_a_format_error(data: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
         read_message(data)

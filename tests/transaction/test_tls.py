@@ -211,9 +211,9 @@ def test_key_that_others_can_read_later_is_reported_once_and_stays_in_force(
     for _ in range(2):
         server.renew()
         assert client.context() is trusted
-    said = [record.getMessage() for record in caplog.records]
-    assert [text.count(f"{tls.key} can be read or written by other users") for text in said] == [1, 1]
-    assert all(f"chmod g-w,o-rwx {tls.key} Until then the previous contents are in force" in text for text in said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [text.count(f"{tls.key} can be read or written by other users") for text in messages] == [1, 1]
+    assert all(f"chmod g-w,o-rwx {tls.key} Until then the previous contents are in force" in text for text in messages)
     tls.key.chmod(0o600)
     server.renew()
     assert len(caplog.records) == 2

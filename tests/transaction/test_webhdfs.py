@@ -53,29 +53,29 @@ class Node(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def say(self, status: int, said: object) -> None:
-        self.answer(status, json.dumps(said).encode(), **{"Content-Type": "application/json"})
+    def say(self, status: int, body: object) -> None:
+        self.answer(status, json.dumps(body).encode(), **{"Content-Type": "application/json"})
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
         """Write nothing to the terminal."""
 
     @property
-    def asked(self) -> tuple[str, dict[str, list[str]]]:
+    def target(self) -> tuple[str, dict[str, list[str]]]:
         parts = urlsplit(self.path)
         return unquote(parts.path).removeprefix("/webhdfs/v1"), parse_qs(parts.query)
 
 
 class NameNode(Node):
     def do_GET(self) -> None:
-        path, asked = self.asked
-        self.hdfs.users.append(asked.get("user.name", [None])[0])
+        path, target = self.target
+        self.hdfs.users.append(target.get("user.name", [None])[0])
         if self.hdfs.refused is not None:
             status, error = self.hdfs.refused
             self.say(status, "no" if error is None else {"RemoteException": error})
         elif path not in self.hdfs.files and not any(name.startswith(f"{path}/") for name in self.hdfs.files):
             error = {"exception": "FileNotFoundException", "message": f"File {path} does not exist.\n\tat some.Java"}
             self.say(404, {"RemoteException": error})
-        elif asked["op"] == ["LISTSTATUS"]:
+        elif target["op"] == ["LISTSTATUS"]:
             self.say(200, {"FileStatuses": {"FileStatus": self.statuses(path)}})
             self.hdfs.listed()
         else:
@@ -92,7 +92,7 @@ class NameNode(Node):
 
 class DataNode(Node):
     def do_GET(self) -> None:
-        content = self.hdfs.files[self.asked[0]]
+        content = self.hdfs.files[self.target[0]]
         assert content is not None
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
@@ -185,7 +185,7 @@ def test_standby_or_missing_namenode_is_replaced_by_the_other(hdfs: Hdfs, nameno
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "error", "body"),
     [
         (404, {"exception": "FileNotFoundException", "message": "File /x does not exist.\n\tat Java"}, "not exist. "),
         (403, {"exception": "AccessControlException", "message": "Permission denied: user=dr.who"}, "user=dr.who"),
@@ -194,12 +194,12 @@ def test_standby_or_missing_namenode_is_replaced_by_the_other(hdfs: Hdfs, nameno
     ],
 )
 def test_rejection_of_a_namenode_is_a_readable_error(
-    hdfs: Hdfs, namenode: str, status: int, error: dict[str, str] | None, said: str
+    hdfs: Hdfs, namenode: str, status: int, error: dict[str, str] | None, body: str
 ) -> None:
     hdfs.refused = (status, error)
     with pytest.raises(NoSnapshot) as caught:
         DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
-    assert said in f"{caught.value.message} "
+    assert body in f"{caught.value.message} "
     assert ".." not in caught.value.message
     assert f"webhdfs://{namenode}{FOLDER}: " in caught.value.message
     assert "Java" not in caught.value.message

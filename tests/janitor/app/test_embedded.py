@@ -117,9 +117,13 @@ def test_embedded_janitor_on_a_new_store_deletes_and_inverts(tmp_path: Path, sta
 def test_feedback_in_the_server_empties_its_invalid_list(tmp_path: Path, stack: ExitStack, participants: str) -> None:
     server = Server(tmp_path, stack)
     limits = "transactions: {directory: tx, max_lifetime_seconds: 1, grace_seconds: 0}"
-    told = f"clock_allowance_seconds: 0, boundary: {{feedback: on, participants: [{participants}]}}, history_days"
+    settings_text = (
+        f"clock_allowance_seconds: 0, boundary: {{feedback: on, participants: [{participants}]}}, history_days"
+    )
     text = (
-        SETTINGS.format(kind="leveldb").replace("transactions: {directory: tx}", limits).replace("history_days", told)
+        SETTINGS.format(kind="leveldb")
+        .replace("transactions: {directory: tx}", limits)
+        .replace("history_days", settings_text)
     )
     server.config.write_text(text)
     server.service.create_topic(ORDERS, {"ttl": "86400"})

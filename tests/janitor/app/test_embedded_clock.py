@@ -44,8 +44,8 @@ def test_server_with_a_slow_clock_publishes_after_its_correction(tmp_path: Path,
             assert tried()[:2] == (200, 200)
         # Otherwise only the files tell what had passed. Halfway there the clock is still wrong.
         clock.step((right_ms - clock.now_ms()) // 2)
-        published, ready, said = tried()
+        published, ready, message = tried()
         assert (published, ready) == (503, 503)
-        assert "nothing can be published: The clock is" in said
+        assert "nothing can be published: The clock is" in message
         clock.step(right_ms + DAY - clock.now_ms())
         assert tried()[:2] == (200, 200)

@@ -105,8 +105,8 @@ def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> Non
             ("billing", 1, 0),
         ]
         # What lies behind a message that is not decided is not read yet.
-        said = client.ask("GET", f"{orders.path}/consumers").json
-        assert [one.lag_messages for one in found] == [one["lagMessages"] for one in said] == [2, 3]
+        response = client.ask("GET", f"{orders.path}/consumers").json
+        assert [one.lag_messages for one in found] == [one["lagMessages"] for one in response] == [2, 3]
 
 
 def test_consumer_between_two_counts_is_shown_after_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,8 +291,8 @@ def test_restore_without_its_payloads_warns(undo: Undo, orders: Topic, found: To
     keys = orders.store.payload.read(KEYS, b"", None, 9).items
     [_, stored] = undo.archive(orders.ref(COMMITTED, BEGUN), snapshot=SNAPSHOT)
     stored.discard()
-    said = "payloads that are neither archived nor in default:found"
-    assert any(said in warning for warning in undo.restore(orders, found, snapshot=SNAPSHOT).warnings)
+    message = "payloads that are neither archived nor in default:found"
+    assert any(message in warning for warning in undo.restore(orders, found, snapshot=SNAPSHOT).warnings)
     assert undo.restore(orders, snapshot=SNAPSHOT).warnings == []
     undo.store.payload.delete(keys)
     assert any("1 transactions" in warning for warning in undo.restore(orders, snapshot=SNAPSHOT).warnings)
@@ -342,10 +342,10 @@ def test_restore_dry_run_reports_the_same_and_writes_nothing(undo: Undo, orders:
     undo.archive(orders.tx(COMMITTED, OLD_MS, OLD_MS + 1).plain(NOW_MS - 2 * DAY).stored(COMMITTED, OLD_MS))
     undo.sweep(orders, run_id="run-2")
     made = puts(undo.store)
-    told = undo.restore(orders, dry_run=True).to_json()
+    result = undo.restore(orders, dry_run=True).to_json()
     assert made == []
-    assert {**told, "dry_run": False} == undo.restore(orders).to_json()
-    assert (told["restored"], told["already_there"], told["expired"]) == (4, 4, 1)
+    assert {**result, "dry_run": False} == undo.restore(orders).to_json()
+    assert (result["restored"], result["already_there"], result["expired"]) == (4, 4, 1)
 
 
 def test_restore_over_other_rows_is_rejected_with_their_number(undo: Undo, orders: Topic, found: Topic) -> None:
@@ -593,8 +593,8 @@ def test_restore_among_announced_requests_of_a_producer_is_rejected(undo: Undo, 
     request = ProducerName(found.id, 5, "importer").request_key(prefix)
 
     def restored() -> int:
-        asked = Request(orders.id, found.id)
-        return restore(undo.store, undo.state, known, files, asked, NOW_MS, lambda _: None, side).restored
+        restore_request = Request(orders.id, found.id)
+        return restore(undo.store, undo.state, known, files, restore_request, NOW_MS, lambda _: None, side).restored
 
     for first_ms, until_ms in ((OLD_MS - 10, OLD_MS + 240), (OLD_MS - 250, OLD_MS + 1)):
         side.put([(request, LastRequest(1, 1, position(first_ms), 1, position(until_ms)).pack())])

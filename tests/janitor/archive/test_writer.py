@@ -248,20 +248,20 @@ def test_pick_any_keys_returns_the_common_ones_in_order(there: set[int], wanted:
 
 @pytest.mark.parametrize(("every", "calls", "rows"), [(1, 15, 10_000), (1000, 12, 60)])
 def test_pick_of_near_or_far_rows_costs_few_calls_and_rows(every: int, calls: int, rows: int) -> None:
-    asked: list[int] = []
+    reads: list[int] = []
 
     def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[int]]:
         assert stop == keys[-1] + b"\x00"
         first = int.from_bytes(start[:4], "big")
-        asked.append(limit)
+        reads.append(limit)
         return Page(list(range(first, first + limit)), (first + limit - 1).to_bytes(4, "big") + b"\x00")
 
     keys = [number.to_bytes(4, "big") for number in range(0, 10_000, every)]
     found = [row for page in pick(read, lambda row: row.to_bytes(4, "big"), lambda _: 1, keys) for row in page]
     assert [number.to_bytes(4, "big") for number in found] == keys
-    assert len(asked) <= calls
-    assert sum(asked) <= rows + PAGE_ROWS
-    assert max(asked) <= PAGE_ROWS
+    assert len(reads) <= calls
+    assert sum(reads) <= rows + PAGE_ROWS
+    assert max(reads) <= PAGE_ROWS
 
 
 LONG = "x" * 300

@@ -77,7 +77,7 @@ class Parts(SaltedStore):
         return part
 
     def _watched(self, number: int, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*arguments: Any) -> Any:
+        def record_call(*arguments: Any) -> Any:
             called = arguments[0].part if name == "read" else name
             self.hook(number, called)
             answer = operation(*arguments)
@@ -85,7 +85,7 @@ class Parts(SaltedStore):
                 self.rows_read[number] += len(answer.items)
             return answer
 
-        return asked
+        return record_call
 
 
 def fail_in(*numbers: int, name: str = "cells") -> Hook:
@@ -312,7 +312,7 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "goes_on"),
+    ("meanwhile", "continues"),
     [
         (lambda kit: kit.clock.advance(7 * DAY - 1), True),
         (lambda kit: kit.clock.advance(7 * DAY), False),
@@ -322,7 +322,7 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     ],
     ids=["a week less 1 ms", "a week", "the clock was set back", "adopted again", "an older snapshot"],
 )
-def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], object], goes_on: bool) -> None:
+def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], object], continues: bool) -> None:
     store = Parts()
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
@@ -336,7 +336,7 @@ def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], o
     )
     kit.engine.run_once()
     left = {salt(cell.key, BUCKETS)[0] for cell in store.message.read(CELLS, b"", None, 1000).items if cell.pointer > 0}
-    assert left == ({0, 1, 3} if goes_on else set())
+    assert left == ({0, 1, 3} if continues else set())
 
 
 def test_lease_lost_during_a_search_ends_the_evidence() -> None:

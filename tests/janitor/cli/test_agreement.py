@@ -93,9 +93,9 @@ def _look(kit: CommandKit) -> Shown:
 
 
 def test_page_has_no_source_of_numbers_but_the_api(shown: Shown) -> None:
-    asked = {part.split('"')[0].split("?")[0].split("`")[0] for part in shown.page.split('ask("')[1:]}
-    assert "/api/status" in asked
-    assert all(path.startswith("/api/") for path in asked)
+    requested = {part.split('"')[0].split("?")[0].split("`")[0] for part in shown.page.split('ask("')[1:]}
+    assert "/api/status" in requested
+    assert all(path.startswith("/api/") for path in requested)
 
 
 def test_json_of_the_command_and_of_the_api_has_the_same_numbers(shown: Shown) -> None:

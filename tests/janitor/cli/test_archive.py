@@ -101,8 +101,8 @@ def test_archive_restore_needs_a_pause_except_in_a_dry_run(archived: CommandKit)
 
 def test_archive_restore_brings_rows_back_inverted_if_invalid(archived: CommandKit) -> None:
     pause(archived, "default:billing")
-    told = archived.janitor("archive restore default:billing --dry-run")
-    listed, summary = told.out.split("\n2 rows would be restored to ")
+    outcome = archived.janitor("archive restore default:billing --dry-run")
+    listed, summary = outcome.out.split("\n2 rows would be restored to ")
     cells = listed.splitlines()[1].split()
     assert cells[:7] == ["default:billing", "2023-11-14", "run-1", "1", "expired", "2", "0"]
     assert listed.count("2023-11-12") == 2

@@ -207,10 +207,10 @@ def test_restore_of_a_folder_without_a_backup_names_the_folder_and_no_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     assert typed("restore", tmp_path / name, tmp_path / "other") == FAILED
-    said = capsys.readouterr().err
-    assert f"{tmp_path / name} has no backup" in said
-    assert "hint: " in said
-    assert "--" not in said
+    output = capsys.readouterr().err
+    assert f"{tmp_path / name} has no backup" in output
+    assert "hint: " in output
+    assert "--" not in output
     assert not (tmp_path / "other").exists()
 
 
@@ -254,9 +254,9 @@ def test_restore_that_fails_can_be_repeated(store: Path, tmp_path: Path, capsys:
     assert typed("backup", saved, store) == 0
     (saved / "messaging" / "lost").symlink_to("nowhere")
     assert typed("restore", saved, other) == FAILED
-    said = capsys.readouterr().err
-    assert "No such file or directory: '" in said
-    assert "[(" not in said
+    output = capsys.readouterr().err
+    assert "No such file or directory: '" in output
+    assert "[(" not in output
     assert list((tmp_path / "new").iterdir()) == []
     (saved / "messaging" / "lost").unlink()
     assert typed("restore", saved, other) == 0
@@ -275,12 +275,12 @@ def test_restored_store_without_its_side_table_is_not_served(store: Path, tmp_pa
 
 def test_backup_of_hbase_prints_the_snapshots_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["backup", "friday", "--hbase", "127.0.0.1:1"]) == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines() == [
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [
         f"snapshot 'cdap_system:{table}', '{table}-friday'"
         for table in ("tms.message", "tms.payload", "tms.side", "tms.meta", "tms.janitor")
     ]
-    assert "servers and janitors" in said.err
+    assert "servers and janitors" in output.err
 
 
 def test_restored_store_starts_at_once_after_its_server_was_killed(store: Path, tmp_path: Path) -> None:

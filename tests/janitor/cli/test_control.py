@@ -49,8 +49,10 @@ class Holder:
     def hear(self, word: str) -> None:
         """Wait until it says so; ``refreshed`` is passed over."""
         assert self._process.stdout is not None
-        said = next(line.strip() for line in self._process.stdout if line.strip() != "refreshed" or word == "refreshed")
-        assert said == word
+        output = next(
+            line.strip() for line in self._process.stdout if line.strip() != "refreshed" or word == "refreshed"
+        )
+        assert output == word
 
     def wait(self) -> None:
         self._process.wait()
@@ -170,8 +172,8 @@ VERBS: dict[str, Verb] = {
 
 def sentences(outcome: Outcome) -> list[str]:
     """What was said on standard error, without the moment at which it was."""
-    said = [re.sub(r"^\S+Z (?:INFO|WARNING|ERROR) ", "", line) for line in outcome.err.splitlines()]
-    return [sentence for sentence in said if not sentence.startswith("opened the store for writing")]
+    output = [re.sub(r"^\S+Z (?:INFO|WARNING|ERROR) ", "", line) for line in outcome.err.splitlines()]
+    return [sentence for sentence in output if not sentence.startswith("opened the store for writing")]
 
 
 def test_approve_and_adopt_on_a_locked_store_suggest_sweep_now(make_kit: MakeKit, hold: Hold) -> None:
@@ -247,16 +249,16 @@ FAILURES: dict[str, tuple[Callable[[CommandKit], None], str, int]] = {
 def test_failing_command_on_a_locked_store_fails_as_on_a_free_store(
     make_kit: MakeKit, hold: Hold, prepare: Callable[[CommandKit], None], line: str, code: int
 ) -> None:
-    outcomes, said = [], []
+    outcomes, output = [], []
     for is_held in (False, True):
         kit = make_kit()
         prepare(kit)
         if is_held:
             hold(kit)
         outcomes.append(kit.janitor(line))
-        said.append([sentence.replace(str(kit.folder), "") for sentence in sentences(outcomes[-1])])
+        output.append([sentence.replace(str(kit.folder), "") for sentence in sentences(outcomes[-1])])
     free, held = outcomes
-    assert (held.code, held.out, said[1]) == (free.code, free.out, said[0])
+    assert (held.code, held.out, output[1]) == (free.code, free.out, output[0])
     assert held.code == code
 
 
@@ -291,10 +293,10 @@ def test_run_on_a_locked_store_exits_4_with_a_hint(make_kit: MakeKit, hold: Hold
 def test_sweep_now_on_a_locked_store_sweeps_in_the_lock_holder(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     holder = hold(kit)
-    asked = kit.janitor("sweep-now")
+    request = kit.janitor("sweep-now")
     holder.hear("sweeping")
-    assert asked.code == 0
-    assert asked.out.endswith("sweeps now; see: janitor status --config janitor.yaml\n")
+    assert request.code == 0
+    assert request.out.endswith("sweeps now; see: janitor status --config janitor.yaml\n")
 
 
 def test_sweep_now_on_a_free_store_exits_1_with_a_hint(make_kit: MakeKit) -> None:
@@ -335,10 +337,10 @@ def test_command_whose_lock_holder_dies_while_responding_exits_1(make_kit: MakeK
     holder = hold(kit, "message.rows")
     kit.janitor("status")
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(execute, shlex.split("inspect message --config janitor.yaml"), kit.clock)
+        request = threads.submit(execute, shlex.split("inspect message --config janitor.yaml"), kit.clock)
         holder.hear("message.rows")
         holder.tell("die")
-        assert asked.result() == 1
+        assert request.result() == 1
     out, err = kit.streams.readouterr()
     assert out == ""
     assert "stopped before it responded" in err

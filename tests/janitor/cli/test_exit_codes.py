@@ -68,7 +68,7 @@ def test_daemon_with_a_port_in_use_exits_2_and_creates_no_state(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("sweep", "No such command 'sweep'"),
         ("verfy", "Did you mean 'verify'?"),
@@ -84,10 +84,10 @@ def test_daemon_with_a_port_in_use_exits_2_and_creates_no_state(
         ("plan --config absent.yaml", "absent.yaml"),
     ],
 )
-def test_command_with_wrong_usage_exits_2_without_output(kit: CommandKit, line: str, said: str) -> None:
+def test_command_with_wrong_usage_exits_2_without_output(kit: CommandKit, line: str, message: str) -> None:
     failed = kit.run(f"{line} --leveldb data/messaging")
     assert (failed.code, failed.out) == (2, "")
-    assert said in failed.err
+    assert message in failed.err
 
 
 @pytest.mark.parametrize("verb", ["plan", "run --once --adopt"])
@@ -314,7 +314,7 @@ def test_run_refused_by_another_process_is_recorded_unless_that_is_a_janitor(kit
 def test_error_has_message_code_and_hint_as_text_and_as_json(kit: CommandKit, line: str, code: str) -> None:
     error, *hint = kit.run(line).err.splitlines()
     assert re.fullmatch(rf"error: .+ \[{code}\]", error)
-    assert all(said.startswith("hint: ") for said in hint)
+    assert all(message.startswith("hint: ") for message in hint)
     found = json.loads(kit.run(f"{line} --format json").err)["error"]
     assert f"error: {found['message']} [{found['code']}]" == error
     assert [f"hint: {text}" for name, text in found.items() if name == "hint"] == hint

@@ -100,11 +100,11 @@ def test_feedback_without_a_manager_in_plan_mode_exits_0(kit: CommandKit, verb: 
 
 def test_daemon_that_only_plans_has_no_feedback(kit: CommandKit, address: str) -> None:
     kit.set(settings("thrift", address, f"{ON}, apply: false"))
-    with Session(Common(config=kit.folder / "janitor.yaml"), kit.clock).feedback() as told:
-        assert told is None
+    with Session(Common(config=kit.folder / "janitor.yaml"), kit.clock).feedback() as feedback:
+        assert feedback is None
     kit.set(settings("thrift", address))
-    with Session(Common(config=kit.folder / "janitor.yaml"), kit.clock).feedback() as told:
-        assert told is not None
+    with Session(Common(config=kit.folder / "janitor.yaml"), kit.clock).feedback() as feedback:
+        assert feedback is not None
 
 
 def test_feedback_with_an_unreachable_manager_exits_0_with_a_warning(kit: CommandKit, nobody: str) -> None:

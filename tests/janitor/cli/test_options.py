@@ -100,12 +100,12 @@ def test_settings_file_of_the_environment_is_used_and_named_in_hints(
     assert planned.code == 0
     assert "janitor run --once --adopt --config janitor.yaml" in planned.out
     monkeypatch.setenv("TMS_CONFIG", "./missing.yaml")
-    said = kit.run("plan").err
-    assert "missing.yaml cannot be read" in said
-    assert ("TMS_CONFIG" in said, "--config" in said) == (True, False)
+    message = kit.run("plan").err
+    assert "missing.yaml cannot be read" in message
+    assert ("TMS_CONFIG" in message, "--config" in message) == (True, False)
     monkeypatch.setenv("TMS_CONFIG", "janitor.yaml")
-    said = kit.run("plan --config missing.yaml").err
-    assert ("TMS_CONFIG" in said, "--config FILE" in said) == (False, True)
+    message = kit.run("plan --config missing.yaml").err
+    assert ("TMS_CONFIG" in message, "--config FILE" in message) == (False, True)
     for line in ("--config janitor.yaml plan", "plan --config janitor.yaml"):
         assert kit.run(line).code == 0
 

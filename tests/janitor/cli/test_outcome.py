@@ -47,7 +47,9 @@ _OPTIONS = "--config janitor.yaml"
 def commands(*shown: Outcome) -> list[str]:
     """What is to be typed after ``janitor``; nothing may lack the options that lead to the store, also none of tms."""
     lines = [line for outcome in shown for line in (outcome.out + outcome.err).splitlines()]
-    named = [words for line in lines if not any(said in line for said in _SAID) for words in _NAMED.findall(line)]
+    named = [
+        words for line in lines if not any(docstrings in line for docstrings in _SAID) for words in _NAMED.findall(line)
+    ]
     assert [words for words in named if _OPTIONS not in words] == []
     # What a person puts in is written in capitals.
     found = [words.partition(_OPTIONS)[0] + _OPTIONS for words in named if not re.search(r"\b[A-Z_]{4,}\b", words)]
@@ -139,11 +141,13 @@ def _texts(package: Path) -> Iterator[str]:
     for path in package.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in {*parts, *said}:
+            elif (
+                isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in {*parts, *docstrings}
+            ):
                 yield node.value
 
 
@@ -152,7 +156,7 @@ def test_text_that_names_a_command_gets_its_options(package: ModuleType) -> None
     found = [text for text in _texts(Path(str(package.__file__)).parent) if _NAMED.search(text)]
     assert len(found) > 10
     for text in found:
-        if not any(said in text for said in _SAID):
+        if not any(docstrings in text for docstrings in _SAID):
             for words in _NAMED.findall(complete(text, _OPTIONS)):
                 assert _OPTIONS in words, text
 

@@ -177,7 +177,7 @@ def test_json_output_is_one_value_and_logs_are_on_standard_error(kit: CommandKit
     (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")  # something to warn about
     done = kit.janitor(f"{line} --format json --log-format json")
     assert isinstance(done.json, dict | list)
-    assert all(isinstance(json.loads(said), dict) for said in done.err.splitlines())
+    assert all(isinstance(json.loads(log), dict) for log in done.err.splitlines())
 
 
 def test_json_output_has_64_bit_ids_as_strings(kit: CommandKit) -> None:
@@ -193,9 +193,9 @@ def test_json_output_has_64_bit_ids_as_strings(kit: CommandKit) -> None:
 
 
 def test_run_logs_its_start_and_its_counts(kit: CommandKit) -> None:
-    said = [json.loads(line) for line in kit.janitor("run --once --adopt --log-format json").err.splitlines()]
-    assert str(kit.store) in said[0]["message"]
-    last = said[-1]
+    log = [json.loads(line) for line in kit.janitor("run --once --adopt --log-format json").err.splitlines()]
+    assert str(kit.store) in log[0]["message"]
+    last = log[-1]
     assert last["level"] == "info"
     assert {name: last[name] for name in ("expired", "old_generation", "invalid_transaction", "held")} == {
         "expired": 2,
@@ -207,9 +207,9 @@ def test_run_logs_its_start_and_its_counts(kit: CommandKit) -> None:
 
 def test_run_with_a_tripped_guard_and_a_skipped_snapshot_logs_both(kit: CommandKit) -> None:
     (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
-    said = kit.janitor("run --once --log-format text").err
-    assert "ERROR adoption: nothing is deleted, because this store is not adopted" in said
-    assert "WARNING snapshot: skipped snapshot.1699999999999" in said
+    log = kit.janitor("run --once --log-format text").err
+    assert "ERROR adoption: nothing is deleted, because this store is not adopted" in log
+    assert "WARNING snapshot: skipped snapshot.1699999999999" in log
 
 
 def test_clone_without_links_says_that_it_copied(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:

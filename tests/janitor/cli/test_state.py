@@ -58,7 +58,7 @@ def test_command_on_the_state_of_a_deleted_store_exits_0(kit: CommandKit, verb: 
 
 
 @pytest.mark.parametrize(
-    ("created_ms", "adopted_ms", "said"),
+    ("created_ms", "adopted_ms", "lines"),
     [
         (NOW_MS - 40 * DAY, NOW_MS - 41 * DAY, ["known: the last 30 days", "2023-10-04"]),
         (NOW_MS - 40 * DAY, NOW_MS - 40 * DAY, ["known: the last 30 days"]),
@@ -68,7 +68,7 @@ def test_command_on_the_state_of_a_deleted_store_exits_0(kit: CommandKit, verb: 
     ],
 )
 def test_history_and_ledger_start_with_the_reach_of_the_state(
-    kit: CommandKit, created_ms: int | None, adopted_ms: int | None, said: list[str]
+    kit: CommandKit, created_ms: int | None, adopted_ms: int | None, lines: list[str]
 ) -> None:
     kit.janitor("adopt")
     with SqliteState(kit.folder / "data" / "janitor") as opened:
@@ -80,8 +80,8 @@ def test_history_and_ledger_start_with_the_reach_of_the_state(
             opened.save_created_ms(created_ms)
     for verb in ("history", "ledger"):
         first = kit.janitor(verb).out.splitlines()[:-1]
-        assert len(first) == len(said)
-        assert all(words in line for words, line in zip(said, first, strict=True)), first
+        assert len(first) == len(lines)
+        assert all(words in line for words, line in zip(lines, first, strict=True)), first
 
 
 def test_history_shows_a_line_per_run_newest_first(kit: CommandKit, state: SqliteState) -> None:
@@ -158,9 +158,9 @@ def test_history_of_a_run_says_what_its_report_left_out(kit: CommandKit, state: 
 
 @pytest.mark.usefixtures("state")
 def test_history_of_an_unknown_run_exits_2_with_a_hint(kit: CommandKit) -> None:
-    asked = kit.janitor("history nothing")
-    assert asked.code == 2
-    assert "janitor history --config janitor.yaml [TMS-USAGE]" in asked.err
+    request = kit.janitor("history nothing")
+    assert request.code == 2
+    assert "janitor history --config janitor.yaml [TMS-USAGE]" in request.err
 
 
 def test_ledger_shows_entries_with_decoded_keys_newest_first(kit: CommandKit, state: SqliteState) -> None:
@@ -245,8 +245,8 @@ HELD = Fate("keep", Reason.HELD, Rule.EXPIRED, DUE_MS)
 
 def answer(*found: FoundRow, **changes: object) -> Why:
     memory = LedgerReach(NOW_MS - DAY, NOW_MS - DAY, 30)
-    told = Why(TOPIC, MESSAGE_ID, NOW_MS, 1, 3600, "", found, (), memory)
-    return replace(told, **changes)  # type: ignore[arg-type]
+    described = Why(TOPIC, MESSAGE_ID, NOW_MS, 1, 3600, "", found, (), memory)
+    return replace(described, **changes)  # type: ignore[arg-type]
 
 
 def message(fate: Fate, **changes: object) -> FoundRow:
@@ -254,7 +254,7 @@ def message(fate: Fate, **changes: object) -> FoundRow:
     return replace(FoundRow("message", key, 1, MESSAGE_ID.publish_ms, None, "", False, fate), **changes)  # type: ignore[arg-type]
 
 
-def told(fate: Fate, **changes: object) -> str:
+def described(fate: Fate, **changes: object) -> str:
     """What is said of what becomes of a message."""
     return list(lines(answer(message(fate), **changes), "--config janitor.yaml"))[3].strip()
 
@@ -303,11 +303,11 @@ DELETES = "next run deletes it$"
     ids=range(11),
 )
 def test_why_of_a_row_names_its_fate_and_the_reason(fate: Fate, words: str) -> None:
-    assert re.search(words, told(fate))
+    assert re.search(words, described(fate))
 
 
 def test_why_of_a_paused_topic_names_the_resume_commands() -> None:
-    assert told(replace(LIVE, hold=Hold.PAUSED), resume=("*:*", "default:*")).endswith(
+    assert described(replace(LIVE, hold=Hold.PAUSED), resume=("*:*", "default:*")).endswith(
         ": janitor resume '*:*' --config janitor.yaml, janitor resume 'default:*' --config janitor.yaml"
     )
 
@@ -352,8 +352,8 @@ def test_why_of_a_row_that_no_run_deleted_shows_the_reach_of_the_ledger() -> Non
 
 
 def test_why_of_an_id_with_a_payload_it_does_not_need_says_so() -> None:
-    asked = answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
-    assert "stored payload" in list(lines(asked))[-1]
+    request = answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
+    assert "stored payload" in list(lines(request))[-1]
 
 
 def test_why_before_and_after_a_run_names_it(kit: CommandKit) -> None:

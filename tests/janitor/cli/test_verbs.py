@@ -152,7 +152,7 @@ TLS = "tls: {certificate: nowhere.pem, key: nowhere.key}"
 
 
 @pytest.mark.parametrize(
-    ("check", "settings", "status", "said"),
+    ("check", "settings", "status", "text"),
     [
         ("archive", ARCHIVED.replace("PATH", "file.txt/below"), "fail", "cannot be written"),
         ("archive", ARCHIVED.replace("PATH", "'s3://bucket'"), "fail", "archives only to local folders"),
@@ -169,11 +169,11 @@ TLS = "tls: {certificate: nowhere.pem, key: nowhere.key}"
         ("state", SETTINGS, "warn", "janitor adopt"),
     ],
 )
-def test_doctor_finds_what_a_run_cannot_use(kit: CommandKit, check: str, settings: str, status: str, said: str) -> None:
+def test_doctor_finds_what_a_run_cannot_use(kit: CommandKit, check: str, settings: str, status: str, text: str) -> None:
     (kit.folder / "file.txt").write_text("not a folder", encoding="utf-8")
     kit.set(settings)
     found, message = checks(kit)[check]
-    assert (found, said in message) == (status, True), message
+    assert (found, text in message) == (status, True), message
 
 
 def test_doctor_archive_without_pyarrow_names_the_extra(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,14 +282,14 @@ def test_plan_run_history_and_status_show_the_messages_left(kit: CommandKit) -> 
     # A deleted topic has no count, so what goes of it is added.
     gone, total = rows["expired"] + rows["old_generation"], counted + rows["old_generation"]
     assert report["messages"] == {"before": total, "left": total - gone, "counted_ms": NOW_MS - 20_000}
-    told = f"{gone} of about {total} %s, about {total - gone} left"
+    progress = f"{gone} of about {total} %s, about {total - gone} left"
     aged = " (counted 20 s before)"
     for command in ("plan", "plan --summary"):
-        assert f"messages: {told % 'would be deleted'}{aged}" in kit.janitor(command).out.splitlines()
-    assert f"messages: {told % 'deleted'}{aged}" in kit.janitor("run --once --adopt").out.splitlines()
-    assert f"messages: {told % 'deleted'}" in kit.janitor("status").out
+        assert f"messages: {progress % 'would be deleted'}{aged}" in kit.janitor(command).out.splitlines()
+    assert f"messages: {progress % 'deleted'}{aged}" in kit.janitor("run --once --adopt").out.splitlines()
+    assert f"messages: {progress % 'deleted'}" in kit.janitor("status").out
     (run,) = kit.janitor("history --format json").json["runs"]
-    assert f"messages: {told % 'deleted'}{aged}" in kit.janitor(f"history {run['id']}").out.splitlines()
+    assert f"messages: {progress % 'deleted'}{aged}" in kit.janitor(f"history {run['id']}").out.splitlines()
 
 
 def test_approve_without_a_topic_or_with_two_choices_exits_2(kit: CommandKit) -> None:

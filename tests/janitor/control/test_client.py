@@ -92,7 +92,7 @@ ENDED, UNREADABLE = "stopped before it responded", "cannot be read"
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("data", "error"),
     [
         (b"", ENDED),
         (b"HTTP/1.1 20", ENDED),
@@ -108,23 +108,23 @@ ENDED, UNREADABLE = "stopped before it responded", "cannot be read"
         (HEAD + b'{"progress": {"phase": "read", "topic": "no topic", "rows": 1}}\n', UNREADABLE),
     ],
 )
-def test_client_of_a_server_that_ends_or_sends_garbage_fails(tmp_path: Path, said: bytes, error: str) -> None:
-    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match=error):
+def test_client_of_a_server_that_ends_or_sends_garbage_fails(tmp_path: Path, data: bytes, error: str) -> None:
+    with server(tmp_path, saying(data)) as remote, pytest.raises(StoreError, match=error):
         remote.verify()
 
 
 @pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in wire.KINDS.items()])
 def test_client_raises_a_received_error_with_its_class(tmp_path: Path, kind: str, raised: type[TmsError]) -> None:
-    said = json.dumps({"error": {"kind": kind, "message": "No.", "hint": "Try."}}).encode() + b"\n"
-    with server(tmp_path, saying(HEAD + said)) as remote, pytest.raises(TmsError) as found:
+    data = json.dumps({"error": {"kind": kind, "message": "No.", "hint": "Try."}}).encode() + b"\n"
+    with server(tmp_path, saying(HEAD + data)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
     assert (type(found.value), found.value.message, found.value.hint) == (raised, "No.", "Try.")
 
 
 @pytest.mark.parametrize("error", [{"kind": "SystemExit", "message": "No."}, {"kind": 5}, None])
 def test_client_raises_an_unknown_error_as_tms_error(tmp_path: Path, error: object) -> None:
-    said = json.dumps({"error": error}).encode() + b"\n"
-    with server(tmp_path, saying(HEAD + said)) as remote, pytest.raises(TmsError) as found:
+    data = json.dumps({"error": error}).encode() + b"\n"
+    with server(tmp_path, saying(HEAD + data)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
     assert type(found.value) is TmsError
 
@@ -151,10 +151,10 @@ def test_lines_in_pieces_are_joined_and_an_incomplete_line_is_dropped() -> None:
     assert list(wire.lines(pieces)) == [{"a": "long, long"}, {}, {"b": 2}, {"c": 3}]
 
 
-@pytest.mark.parametrize("said", [b"x" * 11, b"[1]\n", b"no json\n"])
-def test_lines_of_an_invalid_message_raise(said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"x" * 11, b"[1]\n", b"no json\n"])
+def test_lines_of_an_invalid_message_raise(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        list(wire.lines([said], 10))
+        list(wire.lines([data], 10))
 
 
 def test_encode_of_a_message_above_the_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:

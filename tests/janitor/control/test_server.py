@@ -136,12 +136,12 @@ def test_garbage_is_rejected_and_the_next_client_served(kit: ControlKit, method:
 
 
 @pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b'{"protocol": 1, "method": "hello", "params": {}}\n']
+    "data", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b'{"protocol": 1, "method": "hello", "params": {}}\n']
 )
-def test_invalid_request_is_rejected(kit: ControlKit, said: bytes) -> None:
+def test_invalid_request_is_rejected(kit: ControlKit, data: bytes) -> None:
     kit.start()
     with kit.connect() as client:
-        client.say(said)
+        client.say(data)
         assert client.response.status in (400, 404)
     assert kit.remote().process_identity.settings == SETTINGS
 
@@ -172,11 +172,11 @@ def test_request_of_another_protocol_version_is_rejected(kit: ControlKit) -> Non
     assert " 99" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("said", [b"", b"POST /cont", b"POST /control/verify HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"])
-def test_server_after_an_incomplete_request_serves_the_next_client(kit: ControlKit, said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"POST /cont", b"POST /control/verify HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"])
+def test_server_after_an_incomplete_request_serves_the_next_client(kit: ControlKit, data: bytes) -> None:
     kit.start()
     with kit.connect() as client:
-        client.say(said)
+        client.say(data)
     assert kit.remote().verify().cells == 0
 
 
@@ -208,14 +208,14 @@ def test_bug_is_sent_to_the_client_and_logged(kit: ControlKit, caplog: pytest.Lo
 
 def test_query_only_reads_the_store(kit: ControlKit) -> None:
     kit.start()
-    asked: list[str] = []
-    watch(kit.janitor.store, before=lambda call: asked.append(call.name))
+    requested: list[str] = []
+    watch(kit.janitor.store, before=lambda call: requested.append(call.name))
     remote = kit.remote()
     report = remote.plan(digest="mine").report
     remote.verify()
     remote.inspect("message", (), 1)
     assert sum(entry.rows for entry in report.topics) == 2
-    assert {name.partition(".")[2] for name in asked} <= {"rows", "get", "keys", "cells"}
+    assert {name.partition(".")[2] for name in requested} <= {"rows", "get", "keys", "cells"}
 
 
 def test_query_reports_its_progress(kit: ControlKit) -> None:
@@ -323,11 +323,11 @@ class Working:
 
     def __init__(self, kit: ControlKit) -> None:
         self._engine = kit.janitor.engine
-        self.asked, self.idle = Event(), Event()
+        self.requested, self.idle = Event(), Event()
         self.adopted = 0
 
     def is_running(self) -> bool:
-        self.asked.set()
+        self.requested.set()
         return not self.idle.is_set()
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
@@ -359,7 +359,7 @@ def test_waiting_adopt_of_a_disconnected_client_is_dropped(kit: ControlKit) -> N
     server = kit.start(decider=working)
     with kit.connect() as client:
         client.ask("adopt")
-        assert working.asked.wait(60)
+        assert working.requested.wait(60)
     server.stop()
     working.idle.set()
     assert working.adopted == 0
@@ -370,7 +370,7 @@ def test_waiting_adopt_at_a_stop_is_dropped(kit: ControlKit) -> None:
     server = kit.start(decider=working)
     with kit.connect() as client, ThreadPoolExecutor() as threads:
         client.ask("adopt")
-        assert working.asked.wait(60)
+        assert working.requested.wait(60)
         threads.submit(server.stop).result()
         assert kind_of(client.answer()) == "StopRequested"
     assert working.adopted == 0

@@ -94,7 +94,7 @@ def test_daemon_sweeps_every_minute_and_deletes_expired_rows() -> None:
 
 def test_watched_run_with_counts_knows_how_much_is_left() -> None:
     store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
     watched = RunWatcher(clock)
     kit = janitor(store, clock=clock, observer=watched, batch_rows=20)
@@ -104,12 +104,12 @@ def test_watched_run_with_counts_knows_how_much_is_left() -> None:
 
     def look(call: Call) -> None:
         if call.name == "message.delete" and watched.running is not None:
-            told.append((watched.running.done, watched.running.expected))
+            progress.append((watched.running.done, watched.running.expected))
 
     watch(store, before=look)
     with watched.run():
         kit.engine.run_once(adopt=True)
-    assert told == [(20, 60), (40, 60), (60, 60)]
+    assert progress == [(20, 60), (40, 60), (60, 60)]
 
 
 def test_sweep_with_a_bug_fails_the_run_and_keeps_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,4 +335,4 @@ def test_last_snapshot_serves_while_no_newer_one_can_be_read() -> None:
     first = source.latest()
     manager.error = NoSnapshot("the folder is not mounted")
     source.refresh()
-    assert (source.latest(), manager.asked) == (first, 2)
+    assert (source.latest(), manager.reads) == (first, 2)

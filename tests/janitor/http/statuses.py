@@ -40,15 +40,15 @@ class StillViews:
     body: bytes = b"tms_janitor_heartbeat_timestamp_seconds 1\n"
     not_alive: str = ""
     not_ready: str = ""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def status(self) -> Status:
-        self.asked.append("status")
+        self.requests.append("status")
         return self.shown
 
     @contextmanager
     def past(self) -> Iterator[State]:
-        self.asked.append("past")
+        self.requests.append("past")
         with SqliteState.in_memory() as state:
             for run in reversed(self.runs):
                 state.begin_run(RunRecord(run.id, run.mode, run.started_ms))
@@ -58,7 +58,7 @@ class StillViews:
             yield state
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        self.asked.append("metrics")
+        self.requests.append("metrics")
         return self.body, "text/plain; version=0.0.4; charset=utf-8"
 
     def alive(self) -> str:

@@ -179,7 +179,7 @@ def test_runs_with_an_invalid_limit_are_rejected(app: Direct, views: StillViews,
     code, detail = problem_of(answer)
     assert code == "TMS-BAD-REQUEST"
     assert re.search(r"limit .*\b1 to 1000", detail)
-    assert views.asked == []
+    assert views.requests == []
 
 
 @pytest.mark.parametrize(("path", "attribute"), [("/healthz", "not_alive"), ("/readyz", "not_ready")])
@@ -238,7 +238,7 @@ def test_request_with_a_writing_method_is_rejected(app: Direct, views: StillView
     assert answer.status == 405
     assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
     assert problem_of(answer)[0] == "TMS-METHOD-NOT-ALLOWED"
-    assert views.asked == []
+    assert views.requests == []
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/api", "/api/status/", "/page.html", "/../page.html"])
@@ -262,18 +262,18 @@ def test_foreign_host_on_loopback_is_rejected(app: Direct, views: StillViews, pa
     answer = app.ask(path, host=host)
     assert answer.status == 400
     assert problem_of(answer)[0] == "TMS-BAD-REQUEST"
-    assert views.asked == []
+    assert views.requests == []
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "janitor.example"])  # noqa: S104 nothing is bound
 def test_any_host_name_on_a_public_address_is_accepted(views: StillViews, host: str) -> None:
-    asked = Direct(views, host).ask("/api/status", host="janitor.example", origin="http://grafana.example")
-    assert asked.status == 200
+    response = Direct(views, host).ask("/api/status", host="janitor.example", origin="http://grafana.example")
+    assert response.status == 200
 
 
 def test_request_with_two_hosts_is_rejected(app: Direct, views: StillViews) -> None:
     answer = app.ask("/api/status", HOST="localhost")
-    assert (answer.status, problem_of(answer)[0], views.asked) == (400, "TMS-BAD-REQUEST", [])
+    assert (answer.status, problem_of(answer)[0], views.requests) == (400, "TMS-BAD-REQUEST", [])
 
 
 def test_origin_of_another_site_on_loopback_is_rejected(app: Direct, views: StillViews) -> None:
@@ -281,5 +281,5 @@ def test_origin_of_another_site_on_loopback_is_rejected(app: Direct, views: Stil
         answer = app.ask("/api/status", origin=origin)
         assert answer.status == 403
         assert problem_of(answer)[0] == "TMS-FORBIDDEN"
-    assert views.asked == []
+    assert views.requests == []
     assert app.ask("/api/status", origin="http://localhost").status == 200

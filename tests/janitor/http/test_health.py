@@ -147,19 +147,20 @@ def test_judge_with_a_last_run_ahead_of_the_clock_misses_the_runs_since_the_star
 
 
 @pytest.mark.parametrize(
-    ("behind_ms", "problem", "said"), [(0, "", False), (1, "", True), (1, "stale", True), (1, "not_configured", False)]
+    ("behind_ms", "problem", "is_reported"),
+    [(0, "", False), (1, "", True), (1, "stale", True), (1, "not_configured", False)],
 )
-def test_judge_boundary_that_lags_needs_a_transaction_system(behind_ms: int, problem: str, said: bool) -> None:
+def test_judge_boundary_that_lags_needs_a_transaction_system(behind_ms: int, problem: str, is_reported: bool) -> None:
     bound = str((NOW_MS - STUCK_SECONDS * 1000 - behind_ms) * TX_PER_MS)
     snapshot = SnapshotFigures(problem=problem)
     status = replace(CALM, adopted_ms=0, boundary=BoundaryFigures(last=bound), snapshot=snapshot)
-    assert ("The prune boundary lags by 4 d." in texts(judge(status))) == said
+    assert ("The prune boundary lags by 4 d." in texts(judge(status))) == is_reported
 
 
-@pytest.mark.parametrize(("adopted_seconds_ago", "said"), [(STUCK_SECONDS, False), (STUCK_SECONDS + 1, True)])
-def test_judge_old_boundary_of_a_store_just_adopted_is_healthy(adopted_seconds_ago: int, said: bool) -> None:
+@pytest.mark.parametrize(("adopted_seconds_ago", "is_reported"), [(STUCK_SECONDS, False), (STUCK_SECONDS + 1, True)])
+def test_judge_old_boundary_of_a_store_just_adopted_is_healthy(adopted_seconds_ago: int, is_reported: bool) -> None:
     status = replace(CALM, boundary=BoundaryFigures(last="1"), adopted_ms=NOW_MS - adopted_seconds_ago * 1000)
-    assert any("prune boundary" in text for text in texts(judge(status))) == said
+    assert any("prune boundary" in text for text in texts(judge(status))) == is_reported
 
 
 @pytest.mark.parametrize(("problem", "shown"), [("", True), ("stale", True), ("not_configured", False)])
@@ -180,10 +181,10 @@ def _asked(status: Status) -> set[str]:
     return {line.split('"')[1] for line in lines if line.startswith("tms_janitor_attention{") and line.endswith(" 1.0")}
 
 
-@pytest.mark.parametrize(("adopted_seconds_ago", "asked"), [(0, set()), (STUCK_SECONDS + 1, {"boundary_stuck"})])
-def test_metrics_of_an_old_boundary_ask_only_long_after_adoption(adopted_seconds_ago: int, asked: set[str]) -> None:
+@pytest.mark.parametrize(("adopted_seconds_ago", "reported"), [(0, set()), (STUCK_SECONDS + 1, {"boundary_stuck"})])
+def test_metrics_of_an_old_boundary_ask_only_long_after_adoption(adopted_seconds_ago: int, reported: set[str]) -> None:
     boundary = BoundaryFigures("1", last="1")
-    assert _asked(replace(CALM, boundary=boundary, adopted_ms=NOW_MS - adopted_seconds_ago * 1000)) == asked
+    assert _asked(replace(CALM, boundary=boundary, adopted_ms=NOW_MS - adopted_seconds_ago * 1000)) == reported
 
 
 def test_metrics_without_a_transaction_system_require_no_action() -> None:

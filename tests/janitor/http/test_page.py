@@ -298,33 +298,33 @@ def test_bar_that_is_clicked_lists_its_runs(look: Look) -> None:
 
 
 @pytest.mark.parametrize(
-    ("store_bytes", "told"),
+    ("store_bytes", "text"),
     [
         ({"before": 130_000_000, "after": 4_700_000}, "130 MB before, 4.7 MB after"),
         ({"before": 130_000_000, "after": None}, "130 MB on disk"),
         ({"before": None, "after": None}, ""),
     ],
 )
-def test_run_shows_the_store_before_and_after(look: Look, store_bytes: dict[str, int | None], told: str) -> None:
+def test_run_shows_the_store_before_and_after(look: Look, store_bytes: dict[str, int | None], text: str) -> None:
     last = replace(statuses.runs(look.now_ms)[0], deleted_bytes=1_300_000, store_bytes=StoreBytes(**store_bytes))
     page = look.at(replace(statuses.full(look.now_ms), last_run=last), (last,))
-    assert f"the store: {told}" in page.text("#facts") if told else "the store:" not in page.text("#facts")
+    assert f"the store: {text}" in page.text("#facts") if text else "the store:" not in page.text("#facts")
     page.go(f"{page.run('location.origin')}/runs/{last.id}")
     page.until("document.querySelector('#detail h2')")
     assert "1.3 MB" in page.text("#detail")
-    assert told in page.text("#detail")
-    assert ("The store" in page.text("#detail")) is bool(told)
+    assert text in page.text("#detail")
+    assert ("The store" in page.text("#detail")) is bool(text)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "text"),
     [("topics/default:gone", "topic does not exist"), ("runs/r-1", "run does not exist"), ("topics/x", "x")],
 )
-def test_page_of_an_unknown_item_says_so_and_stays_healthy(look: Look, path: str, said: str) -> None:
+def test_page_of_an_unknown_item_says_so_and_stays_healthy(look: Look, path: str, text: str) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     page.go(f"{page.run('location.origin')}/{path}")
     page.until("document.querySelector('#detail .empty')")
-    assert said in page.text("#detail .empty")
+    assert text in page.text("#detail .empty")
     assert page.text("h1").startswith("Healthy.")
 
 
@@ -575,18 +575,18 @@ def test_page_refresh_keeps_focus_and_filter(look: Look) -> None:
     views.shown = replace(
         views.shown, now_ms=look.now_ms + 1, paused=views.shown.paused[1:], process="running", running=None
     )
-    views.asked.clear()
+    views.requests.clear()
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.shown == " + str(look.now_ms + 1))
     assert page.text("h1").startswith("Action required.")
     assert page.run("document.activeElement.dataset.key").startswith("janitor resume 'team"), "the focus stays"
     assert page.run("document.querySelector('#filter').value") == "audit"
     assert page.texts("#queues tbody th") == ["default:audit"]
-    assert views.asked == ["status"], "runs are asked for when one has ended, not every time"
+    assert views.requests == ["status"], "runs are asked for when one has ended, not every time"
     views.shown = replace(views.shown, now_ms=look.now_ms + 2, last_run=statuses.runs(look.now_ms)[0])
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.shown == " + str(look.now_ms + 2))
-    assert [view for view in views.asked if view == "past"] == ["past", "past"]
+    assert [view for view in views.requests if view == "past"] == ["past", "past"]
 
 
 def test_page_refreshes_every_five_seconds_only_while_visible(look: Look) -> None:
@@ -607,12 +607,12 @@ def test_page_refreshes_every_five_seconds_only_while_visible(look: Look) -> Non
     page.run(f"{COME_BACK}, {hide}, {COME_BACK}")
     page.until(f"{DRAWN} == {look.now_ms + 1}")
     assert page.run("[...timers.values()]") == [], "neither the next question nor the one on its way brings another"
-    asked = len(page.requests)
+    requested = len(page.requests)
     page.run(COME_BACK)
     page.run("Object.defineProperty(document, 'hidden', {value: false})")
     page.run(COME_BACK)
     page.until("[...timers.values()].includes(5000)")
-    assert page.requests[asked:] == [f"{kit.url}/api/status"], "only the one of coming back"
+    assert page.requests[requested:] == [f"{kit.url}/api/status"], "only the one of coming back"
     page.close()
 
 

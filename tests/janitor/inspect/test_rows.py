@@ -140,24 +140,24 @@ def test_inspect_of_any_table_writes_nothing_and_reports_each_page(store: Memory
     watch(
         store, lambda call: written.append(call) if call.name.split(".")[1] not in ("keys", "cells", "rows") else None
     )
-    told: list[int] = []
-    inspect.messages(store, SNAPSHOT, (), 100, told.append)
-    inspect.payloads(store, SNAPSHOT, (), 100, told.append)
+    progress: list[int] = []
+    inspect.messages(store, SNAPSHOT, (), 100, progress.append)
+    inspect.payloads(store, SNAPSHOT, (), 100, progress.append)
     inspect.metadata(store, ())
-    inspect.audit([store.message], None, bool, told.append)
+    inspect.audit([store.message], None, bool, progress.append)
     assert written == []
-    assert told == [7, 4, 4]
+    assert progress == [7, 4, 4]
 
 
 def test_inspect_of_several_pages_reads_every_row_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "PAGE_ROWS", 3)
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 11))
-    told: list[int] = []
-    assert inspect.messages(store, SNAPSHOT, (), 5, told.append).counts["invalid"] == 10
+    progress: list[int] = []
+    assert inspect.messages(store, SNAPSHOT, (), 5, progress.append).counts["invalid"] == 10
     assert inspect.audit([store.message], None, lambda _: True, nobody).open_cells == 10
-    assert max(told) == 3
-    assert sum(told) == 10
+    assert max(progress) == 3
+    assert sum(progress) == 10
 
 
 def test_inspect_metadata_shows_living_deleted_and_unreadable_topics(store: MemoryStore) -> None:

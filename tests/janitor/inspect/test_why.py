@@ -319,9 +319,9 @@ def test_why_of_an_old_payload_of_a_live_message_is_keep(orders: Topic) -> None:
 
 
 def test_why_of_the_payload_of_an_expired_message_is_delete(orders: Topic) -> None:
-    asked = stored(orders, COMMITTED, STORED_MS + 1)
-    assert [row.fate.action for row in ask(orders, *asked).found] == ["delete", "delete"]
-    unadopted = ask(orders, *asked, label=Hold.FIRST_CONTACT).found
+    stored_row = stored(orders, COMMITTED, STORED_MS + 1)
+    assert [row.fate.action for row in ask(orders, *stored_row).found] == ["delete", "delete"]
+    unadopted = ask(orders, *stored_row, label=Hold.FIRST_CONTACT).found
     assert [(row.fate.reason, row.fate.hold) for row in unadopted] == [(Reason.HELD, Hold.FIRST_CONTACT)] * 2
 
 
@@ -332,25 +332,25 @@ def test_why_finds_the_payload_of_a_negated_reference_and_of_no_other_message(or
 
 
 def test_why_of_a_payload_with_another_reference_is_keep(orders: Topic) -> None:
-    asked = stored(orders, COMMITTED, STORED_MS + 1)
+    stored_row = stored(orders, COMMITTED, STORED_MS + 1)
     orders.ref(COMMITTED, NOW_MS)
-    message, payload = ask(orders, *asked).found
+    message, payload = ask(orders, *stored_row).found
     assert (message.fate.action, payload.fate.reason) == ("delete", Reason.REFERENCED)
     assert payload.fate.goes_ms is None
 
 
 def test_why_of_a_payload_of_an_open_transaction_is_undecided(orders: Topic) -> None:
-    asked = stored(orders, OPEN, STORED_MS + 1)
-    fate = payload_of(ask(orders, *asked)).fate
+    stored_row = stored(orders, OPEN, STORED_MS + 1)
+    fate = payload_of(ask(orders, *stored_row)).fate
     assert (fate.reason, fate.goes_ms) == (Reason.UNDECIDED, None)
 
 
 def test_why_of_a_payload_without_a_snapshot_waits_for_its_lifetime(orders: Topic) -> None:
     young = pointer(NOW_MS - MINUTE)
-    asked = stored(orders, young, STORED_MS + 1)
+    stored_row = stored(orders, young, STORED_MS + 1)
     over_ms = NOW_MS - MINUTE + LIFETIME.undecided_ms
     for now_ms, action in ((over_ms - 1, "keep"), (over_ms, "delete")):
-        fate = payload_of(ask(orders, *asked, snapshot=None, now_ms=now_ms)).fate
+        fate = payload_of(ask(orders, *stored_row, snapshot=None, now_ms=now_ms)).fate
         assert (fate.action, fate.goes_ms) == (action, over_ms)
 
 
@@ -438,13 +438,13 @@ def test_why_names_the_time_since_when_the_ledger_is_complete(orders: Topic, sta
 
 
 def test_why_is_json_with_text_ids_and_writes_nothing(orders: Topic, state: SqliteState) -> None:
-    asked = stored(orders, COMMITTED, NOW_MS)
+    stored_row = stored(orders, COMMITTED, NOW_MS)
     state.add_ledger([taken_range(orders, 1, 5, 9)])
     there = context(orders.store)
     writes: list[str] = []
     watch(orders.store, lambda call: writes.append(call.name) if call.name in WRITES else None)
     before = list(state.driver.connection.iterdump())
-    answers = [ask(orders, *asked, context=there, state=state), ask(orders, 7, context=there, state=state)]
+    answers = [ask(orders, *stored_row, context=there, state=state), ask(orders, 7, context=there, state=state)]
     assert (writes, list(state.driver.connection.iterdump())) == ([], before)
     present, gone = (json.loads(json.dumps(answer.to_json())) for answer in answers)
     assert (present["found"][0]["pointer"], present["found"][0]["action"]) == (str(COMMITTED), "keep")

@@ -95,8 +95,8 @@ class FeedbackKit:
         self.clock.advance(1000)
 
     def feed_back(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Kit:
-        told = Feedback(manager or self.manager, participants or ("messaging",))
-        self.janitor = self.janitor.restart(feedback=told, **options)
+        proxy = Feedback(manager or self.manager, participants or ("messaging",))
+        self.janitor = self.janitor.restart(feedback=proxy, **options)
         return self.janitor
 
     def run(self) -> Report:
@@ -154,7 +154,7 @@ def ready(kit: FeedbackKit) -> FeedbackKit:
 
 
 @dataclass
-class Told:
+class ManagerProxy:
     """A manager that keeps what it is told, and fails or answers as it is set to.
 
     Attributes:
@@ -165,14 +165,14 @@ class Told:
     manager: TransactionManager
     batches: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
-    asked: int = 0
+    calls: int = 0
     error: Exception | None = None
     silent: Exception | None = None
     meanwhile: Callable[[], object] | None = None
     shown: VisibilityState | None = None
 
     def latest(self) -> Loaded:
-        self.asked += 1
+        self.calls += 1
         if self.silent is not None:
             raise self.silent
         if self.meanwhile is not None:
@@ -187,7 +187,7 @@ class Told:
         return self.manager.truncate_invalid(transaction_ids)
 
 
-def said(report: Report) -> list[str]:
+def messages_of(report: Report) -> list[str]:
     return [note.message for note in report.guards if note.guard == "feedback" and not note.tripped]
 
 
@@ -207,19 +207,19 @@ def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kin
         assert kit.run().truncated == 0
         kit.clock.advance(HOUR)
     report = kit.run()
-    assert (report.truncated, kit.invalid(), report.errors, said(report)) == (2, [], [], [])
+    assert (report.truncated, kit.invalid(), report.errors, messages_of(report)) == (2, [], [], [])
     assert sorted(filter(lambda pointer: pointer < 0, kit.pointers())) == sorted(-each for each in kit.aborted)
     assert kit.read() == [b"committed on day %d" % day for day in range(4)]
     assert [run.result for run in kit.janitor.state.runs(100)] == ["done"] * 13
 
 
 def test_run_without_new_proven_ids_does_not_call_the_manager(ready: FeedbackKit) -> None:
-    told = Told(ready.manager)
-    ready.feed_back(told)
-    assert (ready.run().truncated, told.asked) == (2, 1)
+    proxy = ManagerProxy(ready.manager)
+    ready.feed_back(proxy)
+    assert (ready.run().truncated, proxy.calls) == (2, 1)
     ready.give_up()
     before = ready.store.calls["cells"]
-    assert (ready.run().truncated, told.asked, told.ids) == (0, 1, ready.aborted[:2])
+    assert (ready.run().truncated, proxy.calls, proxy.ids) == (0, 1, ready.aborted[:2])
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
 
 
@@ -227,9 +227,11 @@ def test_id_within_the_boundary_that_is_not_closed_stays_listed(ready: FeedbackK
     first, last = ready.aborted
     seen = ready.manager.visibility()
     never_met = first + 1
-    told = Told(ready.manager, shown=VisibilityState(0, 0, seen.write_pointer, array("q", [first, never_met, last])))
-    ready.feed_back(told)
-    assert (ready.run().truncated, told.ids) == (2, [first, last])
+    proxy = ManagerProxy(
+        ready.manager, shown=VisibilityState(0, 0, seen.write_pointer, array("q", [first, never_met, last]))
+    )
+    ready.feed_back(proxy)
+    assert (ready.run().truncated, proxy.ids) == (2, [first, last])
 
 
 def test_proven_ids_exclude_closed_ids_above_the_boundary() -> None:
@@ -242,10 +244,10 @@ def test_proven_ids_leave_in_batches(ready: FeedbackKit, monkeypatch: pytest.Mon
         ready.give_up()
     ready.prove()
     monkeypatch.setattr(feedback, "BATCH_IDS", 3)
-    told = Told(ready.manager)
-    ready.feed_back(told)
+    proxy = ManagerProxy(ready.manager)
+    ready.feed_back(proxy)
     assert ready.run().truncated == 7
-    assert (told.batches, told.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
+    assert (proxy.batches, proxy.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
 
 
 def test_proven_ids_leave_the_list_over_thrift(ready: FeedbackKit, stack: ExitStack) -> None:
@@ -259,13 +261,13 @@ def test_proven_ids_leave_the_list_over_thrift(ready: FeedbackKit, stack: ExitSt
 
 
 def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) -> None:
-    told = Told(ready.manager)
-    ready.feed_back(told, "messaging", "datasets")
+    proxy = ManagerProxy(ready.manager)
+    ready.feed_back(proxy, "messaging", "datasets")
     for _ in range(2):
         report = ready.run()
-        [reason] = said(report)
+        [reason] = messages_of(report)
         assert "participants names datasets," in reason
-        assert (report.truncated, told.asked, report.errors) == (0, 0, [])
+        assert (report.truncated, proxy.calls, report.errors) == (0, 0, [])
     assert ready.invalid() == ready.aborted
     assert ready.janitor.state.runs(1)[0].result == "done"
 
@@ -282,12 +284,12 @@ def test_withheld_names_any_participant_but_messaging(participants: tuple[str, .
 
 def test_row_that_refutes_the_boundary_keeps_the_list_until_proven_again(ready: FeedbackKit) -> None:
     ready.plant(ready.aborted[1])
-    told = Told(ready.manager)
-    ready.feed_back(told)
+    proxy = ManagerProxy(ready.manager)
+    ready.feed_back(proxy)
     report = ready.run()
     [error] = report.errors
     assert error.startswith("the boundary ")
-    assert (told.ids, report.truncated, report.boundary) == ([], 0, None)
+    assert (proxy.ids, report.truncated, report.boundary) == ([], 0, None)
     assert ready.janitor.state.runs(1)[0].result == "partial"
     proven, present = ready.janitor.engine.boundary()
     assert (proven, present.bound, present.obstacles[0]) == (None, None, error)
@@ -319,12 +321,12 @@ def test_row_of_an_id_that_left_refutes_the_boundary_of_later_ones(ready: Feedba
 
 
 def test_feedback_of_plans_and_applied_plans_truncates_nothing(ready: FeedbackKit, tmp_path: Path) -> None:
-    told = Told(ready.manager)
-    ready.feed_back(told)
+    proxy = ManagerProxy(ready.manager)
+    ready.feed_back(proxy)
     assert ready.janitor.engine.rehearse().truncated == 0
     ready.janitor.engine.preview(out=tmp_path / "plan.json")
     assert ready.janitor.engine.carry_out(tmp_path / "plan.json").truncated == 0
-    assert told.asked == 0
+    assert proxy.calls == 0
 
 
 def test_feedback_after_a_run_of_some_topics_truncates_nothing(ready: FeedbackKit) -> None:
@@ -358,27 +360,27 @@ def test_feedback_with_a_pause_truncates_nothing(ready: FeedbackKit) -> None:
 
 
 def test_clock_set_back_during_the_audit_keeps_the_list(ready: FeedbackKit) -> None:
-    told = Told(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
-    ready.feed_back(told)
+    proxy = ManagerProxy(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
+    ready.feed_back(proxy)
     report = ready.run()
-    assert (told.asked, told.ids, report.truncated, report.errors) == (1, [], 0, [])
+    assert (proxy.calls, proxy.ids, report.truncated, report.errors) == (1, [], 0, [])
 
 
 def test_feedback_to_the_manager_of_another_system_sends_nothing(ready: FeedbackKit) -> None:
     other = VisibilityState(0, 0, ready.manager.visibility().write_pointer - 1, array("q", ready.aborted[:1]))
-    told = Told(ready.manager, shown=other)
-    ready.feed_back(told)
+    proxy = ManagerProxy(ready.manager, shown=other)
+    ready.feed_back(proxy)
     report = ready.run()
-    assert (told.ids, report.truncated, report.errors) == ([], 0, [])
-    [reason] = said(report)
+    assert (proxy.ids, report.truncated, report.errors) == ([], 0, [])
+    [reason] = messages_of(report)
     assert "another transaction system?" in reason
 
 
 def test_empty_list_of_the_manager_is_not_audited(ready: FeedbackKit) -> None:
-    told = Told(ready.manager, shown=VisibilityState(0, 0, ready.manager.visibility().write_pointer))
-    ready.feed_back(told)
+    proxy = ManagerProxy(ready.manager, shown=VisibilityState(0, 0, ready.manager.visibility().write_pointer))
+    ready.feed_back(proxy)
     before = ready.store.calls["cells"]
-    assert (ready.run().truncated, told.asked, ready.store.calls["cells"]) == (0, 1, before)
+    assert (ready.run().truncated, proxy.calls, ready.store.calls["cells"]) == (0, 1, before)
 
 
 def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
@@ -394,7 +396,7 @@ def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
 def test_feedback_paused_during_its_audit_truncates_nothing(ready: FeedbackKit) -> None:
     ready.feed_back(observer=during_the_audit(lambda: ready.janitor.state.pause(EVERYTHING, ready.clock.now_ms())))
     report = ready.run()
-    assert (report.truncated, report.errors, said(report), ready.invalid()) == (0, [], [], ready.aborted)
+    assert (report.truncated, report.errors, messages_of(report), ready.invalid()) == (0, [], [], ready.aborted)
 
 
 def test_feedback_losing_the_lease_during_its_audit_truncates_nothing(ready: FeedbackKit) -> None:
@@ -435,10 +437,10 @@ def test_stop_during_the_audit_keeps_list(ready: FeedbackKit, monkeypatch: pytes
 
 def test_stop_between_batches_keeps_rest(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "BATCH_IDS", 1)
-    told = Told(ready.manager)
-    ready.feed_back(told, is_stopping=lambda: bool(told.ids))
+    proxy = ManagerProxy(ready.manager)
+    ready.feed_back(proxy, is_stopping=lambda: bool(proxy.ids))
     report = ready.run()
-    assert (told.ids, report.truncated, ready.invalid()) == (ready.aborted[:1], 1, ready.aborted[1:])
+    assert (proxy.ids, report.truncated, ready.invalid()) == (ready.aborted[:1], 1, ready.aborted[1:])
     assert "interrupted" in {note.guard for note in report.guards}
     ready.feed_back(is_stopping=never)
     assert (ready.run().truncated, ready.invalid()) == (1, [])
@@ -456,11 +458,11 @@ def test_stop_between_batches_keeps_rest(ready: FeedbackKit, monkeypatch: pytest
 def test_feedback_after_a_manager_failure_is_retried_by_the_next_run(
     ready: FeedbackKit, failing: str, error: Exception
 ) -> None:
-    told = Told(ready.manager)
-    setattr(told, failing, error)
-    ready.feed_back(told)
+    proxy = ManagerProxy(ready.manager)
+    setattr(proxy, failing, error)
+    ready.feed_back(proxy)
     report = ready.run()
-    [reason] = said(report)
+    [reason] = messages_of(report)
     assert reason.endswith("nobody answers.")
     assert (report.truncated, report.errors, ready.invalid()) == (0, [], ready.aborted)
     assert ready.janitor.state.runs(1)[0].result == "done"
@@ -481,7 +483,7 @@ def test_audit_that_fails_keeps_the_list(ready: FeedbackKit, monkeypatch: pytest
     with monkeypatch.context() as broken:
         broken.setattr(ready.store.message, "read", fail_for_the_audit)
         report = ready.run()
-    assert said(report) == ["proven transactions could not be removed from the invalid list: the disk is gone."]
+    assert messages_of(report) == ["proven transactions could not be removed from the invalid list: the disk is gone."]
     assert (report.errors, ready.invalid()) == ([], ready.aborted)
     assert ready.run().truncated == 2
 

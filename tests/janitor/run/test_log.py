@@ -25,7 +25,7 @@ def report_of(*times_ms: int) -> Report:
     return janitor(store).engine.run_once(adopt=True)
 
 
-def said(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
     found = [record.getMessage() for record in caplog.records if record.levelno >= level]
     caplog.clear()
     return found
@@ -47,14 +47,14 @@ def test_log_of_a_run_has_its_counts_and_snapshot(caplog: pytest.LogCaptureFixtu
 
 def test_log_of_a_run_without_a_snapshot_says_so(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(NOW_MS - HOUR), snapshot=None))
-    assert said(caplog)[-1].endswith(": 1 expired row deleted (without a transaction snapshot)")
+    assert messages(caplog)[-1].endswith(": 1 expired row deleted (without a transaction snapshot)")
 
 
 def test_log_of_a_guard_that_trips_after_a_warning_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     log, calm = RunLog(), report_of()
     log.write(replace(calm, guards=[GuardNote("clock", False, "behind")]))
     log.write(replace(calm, guards=[GuardNote("clock", True, "ahead")]))
-    assert said(caplog, logging.ERROR) == ["clock: ahead"]
+    assert messages(caplog, logging.ERROR) == ["clock: ahead"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_log_of_a_run_describes_its_results(
     entries = [Entry(topic, 1, "message", rule, None, rows) for rule, rows in taken.items()]
     entries.append(Entry(topic, 1, "message", Rule.EXPIRED, Hold.FRONTIER, held))
     RunLog().write(replace(report_of(), totals=Totals.of("apply", entries, {})))
-    assert f": {words} (" in said(caplog)[-1]
+    assert f": {words} (" in messages(caplog)[-1]
 
 
 def test_log_of_a_blocked_run_says_that_nothing_was_done(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,15 +87,15 @@ def test_log_of_a_blocked_run_says_that_nothing_was_done(caplog: pytest.LogCaptu
             report_of(), guards=[GuardNote("adoption", True, "nothing is deleted, because this store is not adopted")]
         )
     )
-    assert ": nothing was done (" in said(caplog)[-2]
+    assert ": nothing was done (" in messages(caplog)[-2]
 
 
 def test_log_of_idle_runs_has_only_the_first(caplog: pytest.LogCaptureFixture) -> None:
     log, report = RunLog(), report_of()
     log.write(report)
-    assert len(said(caplog)) == 1
+    assert len(messages(caplog)) == 1
     log.write(report)
-    assert said(caplog) == []
+    assert messages(caplog) == []
 
 
 def test_log_of_a_guard_warns_when_it_starts_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,7 +104,7 @@ def test_log_of_a_guard_warns_when_it_starts_and_comes_back(caplog: pytest.LogCa
     worse = replace(calm, guards=[GuardNote("snapshot", False, "it is 260 s old")])
     for report, expected in ((troubled, 1), (worse, 0), (calm, 0), (worse, 1)):
         log.write(report)
-        assert len(said(caplog, logging.WARNING)) == expected
+        assert len(messages(caplog, logging.WARNING)) == expected
 
 
 def test_log_of_a_guard_has_a_complete_command(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,18 +115,18 @@ def test_log_of_a_guard_has_a_complete_command(caplog: pytest.LogCaptureFixture)
 
 def test_log_of_a_stopped_run_is_not_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
-    assert said(caplog, logging.INFO)[-1] == "interrupted: the run was asked to stop"
+    assert messages(caplog, logging.INFO)[-1] == "interrupted: the run was asked to stop"
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
-    assert said(caplog, logging.WARNING) == []
+    assert messages(caplog, logging.WARNING) == []
 
 
 def test_log_of_a_repeated_error_has_it_once(caplog: pytest.LogCaptureFixture) -> None:
     log = RunLog()
     failing = replace(report_of(), errors=["topic default:orders: it is broken"])
     log.write(failing)
-    assert said(caplog, logging.ERROR) == ["topic default:orders: it is broken"]
+    assert messages(caplog, logging.ERROR) == ["topic default:orders: it is broken"]
     log.write(failing)
-    assert said(caplog, logging.ERROR) == []
+    assert messages(caplog, logging.ERROR) == []
 
 
 def left_alone(unknown_row_log: int) -> Kit:

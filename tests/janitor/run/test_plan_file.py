@@ -84,8 +84,8 @@ def write(path: Path, context: Run, *keys: EntryKey, what_if: bool = False, poin
         outcome.entries.setdefault(key, Entry(*key)).add([b"key"], 10, 1, 2)
         if key.rule is Rule.INVALID_TRANSACTION:
             outcome.pointers.setdefault(key.topic, set()).update(pointers)
-    told = report(*outcome.entries.values(), mode="plan", id="1-ab", effective_now_ms=NOW_MS - 5)
-    plan.save(path, plan.document(told, outcome, context, store_id=MARK, digest="digest", what_if=what_if))
+    plan_report = report(*outcome.entries.values(), mode="plan", id="1-ab", effective_now_ms=NOW_MS - 5)
+    plan.save(path, plan.document(plan_report, outcome, context, store_id=MARK, digest="digest", what_if=what_if))
     return path
 
 

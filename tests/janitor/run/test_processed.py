@@ -253,7 +253,7 @@ class BusySide(MemorySide):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: Any = None
+        self.on_read: Any = None
 
     def get(self, key: bytes) -> bytes | None:
         self._tell()
@@ -268,8 +268,8 @@ class BusySide(MemorySide):
         return super().exchange_each(changes)
 
     def _tell(self) -> None:
-        if self.told is not None:
-            self.told()
+        if self.on_read is not None:
+            self.on_read()
 
 
 def _swept_while(moment: int, previous: bool) -> tuple[int, bool, list[bytes]]:
@@ -297,15 +297,15 @@ def _swept_while(moment: int, previous: bool) -> tuple[int, bool, list[bytes]]:
             nonlocal count
             count += 1
             if count == moment:
-                side.told = None
+                side.on_read = None
                 kit.register("late")
                 done.append(kit.service.consumers.get(ORDERS, "late").id)
-                side.told = tick
+                side.on_read = tick
 
-        side.told = tick
+        side.on_read = tick
         watch(kit.store, before=tick)
         kit.janitor.engine.run_once()
-        side.told = None
+        side.on_read = None
         begun = done[0] if done else MessageId(2**62, 0)
         there = kit.ids()
         return count, bool(done), [str(one).encode() for one in ids if one > begun and one not in there]
@@ -376,10 +376,10 @@ def test_why_of_a_processed_message_names_the_rule_and_its_run(kit: ProcessedKit
     kit.process(limit=1)
     kit.clock.advance(2 * HOUR)
     first, second = kit.ids()
-    asked = kit.janitor.engine.why(ORDERS, first)
-    [found] = asked.found
+    why = kit.janitor.engine.why(ORDERS, first)
+    [found] = why.found
     assert (found.fate.rule, found.fate.action) == (Rule.PROCESSED, "delete")
-    assert any("all consumers" in line for line in lines(asked))
+    assert any("all consumers" in line for line in lines(why))
     [found] = kit.janitor.engine.why(ORDERS, second).found
     assert (found.fate.rule, found.fate.action) == (Rule.EXPIRED, "keep")
     kit.sweep(0)

@@ -61,7 +61,7 @@ class Killed(BaseException):
     """The process is gone; nothing catches this."""
 
 
-def slow(kit: Kit, told: list[float], killed_at: int | None = None) -> None:
+def slow(kit: Kit, saved: list[float], killed_at: int | None = None) -> None:
     """Each delete takes a second from now on; what counters say after it is written down."""
 
     def after(call: Call) -> None:
@@ -70,8 +70,8 @@ def slow(kit: Kit, told: list[float], killed_at: int | None = None) -> None:
 
     def before(call: Call) -> None:
         if call.name == "message.delete":
-            told.append(counter(kit, "rows_deleted_total", table="message", rule="expired"))
-            if len(told) == killed_at:
+            saved.append(counter(kit, "rows_deleted_total", table="message", rule="expired"))
+            if len(saved) == killed_at:
                 raise Killed
 
     watch(kit.store, before, after)
@@ -80,10 +80,10 @@ def slow(kit: Kit, told: list[float], killed_at: int | None = None) -> None:
 def test_record_of_a_long_run_updates_counters_during_it(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
-    told: list[float] = []
-    slow(kit, told)
+    saved: list[float] = []
+    slow(kit, saved)
     report = kit.engine.run_once(adopt=True)
-    assert told == [0, 2, 4, 6, 8]
+    assert saved == [0, 2, 4, 6, 8]
     assert counter(kit, "rows_deleted_total") == report.totals.expired == 10
     assert counter(kit, "bytes_deleted_total") == sum(entry.bytes for entry in report.topics)
 
@@ -93,27 +93,27 @@ def test_counters_of_inversions_move_during_a_long_run(store: MemoryStore) -> No
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).tx(invalid, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 6))
     kit = janitor(store, batch_rows=2)
     kit.snapshots.invalid = [invalid]
-    told: list[float] = []
+    saved: list[float] = []
 
     def before(call: Call) -> None:
         if call.name == "message.invert":
-            told.append(counter(kit, "rows_inverted_total"))
+            saved.append(counter(kit, "rows_inverted_total"))
             kit.clock.advance(1_000)
 
     watch(store, before)
     kit.engine.run_once(adopt=True)
-    assert (told, counter(kit, "rows_inverted_total")) == ([0, 2, 4], 6)
+    assert (saved, counter(kit, "rows_inverted_total")) == ([0, 2, 4], 6)
 
 
 def test_counters_after_a_kill_count_each_deleted_row_once(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
     kit.engine.adopt()
-    told: list[float] = []
-    slow(kit, told, killed_at=4)
+    saved: list[float] = []
+    slow(kit, saved, killed_at=4)
     with pytest.raises(Killed):
         kit.engine.run_once()
-    assert (told[-1], counter(kit, "rows_deleted_total")) == (6, 6)
+    assert (saved[-1], counter(kit, "rows_deleted_total")) == (6, 6)
     kit.engine.recover()
     assert (counter(kit, "sweeps_total", result="lost"), counter(kit, "rows_deleted_total")) == (1, 6)
     kit.engine.run_once()
@@ -145,10 +145,10 @@ def test_counters_that_cannot_be_saved_wait(
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
     monkeypatch.setattr(kit.state, "save_running_counters", raising(StateError("the disk is full.")))
-    told: list[float] = []
-    slow(kit, told)
+    saved: list[float] = []
+    slow(kit, saved)
     assert kit.engine.run_once(adopt=True).errors == []
-    assert (told, counter(kit, "rows_deleted_total")) == ([0] * 5, 10)
+    assert (saved, counter(kit, "rows_deleted_total")) == ([0] * 5, 10)
     assert caplog.text.count("the disk is full.") == 1
 
 

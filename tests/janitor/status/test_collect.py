@@ -179,9 +179,9 @@ def test_collect_in_a_daemon_shows_late_transactions() -> None:
     assert "late" not in [reason.about for reason in judge(status).reasons], "the server has just been started"
     status = replace(status, started_ms=NOW_MS - 11 * MINUTE)
     health = judge(status)
-    [said] = [reason.text for reason in health.reasons if reason.about == "late"]
-    assert said.startswith("Readers of default:t0, ")
-    assert said.endswith("are blocked by transaction 17.")
+    [message] = [reason.text for reason in health.reasons if reason.about == "late"]
+    assert message.startswith("Readers of default:t0, ")
+    assert message.endswith("are blocked by transaction 17.")
     adopted = replace(status, adopted_ms=NOW_MS)
     shown = "\n".join(map(str, lines(adopted, judge(adopted))))
     assert "by transaction 17 of import@host-7" in shown
@@ -298,8 +298,8 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
     TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
     status = seen(kit)
     assert [one.topic for one in status.ahead] == (["default:orders"] if named else [])
-    said = "default:orders has messages with future timestamps."
-    assert [reason.text for reason in judge(status).reasons] == [said if named else "No action is required."]
+    message = "default:orders has messages with future timestamps."
+    assert [reason.text for reason in judge(status).reasons] == [message if named else "No action is required."]
     shown = [str(line) for line in lines(status, judge(status), ARGUMENTS)]
     assert any(line.startswith("ahead") and "default:orders" in line for line in shown) == named
     detail = topic_detail(kit.state, status, TopicId.parse("default:orders"))

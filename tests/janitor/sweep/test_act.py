@@ -28,7 +28,7 @@ class MemoryArchive:
 
     def __init__(self, *, full_after: int | None = None, leaves: bytes | None = None) -> None:
         self.kept: list[Kept] = []
-        self.asked = 0
+        self.checks = 0
         self.expired: list[tuple[int, int]] = []
         self._full_after = full_after
         self._leaves = leaves
@@ -41,7 +41,7 @@ class MemoryArchive:
         return 0
 
     def save(self, topic: Any, generation: int, table: Any, rule: Rule, keys: Sequence[bytes]) -> Kept:
-        self.asked += 1
+        self.checks += 1
         if self._full_after is not None and len(self.kept) >= self._full_after:
             raise ArchiveError("the archive's disk is full.")
         self.kept.append(Kept([key for key in keys if key != self._leaves]))
@@ -61,7 +61,7 @@ def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     report = kit.engine.run_once(adopt=True)
 
     assert report.total(Rule.EXPIRED) == len(cellar.kept[0].keys) == 2
-    assert cellar.asked == 2, "the first error ends the archiving of the run"
+    assert cellar.checks == 2, "the first error ends the archiving of the run"
     assert (len(events.times()), len(orders.times())) == (2, 4)
     [error] = report.errors
     assert "the archive's disk is full." in error
