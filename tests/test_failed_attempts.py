@@ -37,7 +37,7 @@ def test_failed_attempts_from_one_ipv6_network_count_together_and_mapped_ones_ap
 
 
 @in_event_loop
-async def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once() -> None:
+async def test_failed_attempts_above_the_connection_limit_get_a_response_at_once() -> None:
     failed = FailedAttempts(ManualClock(NOW_MS), max_waiting=2)
     for _ in range(FREE_ATTEMPTS):
         await failed.delay("a")

@@ -216,7 +216,7 @@ def test_expiries_of_many_keys_are_read_in_pages(
     assert expiries.expiry_times([]) == {}
 
 
-def test_forgetting_that_was_cut_off_is_finished(side: SideTable) -> None:
+def test_interrupted_delete_of_expiries_is_finished(side: SideTable) -> None:
     expiries = Expiries(side)
     expiries.put([(message(1).pack(), NOW_MS)])
     [expiry] = expiries.due(NOW_MS, 10)

@@ -136,7 +136,7 @@ def test_publish_with_a_key_uses_one_partition(typed: Type) -> None:
     assert typed.client.topics("keyed") == []
 
 
-def test_topic_delete_answered_no_keeps_the_topic(typed: Type) -> None:
+def test_topic_delete_declined_by_the_user_keeps_the_topic(typed: Type) -> None:
     code, _, err = typed("topic", "delete", typed.topic, given=b"n\n")
     assert code != 0
     assert "all its messages" in err

@@ -102,7 +102,7 @@ def test_clock_steps_below_the_allowance_add_up_to_a_jump(store: Store) -> None:
     assert outcomes == [False, False, True, True]
 
 
-def test_clock_behind_warns_and_deletes_less(store: Store) -> None:
+def test_slow_clock_warns_and_deletes_fewer_rows(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(HOUR + 1)
     kit.clock.step(-ALLOWANCE_MS - 1)
@@ -116,7 +116,7 @@ def test_clock_behind_warns_and_deletes_less(store: Store) -> None:
     assert clock_notes(kit.engine.run_once()) == []
 
 
-def test_clock_corrected_after_adopt_behind_is_not_a_jump(store: Store) -> None:
+def test_clock_corrected_after_an_adopt_with_a_slow_clock_is_not_a_jump(store: Store) -> None:
     kit, _ = prepared(store)
     kit.clock.step(-10 * DAY)
     kit.engine.adopt()

@@ -121,7 +121,7 @@ def test_concurrent_sweeps_delete_each_row_once() -> None:
     assert at_call > 40
 
 
-def test_ttl_extended_by_new_holder_keeps_rows_from_former_holder() -> None:
+def test_ttl_extended_by_new_holder_protects_rows_from_previous_holder() -> None:
     for at_call in range(1, CALLS):
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
@@ -240,7 +240,7 @@ def test_state_written_by_another_at_the_end_is_a_lost_lease(call: str) -> None:
     assert call == "finish_run" or pair.first.state.boundary() == proven
 
 
-def test_former_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previous_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     syncs: list[str] = []
@@ -306,7 +306,7 @@ def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:
     assert len(pair.cell.ledger(100)) == recovered[0] > 0, "nothing is there twice"
 
 
-def test_intent_of_new_holder_survives_the_former_holder() -> None:
+def test_intent_of_new_holder_survives_the_previous_holder() -> None:
     pair = Pair(MemoryStore(), shared=True)
     pair.leases[0].acquire()
     announced: list[int] = []

@@ -148,7 +148,7 @@ def test_may_have_undecided_finds_only_positive_pointers(hbase_tables: Tables) -
     assert may_have_undecided(store)
 
 
-def test_former_standalone_server_needs_its_log_once(hbase_tables: Tables, tmp_path: Path) -> None:
+def test_previously_standalone_server_reads_its_log_once(hbase_tables: Tables, tmp_path: Path) -> None:
     pair, folder = Pair(hbase_tables, tmp_path, source="manager"), tmp_path / "none"
     pair.leader["advertise"] = None
     with pair.server("a") as alone, TransactionClient(alone.transactions) as client:

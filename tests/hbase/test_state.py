@@ -166,7 +166,7 @@ def test_reader_retries_after_blocks_are_replaced(again: Open, calls: list[Calla
     assert reader.frontiers() == {**many, **frontier(2)}
 
 
-def test_former_lease_holder_can_only_finish_its_run(again: Open) -> None:
+def test_previous_lease_holder_can_only_finish_its_run(again: Open) -> None:
     one, two = again(), again()
     clock = ManualClock(1_000)
     first, second = Lease(one, "a", 60, clock), Lease(two, "b", 60, clock)

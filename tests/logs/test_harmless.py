@@ -71,7 +71,7 @@ def test_counters_and_loggers_that_fail_change_no_answer(capsys: pytest.CaptureF
     assert "Failing()" in capsys.readouterr().err
 
 
-def test_notification_that_fails_leaves_the_publish_answered() -> None:
+def test_failing_notification_does_not_fail_the_publish() -> None:
     calls = []
     open_topic = OpenTopic(b"", Ids(0))
     open_topic.wakes[failing] = None

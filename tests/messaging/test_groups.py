@@ -597,7 +597,7 @@ def test_trap_a_roll_back_after_the_commit_is_rejected(kit: GroupKit) -> None:
 
 
 @pytest.mark.parametrize("consumer", ["plain", "base", "claim"])
-def test_trap_d_new_ids_after_all_rows_are_gone_follow_every_position(kit: GroupKit, consumer: str) -> None:
+def test_trap_d_new_ids_after_the_deletion_of_all_rows_follow_every_position(kit: GroupKit, consumer: str) -> None:
     kit.publish(b"old")
     (read,) = kit.ids()
     if consumer == "plain":
@@ -712,7 +712,7 @@ def test_trap_g_recreated_topic_has_no_claims(kit: GroupKit) -> None:
     assert kit.poll(kit.begin()) == [b"b"]
 
 
-def test_trap_c_late_claim_of_a_former_server_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trap_c_late_claim_of_a_previous_server_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.publish(b"a")
     kit.roll_back(kit.begin())
     next_one, one, two = kit.serve(), kit.begin(), kit.begin()

@@ -158,7 +158,7 @@ def test_partitions_with_the_name_of_a_topic_are_rejected(service: MessagingServ
 
 
 @pytest.mark.parametrize("name", ["orders", "orders-1"])
-def test_create_with_partitions_keeps_a_topic_that_another_client_creates_meanwhile(
+def test_create_with_partitions_keeps_a_concurrently_created_topic(
     store: Cut, service: MessagingService, name: str
 ) -> None:
     get, reads = store.metadata.get, iter((False, True))

@@ -140,7 +140,7 @@ def test_register_of_two_first_instances_at_once_counts_one(kit: GroupKit) -> No
 
 
 @pytest.mark.parametrize("end", ["commit", "roll back", "time out", "leave open", "abort alone"])
-def test_register_after_a_former_reports_its_last_transaction(kit: GroupKit, end: str) -> None:
+def test_register_reports_the_last_transaction_of_the_previous_instance(kit: GroupKit, end: str) -> None:
     previous, tx = Instance(kit), kit.begin()
     previous.publish(b"a", tx=tx, label="file 17 ü")
     if end == "commit":
@@ -506,7 +506,7 @@ def test_repeat_of_a_request_written_by_this_server_reads_no_rows(kit: GroupKit,
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_repeat_with_other_messages_is_answered_as_the_first(kit: GroupKit, *, restarted: bool) -> None:
+def test_repeat_with_other_messages_gets_the_first_response(kit: GroupKit, *, restarted: bool) -> None:
     one = Instance(kit)
     first = one.publish(b"a", b"b")
     if restarted:
@@ -1148,7 +1148,7 @@ def test_write_in_an_ended_transaction_is_rejected(kit: GroupKit, monkeypatch: p
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
 @pytest.mark.parametrize("cached", [True, False])
-def test_write_in_a_transaction_that_ends_meanwhile_is_not_seen(
+def test_write_in_a_transaction_that_ends_during_it_is_not_visible(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str, *, cached: bool
 ) -> None:
     tx = kit.begin()
@@ -1297,7 +1297,7 @@ def test_invalid_transaction_of_a_producer_stays_aborted_off_the_list(kit: Group
 
 
 @pytest.mark.parametrize("end", ["invalid", "committed"])
-def test_pending_former_is_reported_as_it_ended_after_truncation(kit: GroupKit, end: str) -> None:
+def test_pending_previous_transaction_is_reported_aborted_after_truncation(kit: GroupKit, end: str) -> None:
     one, tx = Instance(kit), kit.begin()
     kit.commit(tx) if end == "committed" else kit.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
@@ -1312,7 +1312,9 @@ def test_pending_former_is_reported_as_it_ended_after_truncation(kit: GroupKit, 
     assert Instance(kit).previous == previous._replace(outcome=outcome)
 
 
-def test_tidy_marks_a_former_of_a_changing_producer(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tidy_marks_the_previous_transaction_of_a_changing_producer(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tx = kit.begin()
     kit.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
@@ -1514,7 +1516,7 @@ def test_is_of_producer_of_other_rows_is_false() -> None:
     assert [key for key in others if is_of_producer(key)] == []
 
 
-def test_client_that_goes_on_at_once_meets_no_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_continues_at_once_meets_no_running_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tx, settle = Instance(kit), kit.begin(), PublishFuture.set_outcome
 
     def give_up() -> None:

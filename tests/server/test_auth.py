@@ -182,7 +182,7 @@ def test_route_without_its_permission_is_rejected_at_once(monkeypatch: pytest.Mo
 # --- what one may not see --------------------------------------------------------------------------------------------
 
 
-def test_topic_without_permission_is_answered_whether_or_not_it_exists(
+def test_topic_without_permission_is_forbidden_whether_or_not_it_exists(
     server: Serving, client: Client, identities: Identities, routes: list[GuardedRoute]
 ) -> None:
     server.service.create_topic(TopicId("default", "there-1"), {})

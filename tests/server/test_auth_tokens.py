@@ -149,7 +149,7 @@ def test_tokens_file_writable_by_others_is_rejected(file: Path, mode: int) -> No
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o640, False), (0o400, False)])
-def test_tokens_file_readable_by_everybody_logs_a_warning(
+def test_tokens_file_readable_by_all_users_logs_a_warning(
     file: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
 ) -> None:
     file.chmod(mode)
@@ -185,7 +185,7 @@ def open_to_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [spoil, open_to_all, Path.unlink])
-def test_tokens_file_that_became_bad_keeps_the_former_and_logs_once(
+def test_tokens_file_that_becomes_invalid_keeps_the_tokens_and_logs_once(
     file: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
 ) -> None:
     clock = ManualClock(NOW_MS)

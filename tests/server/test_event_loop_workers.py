@@ -75,7 +75,7 @@ def test_request_that_is_alone_is_written_by_the_loop_at_the_end_of_its_turn(ben
     assert bench.writers == ["loop"]
 
 
-def test_batches_beside_other_requests_are_written_by_one_thread_a_turn(bench: Bench) -> None:
+def test_batches_during_other_requests_are_written_by_one_thread_per_turn(bench: Bench) -> None:
     bench.workers.alone = lambda _: False
     bench.publish([b"a"], [b"b", b"c"], [b"d"])
     bench.publish([b"e"], [b"f"], topics=[T, OTHER])
@@ -180,7 +180,7 @@ def test_lone_request_is_written_by_the_event_loop() -> None:
     assert "http" in writers
 
 
-def test_request_beside_a_waiting_one_is_written_by_threads() -> None:
+def test_request_during_a_waiting_request_is_written_by_threads() -> None:
     store, writers = MemoryStore(), list[str]()
     with (
         serving(store=store, loop_writes=True, cache_bytes=0) as server,

@@ -23,7 +23,7 @@ from tms_core.tables.base import KEYS
 from tms_core.tables.memory import MemoryStore
 
 
-def test_publish_is_answered_only_after_its_write() -> None:
+def test_publish_gets_its_response_only_after_its_write() -> None:
     store = MemoryStore()
     with serving(store=store) as server, Client(server.port) as client, Client(server.port) as other:
         topic = TopicClient(client, "t").create()

@@ -383,7 +383,7 @@ def test_write_that_fails_with_a_program_error_keeps_the_lease(two: TwoServers) 
 
 
 @pytest.mark.parametrize("tx", [None, pointer(NOW_MS)])
-def test_repeat_after_a_part_of_a_former_leader_is_there_once(two: TwoServers, tx: int | None) -> None:
+def test_repeat_after_a_partial_write_of_a_former_leader_exists_once(two: TwoServers, tx: int | None) -> None:
     sent = registered(two)
     arrive = failing(two.one, lambda rows: rows[1:2], twice=True)
     with pytest.raises(StoreUnavailable):
@@ -442,7 +442,7 @@ def test_unneeded_gaps_of_repeated_failures_are_deleted(two: TwoServers) -> None
     assert two.one.payloads() == [b"a", b"b", b"c"] * 5 + [b"c"] * 595
 
 
-def test_failed_write_is_not_decided_beside_gaps_of_another_server(two: TwoServers) -> None:
+def test_failed_write_is_not_decided_after_gaps_of_another_server(two: TwoServers) -> None:
     failing(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
@@ -597,7 +597,7 @@ def test_trap_c_late_position_of_a_former_leader_changes_nothing(two: TwoServers
     assert two.other.service.consumers.get(TOPIC, "billing").id == SECOND_ID
 
 
-def test_trap_c_late_base_of_a_former_leader_gives_nothing_out_again(two: TwoServers) -> None:
+def test_trap_c_late_base_of_a_former_leader_redelivers_nothing(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a", b"b"])
     for server in (two.one, two.other):
         with suppress(Unavailable):

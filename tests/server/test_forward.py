@@ -131,7 +131,7 @@ def sent_until_held_back(connection: socket.socket) -> memoryview:
 # --- as it is --------------------------------------------------------------------------------------------------------
 
 
-def test_forwarded_request_is_answered_as_by_the_leader(leader: Serving, client: Client) -> None:
+def test_forwarded_request_gets_the_response_of_the_leader(leader: Serving, client: Client) -> None:
     topic = TopicClient(client, "t").create(ttl="60")
     topic.publish("a", "b")
     assert topic.poll() == ["a", "b"]

@@ -95,7 +95,7 @@ def test_poll_group_with_a_full_log_disk_is_503_and_claims_nothing(disk: Disk, c
         assert [one["payload"] for one in group.poll(disk.manager.start_short(), 5).json] == ["a", "b", "c"]
 
 
-def test_poll_group_whose_log_disk_fills_after_the_claim_is_answered(
+def test_poll_group_gets_a_response_if_the_log_disk_fills_after_the_claim(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that got 503 would repeat the request in the same transaction, and miss what it has claimed."""

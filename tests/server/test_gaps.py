@@ -94,7 +94,7 @@ def test_seal_of_an_empty_topic_hides_writes_in_flight(succession: Succession, a
 @pytest.mark.parametrize(
     ("ahead_ms", "end_ms"), [(10 * SECOND, 11 * SECOND), (300 * SECOND, 301 * SECOND), (DAY, None)]
 )
-def test_seal_ends_after_the_clock_of_the_former_leader_within_reason(
+def test_seal_ends_after_the_clock_of_the_former_leader_up_to_a_limit(
     succession: Succession, ahead_ms: int, end_ms: int | None
 ) -> None:
     succession.rows(position(NOW_MS))

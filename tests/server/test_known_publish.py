@@ -534,7 +534,7 @@ def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(serve
             assert (found._is_idle, found._owing_since) == (True, None)
 
 
-def test_server_that_stops_meanwhile_answers(
+def test_server_that_stops_during_a_request_responds(
     served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
 ) -> None:
     server, connection, _, may = held
@@ -556,7 +556,9 @@ def _is_open(port: int) -> bool:
     return True
 
 
-def test_silence_meanwhile_does_not_end_the_connection(monkeypatch: pytest.MonkeyPatch, served: list[bytes]) -> None:
+def test_silence_during_a_request_does_not_close_the_connection(
+    monkeypatch: pytest.MonkeyPatch, served: list[bytes]
+) -> None:
     monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.1)
     may = Event()
 
@@ -610,7 +612,7 @@ def test_failed_write_gets_the_same_response_and_is_not_repeated(
     assert len(served) == 2
 
 
-def test_check_that_fails_unexpectedly_is_answered_500_and_no_other_publish_fails(
+def test_check_that_fails_unexpectedly_gets_500_and_no_other_publish_fails(
     monkeypatch: pytest.MonkeyPatch, served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
 ) -> None:
     server, connection, data, may = held

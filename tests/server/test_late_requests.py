@@ -149,7 +149,7 @@ def test_failed_store_of_a_producer_deletes_no_payloads(two: TwoServers, sent: S
     assert len(two.store.payload.read(KEYS, b"", None, 10).items) == 1
 
 
-def test_store_beside_a_part_of_another_request_is_rejected(two: TwoServers, sent: Sent) -> None:
+def test_store_next_to_a_partial_request_is_rejected(two: TwoServers, sent: Sent) -> None:
     two.one.payload.put = lambda rows: two.store.payload.put(rows[:1])
     store(two.one, sent, b"a", b"b")
     two.other.take_over()

@@ -73,7 +73,7 @@ def test_follower_counts_monotonic_time_only(node: Nodes) -> None:
     assert not second.lease.held
 
 
-def test_leader_waits_for_work_of_its_former_term(node: Nodes) -> None:
+def test_leader_waits_for_work_of_its_previous_term(node: Nodes) -> None:
     first = node("a")
     first.ready = False
     assert not first.step()
@@ -115,7 +115,7 @@ def test_leader_without_the_store_leads_until_its_lease_ends(
     assert first.step()
 
 
-def test_leader_whose_renewal_was_not_answered_keeps_its_term(node: Nodes) -> None:
+def test_leader_whose_renewal_got_no_response_keeps_its_term(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     term = first.leadership.term()
@@ -145,7 +145,9 @@ def test_leader_resigns_after_its_failed_write_cannot_arrive(node: Nodes, since_
 
 
 @pytest.mark.parametrize(("led_ms", "may_wake"), [(REACH_MS - 1, True), (REACH_MS, False)])
-def test_leader_after_two_resignations_knows_a_former_that_may_wake(node: Nodes, led_ms: int, may_wake: bool) -> None:
+def test_leader_after_two_resignations_knows_a_previous_leader_that_may_wake(
+    node: Nodes, led_ms: int, may_wake: bool
+) -> None:
     first, second, third = node("a"), node("b"), node("c")
     first.step()
     previous = node.cell.record
@@ -267,7 +269,7 @@ def test_single_server_after_a_dead_leader_waits_and_leads(node: Nodes) -> None:
     assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
 
 
-def test_single_server_beside_a_live_leader_is_rejected(node: Nodes) -> None:
+def test_single_server_with_a_live_leader_is_rejected(node: Nodes) -> None:
     clock = Busy(NOW_MS)
     first, second = Contender(node.cell, "a", clock), Contender(node.cell, "b", clock)
     first.step()

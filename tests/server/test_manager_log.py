@@ -150,7 +150,7 @@ def test_commit_after_a_takeover_asks_again_first(shared: Shared, clock: ManualC
 # --- several servers -------------------------------------------------------------------------------------------------
 
 
-def test_former_manager_cannot_write_to_the_log_of_its_successor(side: MemorySide, clock: ManualClock) -> None:
+def test_previous_manager_cannot_write_to_the_log_of_its_successor(side: MemorySide, clock: ManualClock) -> None:
     previous = manager_of(side, clock)
     manager = manager_of(side, clock)
     with pytest.raises(LogFailed, match=leadership_lost_error().message):
@@ -159,7 +159,7 @@ def test_former_manager_cannot_write_to_the_log_of_its_successor(side: MemorySid
     assert manager.status(BASE + 1) == "in progress"
 
 
-def test_former_manager_that_leads_again_reads_changes_of_others(shared: Shared, clock: ManualClock) -> None:
+def test_previous_manager_that_leads_again_reads_changes_of_others(shared: Shared, clock: ManualClock) -> None:
     previous = TransactionManager(shared(), clock)
     first = previous.start_short().transaction_id
     between = TransactionManager(shared(), clock)
@@ -294,7 +294,9 @@ def test_crash_at_any_change_keeps_acknowledged_changes(clock: ManualClock, does
 
 
 @pytest.mark.parametrize("does_it", [False, True])
-def test_unanswered_change_is_found_by_the_next_ask(side: MemorySide, clock: ManualClock, does_it: bool) -> None:
+def test_change_without_a_response_is_found_by_the_next_change(
+    side: MemorySide, clock: ManualClock, does_it: bool
+) -> None:
     late = Late(side)
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     begun = manager.start_short().transaction_id
@@ -306,7 +308,9 @@ def test_unanswered_change_is_found_by_the_next_ask(side: MemorySide, clock: Man
 
 
 @pytest.mark.parametrize("does_it", [False, True])
-def test_snapshot_whose_root_was_not_answered_is_kept(side: MemorySide, clock: ManualClock, does_it: bool) -> None:
+def test_snapshot_whose_root_change_got_no_response_is_kept(
+    side: MemorySide, clock: ManualClock, does_it: bool
+) -> None:
     late = Late(side)
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     expected = work(manager)
@@ -369,7 +373,7 @@ def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: Man
     assert TransactionManager(shared(), clock).status(transaction.transaction_id) == "in progress"
 
 
-def test_late_snapshot_of_a_former_manager_loses_nothing(shared: Shared, clock: ManualClock) -> None:
+def test_late_snapshot_of_a_previous_manager_loses_nothing(shared: Shared, clock: ManualClock) -> None:
     late = Late(shared.side)
     previous = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     begun = [previous.start_short().transaction_id]

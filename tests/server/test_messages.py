@@ -282,7 +282,7 @@ def test_poll_before_an_undecided_message_has_its_position(topic: TopicClient) -
 
 
 @pytest.mark.parametrize("language", ["avro", "json"])
-def test_waiting_poll_is_answered_with_a_new_message(shared: Serving, topic: TopicClient, language: str) -> None:
+def test_waiting_poll_returns_a_new_message(shared: Serving, topic: TopicClient, language: str) -> None:
     with Client(shared.port) as waiting:
         if language == "avro":
             headers = {"content_type": AVRO, "x_tms_wait_seconds": "60"}

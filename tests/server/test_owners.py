@@ -101,7 +101,7 @@ def forged(kind: str, tenants: Tenants, pointer: int) -> Answer:
 @pytest.mark.parametrize(
     "kind", ["publish", "publish as a producer", "store", "note of a producer", "claim", "group roll back", "roll back"]
 )
-def test_pointer_of_another_principal_is_answered_as_an_unknown_one(tenants: Tenants, kind: str) -> None:
+def test_pointer_of_another_principal_is_rejected_like_an_unknown_pointer(tenants: Tenants, kind: str) -> None:
     tx = tenants.manager.checkpoint(tenants.victims())
     known = forged(kind, tenants, tx.transaction_id)
     unknown = forged(kind, tenants, tx.transaction_id - 17)

@@ -216,7 +216,7 @@ def test_nonsense_after_a_request_does_not_change_its_response(echo: Echo, port:
     assert echo.requests == [("POST", "/a", b"one")]
 
 
-def test_client_that_closes_its_half_after_a_request_is_answered(echo: Echo, port: int) -> None:
+def test_client_that_closes_its_half_after_a_request_gets_a_response(echo: Echo, port: int) -> None:
     echo.may_answer.clear()
     with Client(port) as client:
         client.send("POST", "/a", b"a")
@@ -236,7 +236,7 @@ def test_trailers_are_not_headers(echo: Echo, port: int) -> None:
     assert [name for name, _ in echo.headers] == [b"host", b"transfer-encoding"]
 
 
-def test_curl_that_prefers_http_2_is_answered(echo: Echo, port: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_curl_that_prefers_http_2_gets_a_response(echo: Echo, port: int, caplog: pytest.LogCaptureFixture) -> None:
     curl = require_tool("curl", "apt-get install curl")
     url = f"http://127.0.0.1:{port}/a"
     command = [curl, "--silent", "--show-error", "--http2", "--max-time", str(PATIENCE_SECONDS)]
@@ -323,7 +323,7 @@ def test_one_connection_too_many_is_rejected_until_another_ends(echo: Echo, capl
     assert caplog.text.count("3 connections ") == 1
 
 
-def test_connections_above_the_limit_get_only_probes_answered(echo: Echo) -> None:
+def test_connections_above_the_limit_serve_only_probes(echo: Echo) -> None:
     with listening(echo, max_connections=1) as port, Client(port) as client:
         assert client.ask("GET", "/").status == 200
         with Client(port) as probe:

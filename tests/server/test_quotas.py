@@ -59,7 +59,7 @@ def test_requests_in_flight_above_the_quota_are_rejected_until_one_ends(clock: M
             pass
 
 
-def test_quota_of_a_principal_replaces_the_quota_of_everybody(clock: ManualClock) -> None:
+def test_quota_of_a_principal_replaces_the_default_quota(clock: ManualClock) -> None:
     quotas = Quotas([quota("*", requests=1), quota("ada", topics=3)], clock)
     assert (quotas.of("ada"), quotas.of("ben")) == (quota("ada", topics=3), quota("*", requests=1))
 

@@ -172,7 +172,7 @@ def test_store_without_transactions_starts_a_log_unwarned(tmp_path: Path, caplog
 
 
 @pytest.mark.parametrize("lost", [["store"], ["store", "store.side"]], ids=str)
-def test_server_on_a_new_store_beside_an_old_log_starts_with_a_warning(
+def test_server_on_a_new_store_with_an_old_log_starts_with_a_warning(
     folder: Path, lost: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in lost:

@@ -176,7 +176,7 @@ def test_stop_finishes_the_response_to_a_slow_consumer(tmp_path: Path) -> None:
         assert server.wait() == 0
 
 
-def test_serve_that_is_asked_twice_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
+def test_serve_with_two_stop_signals_stops_at_once_and_loses_nothing(tmp_path: Path) -> None:
     config = configure(tmp_path)
     with Serve(config) as server, Client(server.port) as client:
         ending(server, client)

@@ -199,7 +199,7 @@ def test_server_does_not_lead_before_its_manager_began(monkeypatch: pytest.Monke
     node.stop()
 
 
-def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Servers) -> None:
+def test_server_that_took_over_in_an_earlier_term_takes_over_again(servers: Servers) -> None:
     transaction = servers.clients[0].start_short(3600)
     servers.change()
     for _ in range(2):
@@ -221,7 +221,7 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
     assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
 
 
-def test_server_whose_former_folder_cannot_be_read_does_not_lead(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_whose_previous_folder_is_unreadable_does_not_lead(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(MemorySide(), "a", ManualClock(NOW_MS), previous=raising(PermissionError(13, "Permission denied")))
     with caplog.at_level(logging.ERROR):
         assert not node.check_leases()
@@ -241,7 +241,7 @@ def test_damaged_log_is_reported_to_callers_and_at_the_start(caplog: pytest.LogC
     node.stop()
 
 
-def test_bad_calls_are_forwarded_and_answered_as_by_the_leader(servers: Servers) -> None:
+def test_bad_calls_are_forwarded_and_get_the_response_of_the_leader(servers: Servers) -> None:
     servers.clients[1].start_short()
     known = servers.second.shared._remote
     without_its_argument = wire.message(MessageKind.CALL, "startShortTimeout", 7)
@@ -283,7 +283,7 @@ def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Serv
 
 
 @pytest.mark.parametrize("leads", ["this", "another"])
-def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str) -> None:
+def test_call_to_a_paused_leader_gets_a_response(servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str) -> None:
     received, resume = Event(), Event()
 
     def paused(*_: object) -> bytes:
@@ -317,7 +317,9 @@ def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pyte
         known.forward_call(b"")
 
 
-def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leader_responds_while_calls_wait_for_the_former_leader(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resume, waiting = Event(), Semaphore(0)
 
     def paused(_: bytes) -> bytes:
@@ -340,7 +342,7 @@ def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, mo
                 one.result()
 
 
-def test_manager_of_another_log_is_not_asked(servers: Servers) -> None:
+def test_manager_of_another_log_gets_no_call(servers: Servers) -> None:
     root = read_root(servers.side)
     assert root is not None
     frame = wire.message(MessageKind.CALL, "startShort", 7)

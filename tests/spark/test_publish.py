@@ -375,7 +375,7 @@ def test_publish_after_killed_driver_invalidates_its_transaction(kit: PublishKit
         kit.at.server.manager.commit(dead)
 
 
-def test_publish_of_former_driver_is_fenced(kit: PublishKit) -> None:
+def test_publish_of_previous_driver_is_fenced(kit: PublishKit) -> None:
     kit.publish(0, 0)
     batch: Any = Batch(texts(1), meanwhile=lambda: kit.publish(1, 1))
     with pytest.raises(ProducerFenced):

@@ -107,7 +107,7 @@ def test_commit_that_conflicts_is_rejected_each_time(manager: TransactionManager
     assert in_progress(manager) == [second]
 
 
-def test_commit_beside_long_transactions_keeps_no_changes(manager: TransactionManager) -> None:
+def test_commit_during_long_transactions_keeps_no_changes(manager: TransactionManager) -> None:
     long = manager.start_long()
     committed(manager, b"k")
     assert state(manager).committed == {}
@@ -373,7 +373,7 @@ def test_reset_clears_transactions_and_keeps_ids_increasing(manager: Transaction
 # --- what is told, and when ------------------------------------------------------------------------------------------
 
 
-def test_decisions_are_synced_before_they_are_answered(clock: ManualClock) -> None:
+def test_decisions_are_synced_before_their_responses(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     assert storage.happened == ["log", "log", "save"]

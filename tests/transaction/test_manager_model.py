@@ -406,7 +406,7 @@ def commits(order: tuple[int, ...], killed: int) -> set[int]:
     return found
 
 
-def test_kill_keeps_the_last_changes_that_were_asked() -> None:
+def test_kill_keeps_the_last_checked_changes() -> None:
     disk, clock = Disk(), ManualClock(NOW_MS)
     manager = TransactionManager(disk, clock)
     pointer = manager.start_short().transaction_id

@@ -172,7 +172,9 @@ def test_malformed_quick_call_closes_its_connection(doers: Doers, service: Trans
         assert doers.last(connection) == WORKER
 
 
-def test_connection_answered_at_once_is_not_the_most_silent(doers: Doers, service: TransactionService) -> None:
+def test_connection_with_an_immediate_response_is_not_the_most_silent(
+    doers: Doers, service: TransactionService
+) -> None:
     with connected(service) as first, connected(service) as second:
         doers.until_loop(second)
         doers.last(first)

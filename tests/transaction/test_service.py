@@ -306,7 +306,7 @@ def test_every_method_responds_to_any_arguments(method: str, values: dict[int, C
         assert manager.is_running
 
 
-def test_method_that_does_not_exist_is_answered(service: TransactionService) -> None:
+def test_unknown_method_gets_an_error_response(service: TransactionService) -> None:
     with connected(service) as connection:
         for name, kind in (("tidyUp", 1), ("commitTx", 7), ("invalidateTx", 7), ("truncateInvalidTx", 2)):
             found = call_service(connection, call(name, number=9))
@@ -632,7 +632,7 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
         assert call_service(connection, large).name == "canCommitOrThrow"
 
 
-def test_large_call_without_memory_is_answered_and_the_connection_continues(service: TransactionService) -> None:
+def test_large_call_without_memory_gets_an_error_and_the_connection_continues(service: TransactionService) -> None:
     @asynccontextmanager
     async def no_room(size: int, abort: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
         if size:

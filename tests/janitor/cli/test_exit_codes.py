@@ -214,7 +214,9 @@ def test_run_with_skip_if_locked_on_a_locked_store_exits_0(kit: CommandKit) -> N
     assert "skipped" in skipped.err
 
 
-def test_run_with_a_topic_that_fails_exits_5_and_goes_on(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_a_failing_topic_exits_5_and_sweeps_other_topics(
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delete = LevelDBMessageTable.delete
 
     def failing(table: LevelDBMessageTable, keys: Sequence[bytes], origin: Origin | None) -> None:

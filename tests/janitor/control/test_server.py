@@ -285,7 +285,7 @@ def test_sweep_now_triggers_one_sweep(kit: ControlKit) -> None:
     assert (kit.views.swept, kit.views.refreshed) == (1, 0)
 
 
-def test_apply_reports_progress_of_its_own_run_only(kit: ControlKit) -> None:
+def test_apply_reports_only_the_progress_of_its_run(kit: ControlKit) -> None:
     kit.start()
     heard: list[str] = []
     remote = kit.remote(lambda phase, *_: heard.append(phase))

@@ -237,7 +237,7 @@ def test_run_now_before_the_start_and_after_the_end_does_nothing(time: VirtualTi
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
-def test_job_that_raises_is_logged_and_goes_on(
+def test_job_that_raises_is_logged_and_runs_again(
     time: VirtualTime, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     other = Job(time.clock)

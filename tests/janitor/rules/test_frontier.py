@@ -251,7 +251,7 @@ def test_advance_with_an_approved_jump_releases_it_once() -> None:
 
 
 @pytest.mark.parametrize("other", [topic(1, 1800), topic(2, 3600), topic(-1, 3600)])
-def test_approval_of_another_jump_is_gone_and_holds(other: TopicMetadata) -> None:
+def test_approval_of_another_jump_is_discarded_and_rows_are_held(other: TopicMetadata) -> None:
     shorter = topic(1, 3600)
     _, record = step(settled(), shorter, START)
     frontier, record = step(approve(record, shorter), other, START)

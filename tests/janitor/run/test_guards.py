@@ -100,7 +100,7 @@ def test_s13_another_store_or_transaction_system_is_named_with_the_next_step() -
         assert all(word in note.message for word in (*named, "janitor adopt"))
 
 
-def test_s13_successor_mark_is_stable_and_of_its_own_place() -> None:
+def test_s13_successor_mark_is_stable_and_depends_on_the_identity() -> None:
     marks = [successor_mark(RECORD.mark, identity) for identity in ("leveldb:2", "leveldb:2", "leveldb:3")]
     assert marks[0] == marks[1]
     assert len({RECORD.mark, *marks, successor_mark("cd" * 16, "leveldb:2")}) == 4

@@ -177,7 +177,7 @@ def test_lag_with_a_consumer_hold_counts_held_messages(place: Place) -> None:
     assert found(place) == {"orders/billing": 2}
 
 
-def test_lag_of_topics_that_are_gone_or_unreadable_is_none(place: Place) -> None:
+def test_lag_of_deleted_or_unreadable_topics_is_none(place: Place) -> None:
     for name, generation in (("gone", 1), ("deleted", -1), ("again", 2), ("unreadable", 1)):
         made = unknown_topic(place.store, f"default:{name}").plain(NOW_MS)
         if name == "unreadable":
