@@ -62,7 +62,7 @@ def test_first_process_ends_by_sigterm_during_its_imports(first_process: list[st
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("blocked", [True, False], ids=["as in the images", "as it is else"])
+@pytest.mark.parametrize("blocked", [True, False], ids=["blocked as in images", "not blocked"])
 def test_sigterm_before_the_imports_is_kept(tmp_path: Path, first_process: list[str], *, blocked: bool) -> None:
     if subprocess.run(["env", "--block-signal=TERM", "true"], capture_output=True, check=False).returncode:
         require_or_skip("env blocks no signals; it is that of GNU coreutils 8.31 or newer that does")

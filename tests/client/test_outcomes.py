@@ -280,7 +280,7 @@ def test_invalidation_without_a_response_is_found_out(case: Case, when: When) ->
     assert case.settled() == []
 
 
-@pytest.mark.parametrize(("times", "aborted"), [(1, True), (1_000_000, False)], ids=["lost once", "never answered"])
+@pytest.mark.parametrize(("times", "aborted"), [(1, True), (1_000_000, False)], ids=["one lost response", "no response"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_rollback_without_responses_aborts_or_invalidates(case: Case, when: When, times: int, aborted: bool) -> None:
     case.faults.at("rollback", when, times=times)

@@ -203,7 +203,7 @@ def test_pass_over_a_window_inverts_and_keeps_the_boundary(store: Store) -> None
     assert_true(kit)
 
 
-@pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before", "in a topic", "behind"])
+@pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before topics", "in a topic", "after topics"])
 @pytest.mark.parametrize(("write_pointer", "ends_below"), [(OLD, OLD), (OLD - 5, OLD - 5), (OLD - 1, OLD + 1)])
 def test_unrecognized_key_with_invalid_pointer_limits_boundary(
     store: Store, write_pointer: int, ends_below: int, place: bytes

@@ -349,7 +349,7 @@ def test_forward_without_a_body_leaves_the_leader_with_the_client(following: Fol
     assert b"transfer-encoding" not in heads[0]
 
 
-@pytest.mark.parametrize("body", [b"", b"abc"], ids=["in the answer", "in the request"])
+@pytest.mark.parametrize("body", [b"", b"abc"], ids=["response", "request"])
 def test_forward_leaves_the_leader_with_the_client(following: Following, body: bytes) -> None:
     left, received = Event(), Event()
 

@@ -174,7 +174,7 @@ NEGATED_BYTES = (-1500000000000000007).to_bytes(8, "big", signed=True)
         (POINTER_BYTES + b"more", 1500000000000000007, NEGATED_BYTES + b"more"),
         (POINTER_BYTES[:3], 0x14D112 << 40, (-(0x14D112 << 40)).to_bytes(8, "big", signed=True)),
     ],
-    ids=["whole", "with bytes behind it", "cut short"],
+    ids=["complete", "trailing bytes", "truncated"],
 )
 def test_references_are_recognized_by_any_tag_of_cdap(
     tmp_path: Path, tag: int, behind: bytes, pointer: int, inverted: bytes

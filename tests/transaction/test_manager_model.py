@@ -374,7 +374,7 @@ TestHistories = pytest.mark.no_cover(Histories.TestCase)
 TestHistories.settings = settings(max_examples=2 * size("TMS_TEST_EXAMPLES", 60), stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize("forgetful", [False, True], ids=["as it is", "commits what it knows nothing of"])
+@pytest.mark.parametrize("forgetful", [False, True], ids=["unchanged", "commits unknown transactions"])
 def test_kill_at_any_moment_commits_one_of_two_conflicting(monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
     if forgetful:
         monkeypatch.setattr(ManagerState, "recovered_pointer", property(lambda _: 0, lambda *_: None), raising=False)

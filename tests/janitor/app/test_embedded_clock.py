@@ -23,7 +23,7 @@ janitor: {state: state, http: {port: 0}}
 """
 
 
-@pytest.mark.parametrize("started_ms", [None, DAY], ids=["30 days behind", "in 1970"])
+@pytest.mark.parametrize("started_ms", [None, DAY], ids=["30 days slow", "in 1970"])
 def test_server_with_a_slow_clock_publishes_after_its_correction(tmp_path: Path, started_ms: int | None) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")

@@ -320,7 +320,7 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
         (lambda kit: kit.engine.adopt(), False),
         (lambda kit: setattr(kit.snapshots, "age_ms", 1), False),
     ],
-    ids=["a week less 1 ms", "a week", "the clock was set back", "adopted again", "an older snapshot"],
+    ids=["week minus 1 ms", "week", "clock set back", "adopted again", "older snapshot"],
 )
 def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], object], continues: bool) -> None:
     store = Parts()

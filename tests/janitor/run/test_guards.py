@@ -153,7 +153,7 @@ def test_failure_to_write_to_one_topic_counts_if_nothing_else_is_due() -> None:
     assert judge_failures({}, {A: "broken."}, [B, C], [], NOW_MS) == {A: strike(None, "broken.", NOW_MS)}
 
 
-@pytest.mark.parametrize("written", [[], [A]], ids=["nothing", "only in a topic that failed later"])
+@pytest.mark.parametrize("written", [[], [A]], ids=["no topic", "only a topic that failed later"])
 def test_failures_to_write_everywhere_do_not_count(written: list[TopicId]) -> None:
     full = {A: "the disk is full.", B: "the disk is full."}
     assert judge_failures({}, full, [C], written, NOW_MS) == {}

@@ -106,7 +106,7 @@ def claimed(place: Place) -> dict[str, tuple[int, int]]:
         ([(1, COMMITTED, 2), (3, COMMITTED, 2)], (0, 0)),
         ([(-9, IN_PROGRESS, 2)], (0, 0)),
     ],
-    ids=["open", "open again", "void", "void again", "processed", "behind the position"],
+    ids=["open", "open again", "void", "void again", "processed", "after the position"],
 )
 def test_lag_of_a_group_counts_open_and_redelivered_claims(
     place: Place, claims: list[tuple[int, int, int]], expected: tuple[int, int]
@@ -130,7 +130,7 @@ def test_lag_of_a_group_counts_open_and_redelivered_claims(
         ([IN_PROGRESS, COMMITTED], 3),
         ([NEWER], 3),
     ],
-    ids=["done", "done and open", "done and void", "done behind an open one", "not seen yet"],
+    ids=["processed", "processed and open", "processed and void", "processed after an open claim", "unseen"],
 )
 def test_lag_after_committed_claims_counts_them_as_read(place: Place, holders: list[int], unread: int) -> None:
     orders = place.topic("orders", ttl_seconds=3600).plain(*range(NOW_MS - 9, NOW_MS - 5))
