@@ -47,7 +47,7 @@ class Faults:
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
         self.late: list[Callable[[], object]] = []
-        self.meanwhile: Callable[[str], None] = lambda _: None
+        self.on_step: Callable[[str], None] = lambda _: None
         self._steps: dict[str, tuple[When, int]] = {}
 
     def at(self, step: str, when: When, times: int = 1_000_000) -> None:
@@ -59,7 +59,7 @@ class Faults:
 
     def meets(self, step: str) -> When | None:
         self.seen[step] += 1
-        self.meanwhile(step)
+        self.on_step(step)
         when, times = self._steps.get(step, (None, 0))
         if when is None or not times:
             return None

@@ -209,7 +209,7 @@ def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
         held.set()
         assert go_on.wait(PATIENCE_SECONDS)
 
-    faults.meanwhile = wait
+    faults.on_step = wait
     return held, go_on
 
 
@@ -282,7 +282,7 @@ def test_failed_batch_leaves_all_others_published(
         if faults.seen["publish"] == 1:
             raise RuntimeError("this is a mistake in the program")
 
-    faults.meanwhile = fail
+    faults.on_step = fail
     with faulty_client(server, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
         producer.publish_async(BILLS, [b"3"])
@@ -362,7 +362,7 @@ def exits(_: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_close_after_a_failed_thread_reports_unpublished_messages(server: InProcess, faults: Faults) -> None:
-    faults.meanwhile = exits
+    faults.on_step = exits
     with faulty_client(server, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
         with pytest.raises(NotPublished):

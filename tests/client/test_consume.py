@@ -355,8 +355,8 @@ def test_consume_does_not_look_at_hidden_messages_again(server: InProcess, clien
         assert take(messages, 1) == [b"1"]
     starts = [body[2:12] for body, _ in transport.polls]
     assert len(starts) == 3
-    behind = (int.from_bytes(last.pack()[:10], "big") + 1).to_bytes(10, "big")
-    assert starts[1:] == [behind, behind]
+    next_position = (int.from_bytes(last.pack()[:10], "big") + 1).to_bytes(10, "big")
+    assert starts[1:] == [next_position, next_position]
 
 
 def test_poll_that_the_server_cuts_reads_on_to_its_limit(server: InProcess, client: Client) -> None:

@@ -143,7 +143,7 @@ class Case:
                 with self.server.client() as client, client.transaction() as tx:
                     tx.register(Changes())
 
-        self.faults.meanwhile = other
+        self.faults.on_step = other
         self.transact()
 
 
@@ -280,7 +280,9 @@ def test_invalidation_without_a_response_is_found_out(case: Case, when: When) ->
     assert case.settled() == []
 
 
-@pytest.mark.parametrize(("times", "aborted"), [(1, True), (1_000_000, False)], ids=["one lost response", "no response"])
+@pytest.mark.parametrize(
+    ("times", "aborted"), [(1, True), (1_000_000, False)], ids=["one lost response", "no response"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_rollback_without_responses_aborts_or_invalidates(case: Case, when: When, times: int, aborted: bool) -> None:
     case.faults.at("rollback", when, times=times)

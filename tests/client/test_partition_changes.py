@@ -137,17 +137,17 @@ class History:
         families = self.server.service._families
         settle = families._wait_for_writes
 
-        def meanwhile(topic: TopicId) -> None:
+        def concurrent_change(topic: TopicId) -> None:
             families._wait_for_writes = settle
             batch = self.batch(other)
             self.count(batch.group, batch.commit())
             self.reached["met"] += 1
             settle(topic)
-            families._wait_for_writes = meanwhile
+            families._wait_for_writes = concurrent_change
 
         if pairs:
             who, other = self.random.choice(pairs)
-            families._wait_for_writes = meanwhile
+            families._wait_for_writes = concurrent_change
             self.batches[who] = self.batch(who)
             families._wait_for_writes = settle
 

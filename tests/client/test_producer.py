@@ -128,12 +128,12 @@ async def test_newer_instance_ends_a_transaction_that_only_reads(
     outcomes: list[PreviousTransaction | None] = []
     pointers: list[int] = []
 
-    def meanwhile(step: str) -> None:
+    def on_step(step: str) -> None:
         if step == "commit" and not outcomes:
             outcomes.append(None)
             outcomes[0] = last(client)
 
-    faults.meanwhile = meanwhile
+    faults.on_step = on_step
     async with faulty_async_client(server, faults) as loop, loop.producer(BILLS, "importer") as one:
         for _ in range(2):
             context = one.transaction("orders")
@@ -243,7 +243,7 @@ def test_next_instance_knows_the_last_transaction_of_the_previous(server: InProc
 
 
 def test_register_with_transactions_elsewhere_finds_the_outcome(server: InProcess, client: Client) -> None:
-    elsewhere(server)
+    publish_elsewhere(server)
     expected = None
     for outcome in ("aborted", "committed", "aborted"):
         with server.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
@@ -259,7 +259,7 @@ def test_register_with_transactions_elsewhere_finds_the_outcome(server: InProces
     assert committed(client) == [b"committed"]
 
 
-def elsewhere(server: InProcess) -> None:
+def publish_elsewhere(server: InProcess) -> None:
     """Have the server know nothing of transactions."""
     server.service.producers._transactions = server.service.producers._requests._transactions = None
 
@@ -280,7 +280,7 @@ def refuse_to_commit(contexts: list[Any]) -> None:
 
 
 def test_next_instance_hides_open_transactions_managed_elsewhere(server: InProcess, client: Client) -> None:
-    elsewhere(server)
+    publish_elsewhere(server)
     with server.client(limits=SMALL) as other:
         contexts = left_open(other, "one", "two", "three")
         contexts.pop(0).__exit__(None, None, None)
@@ -294,19 +294,19 @@ def test_next_instance_hides_open_transactions_managed_elsewhere(server: InProce
 
 
 def test_next_instance_hides_an_open_checkpoint_managed_elsewhere(server: InProcess, client: Client) -> None:
-    elsewhere(server)
+    publish_elsewhere(server)
     older = server.service.producers.register(TopicId.parse(BILLS), "importer", UUID(int=1))
-    begun = server.manager.start_short()
-    pointer = server.manager.checkpoint(begun).write_pointer
+    transaction = server.manager.start_short()
+    pointer = server.manager.checkpoint(transaction).write_pointer
     sent = Sent(TopicId.parse(BILLS), "importer", older.generation, 1, "one")
     server.service.publish(TopicId.parse(BILLS), [b"one"], pointer=pointer, sent=sent)
     assert last(client) == PreviousTransaction(pointer, "one", "aborted")
     with pytest.raises(NotInProgress):
-        server.manager.commit(begun.transaction_id)
+        server.manager.commit(transaction.transaction_id)
 
 
 def test_next_instance_of_a_deleted_producer_hides_open_transactions(server: InProcess, client: Client) -> None:
-    elsewhere(server)
+    publish_elsewhere(server)
     with server.client(limits=SMALL) as other:
         contexts = left_open(other, "one")
         client.delete_producer(BILLS, "importer")
@@ -319,7 +319,7 @@ def test_next_instance_of_a_deleted_producer_hides_open_transactions(server: InP
 def test_next_instance_ends_the_transactions_of_a_dead_one(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
-    elsewhere(server)
+    publish_elsewhere(server)
     with server.client(limits=SMALL) as other:
         contexts = left_open(other, "one", "two")
         with monkeypatch.context() as patched:
@@ -338,7 +338,7 @@ def test_next_instance_ends_the_transactions_of_a_dead_one(
 
 @pytest.mark.parametrize("ends", ["commit", "roll back", "leave"])
 def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, client: Client, ends: str) -> None:
-    elsewhere(server)
+    publish_elsewhere(server)
     with server.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
         for number in range(20):
             with producer.transaction(f"committed {number}") as tx:
@@ -402,7 +402,7 @@ def test_repeat_of_a_request_in_flight_is_unanswered_not_rejected(server: InProc
         if step == "publish" and faults.seen["publish"] > 1:
             server.service.producers._requests.in_flight._busy = Everything()
 
-    faults.meanwhile = refuse
+    faults.on_step = refuse
     faults.at("publish", "before", times=1)
     with (
         faulty_client(server, faults) as client,

@@ -245,7 +245,7 @@ def test_service_knows_holder_and_timeout_of_a_transaction(client: Client, serve
 def test_participants_are_called_in_order_before_the_publish(server: InProcess, faults: Faults) -> None:
     recorder = Recorder()
     steps: list[str] = []
-    faults.meanwhile = lambda step: steps.append(f"{step} after {recorder.names[-1:]}")
+    faults.on_step = lambda step: steps.append(f"{step} after {recorder.names[-1:]}")
     with faulty_client(server, faults) as client, client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
         tx.register(recorder)
@@ -380,7 +380,7 @@ def test_interrupt_while_it_waits_invalidates_and_never_aborts(server: InProcess
         if met == step:
             raise KeyboardInterrupt
 
-    faults.meanwhile = interrupt
+    faults.on_step = interrupt
     with faulty_client(server, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
     assert faults.seen["abort"] == 0
@@ -394,13 +394,13 @@ async def test_task_cancelled_while_it_publishes_invalidates(server: InProcess, 
     loop = asyncio.get_running_loop()
     task: asyncio.Task[None]
 
-    def meanwhile(step: str) -> None:
+    def on_step(step: str) -> None:
         if step == "publish":
             loop.call_soon(task.cancel)
             arrived.set()
 
     async def work() -> None:
-        faults.meanwhile = meanwhile
+        faults.on_step = on_step
         async with faulty_async_client(server, faults) as client, client.transaction() as tx:
             await tx.publish(ORDERS, [b"a"])
 
@@ -459,7 +459,7 @@ async def test_task_cancelled_while_it_begins_aborts(
             task.cancel()
         cancelled.set()
 
-    def meanwhile(step: str) -> None:
+    def on_step(step: str) -> None:
         if step == "start":
             loop.call_soon_threadsafe(cancel)
             # This is the only thread, which does nothing else before that.
@@ -469,7 +469,7 @@ async def test_task_cancelled_while_it_begins_aborts(
         async with client.transaction(long=long):
             raise AssertionError("it has begun")
 
-    faults.meanwhile = meanwhile
+    faults.on_step = on_step
     async with faulty_async_client(server, faults, limits=Limits(connections=1)) as client:
         task = asyncio.create_task(work())
         with pytest.raises(asyncio.CancelledError):
@@ -535,7 +535,7 @@ def test_interrupt_during_a_rollback_invalidates(server: InProcess, faults: Faul
             tx.publish(ORDERS, [b"a"])
             tx.publish("default:missing", [b"b"])
 
-    faults.meanwhile = interrupt
+    faults.on_step = interrupt
     with pytest.raises(KeyboardInterrupt):
         work()
     assert faults.seen["invalidate"] == 1
@@ -548,7 +548,7 @@ def test_interrupt_while_it_looks_at_the_outcome_invalidates(server: InProcess, 
         if met == "invalidate" and faults.seen[met] == 1:
             raise KeyboardInterrupt
 
-    faults.meanwhile = interrupt
+    faults.on_step = interrupt
     faults.at("commit", "before")
     with faulty_client(server, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
@@ -566,7 +566,7 @@ async def test_task_cancelled_during_a_rollback_invalidates(server: InProcess, f
         task.cancel()
         cancelled.set()
 
-    def meanwhile(met: str) -> None:
+    def on_step(met: str) -> None:
         if met == step:
             loop.call_soon_threadsafe(cancel)
         if met == step == "abort":
@@ -578,7 +578,7 @@ async def test_task_cancelled_during_a_rollback_invalidates(server: InProcess, f
             await tx.publish(ORDERS, [b"a"])
             await tx.publish("default:missing", [b"b"])
 
-    faults.meanwhile = meanwhile
+    faults.on_step = on_step
     task = asyncio.create_task(work())
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -640,12 +640,12 @@ def test_transaction_with_a_failed_store_cannot_commit(server: InProcess, faults
 
 
 def test_rollback_by_pointer_hides_all_of_it_in_the_topic(server: InProcess, client: Client) -> None:
-    begun = server.manager.start_short()
+    transaction = server.manager.start_short()
     for payload in (b"1", b"2"):
-        client.publish(ORDERS, [payload], transaction=begun)
-    client.publish(BILLS, [b"3"], transaction=begun)
-    client.rollback(ORDERS, begun.write_pointer)
-    server.manager.commit(begun.transaction_id)
+        client.publish(ORDERS, [payload], transaction=transaction)
+    client.publish(BILLS, [b"3"], transaction=transaction)
+    client.rollback(ORDERS, transaction.write_pointer)
+    server.manager.commit(transaction.transaction_id)
     with client.transaction() as tx:
         assert [message.payload for message in tx.poll(ORDERS)] == []
         assert [message.payload for message in tx.poll(BILLS)] == [b"3"]

@@ -331,7 +331,7 @@ def test_work_after_a_cut_counts_no_delivery(server: InProcess, client: Client, 
         if step == "start" and faults.seen[step] > 3:
             faults.heal()
 
-    faults.meanwhile = is_back
+    faults.on_step = is_back
     for step in ("commitAndStart", "invalidate", "rollback"):
         faults.at(step, "before")
     with faulty_client(server, faults) as faulty:
@@ -416,7 +416,7 @@ def test_work_while_the_service_is_away_bills_each_order_once(
             clock.advance(60_000)
             server.manager.expire()
 
-    faults.meanwhile = is_back
+    faults.on_step = is_back
     faults.at("commitAndStart", when)
     for step in ("invalidate", "abort"):
         faults.at(step, "before")
@@ -539,10 +539,10 @@ def held_up(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threadi
     reached, resume = threading.Event(), threading.Event()
 
     def waiting(*given: Any) -> Transaction:
-        begun = commit(*given)
+        next_transaction = commit(*given)
         reached.set()
         resume.wait(10)
-        return begun
+        return next_transaction
 
     monkeypatch.setattr(server.manager, "commit_and_start", waiting)
     return reached, resume

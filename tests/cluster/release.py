@@ -70,7 +70,7 @@ class Release:
         made = self.node.kubectl("-n", "apps", "create", "job", "--from", f"cronjob/{cronjob}", job)
         assert made.returncode == 0, made.stderr
 
-    def outcome(self, job: str, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    def outcome(self, job: str, during_run: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """How a run ends, once it has: ``type``, ``reason``, and the exit code of each of its pods.
 
         Args:
@@ -79,7 +79,7 @@ class Release:
         found: list[dict[str, Any]] = []
 
         def ended() -> bool:
-            meanwhile()
+            during_run()
             conditions = self.node.get(f"{JOBS}/{job}").get("status", {}).get("conditions", ())
             found[:] = [each for each in conditions if each["type"] in ("Complete", "Failed")]
             return bool(found)

@@ -237,8 +237,8 @@ def test_pause_at_any_call_stops_after_the_current_batch() -> None:
         report = kit.engine.run_once()
         if not pauser.at:
             break
-        begun = pauser.at == "metadata.get" or pauser.at.endswith((".delete", ".invert"))
-        assert len(pauser.written) <= begun, f"at call {at_call}, {pauser.at}"
+        has_started = pauser.at == "metadata.get" or pauser.at.endswith((".delete", ".invert"))
+        assert len(pauser.written) <= has_started, f"at call {at_call}, {pauser.at}"
         written |= set(pauser.written)
         assert other.times() == [*LIVE_MS, NOW_MS, NOW_MS]
         assert other.stored_times() == LIVE_MS

@@ -642,14 +642,14 @@ def test_refuted_boundary_of_paused_topic_causes_one_full_run(store: Store) -> N
 def test_boundary_refuted_during_a_run_is_not_proven_by_it(store: Store) -> None:
     kit, orders = refuted(store)
     kit.clock.advance(DAY)
-    beside = kit.restart()
+    second_kit = kit.restart()
     done: list[int] = []
 
     def verify(call: Call) -> None:
         # Restore a row from a backup after the search.
         if call.name == "payload.keys" and not done:
             orders.tx(OLD, NOW_MS - 8 * HOUR)
-            done.append(beside.engine.verify().refuted)
+            done.append(second_kit.engine.verify().refuted)
 
     watch(store, before=verify)
     assert kit.engine.run_once().full

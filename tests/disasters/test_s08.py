@@ -295,7 +295,7 @@ def test_hold_of_zero_holds_nothing(store: Store, jump: Callable[[Topic], object
     assert orders.times() == []
 
 
-def behind(kit: Kit) -> None:
+def set_clock_back(kit: Kit) -> None:
     """Boot the machine with its clock two hours in the past."""
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(-2 * HOUR)
@@ -306,7 +306,7 @@ def test_held_jump_restarts_after_a_boot_in_the_past_and_ends(store: Store) -> N
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=TTL_SECONDS, generation=-1)
     kit.engine.run_once()
-    behind(kit)
+    set_clock_back(kit)
     kit.engine.run_once()
     assert held(kit.run_after(HOLD_SECONDS * SECOND - 1)) == {"default:orders": Hold.FRONTIER}
     assert held(kit.run_after(1)) == {}
@@ -315,7 +315,7 @@ def test_held_jump_restarts_after_a_boot_in_the_past_and_ends(store: Store) -> N
 
 def test_hold_of_a_clock_in_the_past_survives_setting_it(store: Store) -> None:
     kit, orders = prepared(store)
-    behind(kit)
+    set_clock_back(kit)
     orders.describe(ttl_seconds=1).plain(NOW_MS - 3 * HOUR)
     assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     kit.clock.step(2 * HOUR)

@@ -232,8 +232,8 @@ class Hang:
         meanwhile: called when the other janitor has the lease.
     """
 
-    def __init__(self, kit: Kit, challenger: Lease, at_call: int, meanwhile: Callable[[], object]) -> None:
-        self.kit, self.challenger, self.at_call, self.meanwhile = kit, challenger, at_call, meanwhile
+    def __init__(self, kit: Kit, challenger: Lease, at_call: int, during_hang: Callable[[], object]) -> None:
+        self.kit, self.challenger, self.at_call, self.during_hang = kit, challenger, at_call, during_hang
         self.calls = 0
         self.hung: str | None = None
         self.written_after: list[str] = []
@@ -251,7 +251,7 @@ class Hang:
                 self.challenger.acquire()
             self.kit.clock.advance(LEASE_SECONDS * SECOND + 1)
             self.challenger.acquire()
-            self.meanwhile()
+            self.during_hang()
 
 
 def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
@@ -281,10 +281,10 @@ def test_run_resumed_after_a_hang_in_any_call_writes_nothing() -> None:
         report = kit.engine.run_once()
         if hang.hung is None:
             break
-        begun = [hang.hung] if hang.hung.endswith((".delete", ".invert")) else []
+        started_writes = [hang.hung] if hang.hung.endswith((".delete", ".invert")) else []
         # The check of the topic returned late, and its batch follows.
         between = [["message.delete"], ["payload.delete"]] if hang.hung == "metadata.get" else []
-        assert hang.written_after in ([], begun, *between), f"at call {at_call}, {hang.hung}"
+        assert hang.written_after in ([], started_writes, *between), f"at call {at_call}, {hang.hung}"
         assert (orders.times(), orders.stored_times()) == ([NOW_MS, NOW_MS], [])
         assert orders.pointers() == [None, -INVALID]
         assert other.state.runs(1)[0].result == "done"

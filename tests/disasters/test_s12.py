@@ -93,8 +93,8 @@ def test_lease_lost_at_any_call_ends_the_run_after_its_batch() -> None:
         if taken.at is None:
             break
         # A batch after its check, or in the store call, cannot be canceled.
-        begun = taken.at == "metadata.get" or taken.at.endswith(WRITES)
-        assert len(taken.written) == begun, f"at call {at_call}, {taken.at}"
+        has_started = taken.at == "metadata.get" or taken.at.endswith(WRITES)
+        assert len(taken.written) == has_started, f"at call {at_call}, {taken.at}"
         run = pair.first.state.runs(1)[0]
         if run.result == "interrupted":
             seen.add(taken.at)

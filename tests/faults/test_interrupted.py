@@ -101,8 +101,8 @@ def test_stop_at_any_store_call_keeps_completed_work(monkeypatch: pytest.MonkeyP
         assert_true(kit)
 
         # At most the current batch was written after the request.
-        begun = stop.at == "metadata.get" or stop.at.endswith((".delete", ".invert"))
-        assert len(stop.after) == begun, f"at call {at_call}, {stop.at}"
+        has_started = stop.at == "metadata.get" or stop.at.endswith((".delete", ".invert"))
+        assert len(stop.after) == has_started, f"at call {at_call}, {stop.at}"
         # All writes are counted, durable and in the ledger.
         assert report.totals.expired + report.totals.old_generation == stop.rows["delete"]
         assert report.totals.invalid_transaction == stop.rows["invert"]

@@ -110,11 +110,11 @@ def test_cdap_client_pages_through_all_stored_payloads(program: Program, topic: 
 def test_cdap_client_reads_committed_messages_in_later_transaction(program: Program, topic: str) -> None:
     writing = program.call("begin")
     program.publish(topic, b"a", b"b", transaction=writing)
-    meanwhile = program.call("begin")
-    assert program.fetch(topic, transaction=meanwhile) == []
+    concurrent_transaction = program.call("begin")
+    assert program.fetch(topic, transaction=concurrent_transaction) == []
     assert program.fetch(topic, transaction=writing) == [b"a", b"b"]
     program.call("commit", transaction=writing)
-    assert program.fetch(topic, transaction=meanwhile) == []
+    assert program.fetch(topic, transaction=concurrent_transaction) == []
     assert program.fetch(topic, transaction=program.call("begin")) == [b"a", b"b"]
 
 

@@ -136,13 +136,13 @@ def test_cdap_tables_have_same_attributes_as_created_tables(
 
 def test_created_tables_are_read_and_written_by_cdap(start: Callable[[], Program], kit: Kit) -> None:
     # Given
-    begun = kit.clock.now_ms() * 1_000_000
+    started_pointer = kit.clock.now_ms() * 1_000_000
     kit.create("orders", ttl="3600", owner="we & they")
     kit.publish("orders", *[b"%d" % number for number in range(200)])
-    kit.put("orders", begun, b"stored", b"payloads")
-    kit.publish("orders", pointer=begun)
-    kit.publish("orders", b"in", b"transaction", pointer=begun + 1)
-    rolled = kit.publish("orders", b"rolled back", pointer=begun + 2)
+    kit.put("orders", started_pointer, b"stored", b"payloads")
+    kit.publish("orders", pointer=started_pointer)
+    kit.publish("orders", b"in", b"transaction", pointer=started_pointer + 1)
+    rolled = kit.publish("orders", b"rolled back", pointer=started_pointer + 2)
     kit.service.rollback(named("orders"), rolled)
     with start() as program:
         # Then

@@ -156,7 +156,7 @@ def test_java_client_invalidates_truncates_and_resets(
 
 
 def test_java_client_decodes_snapshot_over_thrift(client: TephraSession, manager: TransactionManager) -> None:
-    busy(manager)
+    start_transactions(manager)
     assert snapshot_of(client.call("getSnapshot")) == state(manager)
 
 
@@ -193,7 +193,7 @@ def test_transaction_client_works_with_tephra_service(tephra: TephraSession) -> 
 # --- our directory, Tephra's classes ---------------------------------------------------------------------------------
 
 
-def busy(manager: TransactionManager) -> None:
+def start_transactions(manager: TransactionManager) -> None:
     """Create transactions of every state."""
     committed = manager.start_short()
     manager.can_commit(committed.transaction_id, [b"a", b"\x00\xff"])
@@ -213,14 +213,14 @@ def busy(manager: TransactionManager) -> None:
 def test_tephra_recovers_the_state_from_the_transaction_log(
     tephra: TephraSession, manager: TransactionManager, tmp_path: Path
 ) -> None:
-    busy(manager)
+    start_transactions(manager)
     [log] = (tmp_path / "tx").glob("txlog.*")
     assert log.stat().st_size > 0
     assert snapshot_of(without_time(tephra.call("recover", str(tmp_path / "tx")))) == state(manager)
 
 
 def test_tephra_decodes_a_snapshot_file(tephra: TephraSession, manager: TransactionManager, tmp_path: Path) -> None:
-    busy(manager)
+    start_transactions(manager)
     manager.take_snapshot()
     newest = max((tmp_path / "tx").glob("snapshot.*"), key=lambda path: int(path.suffix[1:]))
     assert snapshot_of(without_time(tephra.call("snapshot", str(newest)))) == state(manager)
@@ -229,7 +229,7 @@ def test_tephra_decodes_a_snapshot_file(tephra: TephraSession, manager: Transact
 def test_transaction_directory_used_by_tephra_is_read_back(
     tephra: TephraSession, manager: TransactionManager, tmp_path: Path, clock: ManualClock
 ) -> None:
-    busy(manager)
+    start_transactions(manager)
     manager.close()
     left = tephra.call("work", str(tmp_path / "tx"))
     with TransactionManager(DirectoryStorage(tmp_path / "tx"), clock) as back:

@@ -165,7 +165,7 @@ class FencedServer:
     def payloads(self, topic: TopicId = TOPIC) -> list[bytes]:
         return [message.payload for page in self.service.fetch(topic, FetchRequest()) for message in page]
 
-    def interrupt_write(self, meanwhile: Callable[[], object], first: Callable[[Rows], Rows] = lambda _: []) -> None:
+    def interrupt_write(self, during_write: Callable[[], object], first: Callable[[Rows], Rows] = lambda _: []) -> None:
         """Call a function during the next write of messages, after its first rows and before the others."""
         put = self.message.put
 
@@ -174,7 +174,7 @@ class FencedServer:
             done = first(rows)
             if done:
                 put(done)
-            meanwhile()
+            during_write()
             put([row for row in rows if row not in done])
 
         self.message.put = halfway

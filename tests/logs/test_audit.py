@@ -120,17 +120,17 @@ def test_administrative_calls_of_the_transaction_service_are_audited(lines: Line
         served(manager) as service,
         TransactionClient(service.address) as client,
     ):
-        begun = client.start_short().transaction_id
-        assert client.invalidate(begun)
-        client.truncate_invalid([begun])
-        assert not client.invalidate(begun + 1)
+        transaction_id = client.start_short().transaction_id
+        assert client.invalidate(transaction_id)
+        client.truncate_invalid([transaction_id])
+        assert not client.invalidate(transaction_id + 1)
         with pytest.raises(TruncateTimeError):
             client.truncate_invalid_before(client.start_short().transaction_id)
     found = records(lines)
     assert found[:3] == [
-        ("transactions.invalidate", None, "invalidateTx", str(begun), "done"),
-        ("transactions.truncate", None, "truncateInvalidTx", str(begun), "done"),
-        ("transactions.invalidate", None, "invalidateTx", str(begun + 1), "refused"),
+        ("transactions.invalidate", None, "invalidateTx", str(transaction_id), "done"),
+        ("transactions.truncate", None, "truncateInvalidTx", str(transaction_id), "done"),
+        ("transactions.invalidate", None, "invalidateTx", str(transaction_id + 1), "refused"),
     ]
     assert [one[2::2] for one in found[3:]] == [("truncateInvalidTxBefore", "refused")]
     assert {line["address"] for line in lines()} == {"127.0.0.1"}

@@ -785,13 +785,13 @@ def test_poll_of_an_idle_group_has_the_next_position(kit: GroupKit) -> None:
     one = kit.begin()
     kit.poll(one)
     kit.commit(one)
-    behind = kit.ask(kit.begin()).position
+    last_position = kit.ask(kit.begin()).position
     kit.clock.advance(MINUTE)
     kit.publish(b"b")
     assert empty is not None
-    assert behind is not None
+    assert last_position is not None
     assert position(empty.publish_ms, empty.sequence) <= position(*kit.ids()[0][:2])
-    pages = kit.service.fetch(ORDERS, FetchRequest(behind))
+    pages = kit.service.fetch(ORDERS, FetchRequest(last_position))
     assert [message.payload for page in pages for message in page] == [b"b"]
 
 

@@ -33,21 +33,21 @@ def kit(hbase_tables: Tables) -> Iterator[Kit]:
 
 
 def test_fetch_on_hbase_gives_all_kinds_in_order_after_a_restart(kit: Kit) -> None:
-    begun = kit.clock.now_ms() * 1_000_000
+    start_pointer = kit.clock.now_ms() * 1_000_000
     kit.publish("orders", *[b"%d" % number for number in range(300)])
-    kit.put("orders", begun, b"stored", b"payloads")
-    kit.publish("orders", pointer=begun)
+    kit.put("orders", start_pointer, b"stored", b"payloads")
+    kit.publish("orders", pointer=start_pointer)
     kit.publish("orders", b"short", ttl=1)
-    rolled = kit.publish("orders", b"rolled", b"back", pointer=begun + 1)
+    rolled = kit.publish("orders", b"rolled", b"back", pointer=start_pointer + 1)
     kit.service.rollback(named("orders"), rolled)
     plain = [b"%d" % number for number in range(300)] + [b"stored", b"payloads", b"short", b"rolled", b"back"]
     assert kit.payloads() == plain
     kit.clock.step(-SECOND)
     kit.restart()
-    kit.put("orders", begun, b"more")
+    kit.put("orders", start_pointer, b"more")
     kit.publish("orders", b"last")
     assert kit.payloads() == [*plain[:302], b"more", *plain[302:], b"last"]
-    visible = reader(read_pointer=begun + 2)
+    visible = reader(read_pointer=start_pointer + 2)
     assert kit.payloads(transaction=visible) == [*plain[:302], b"more", b"short", b"last"]
     kit.clock.advance(3 * SECOND)
     assert b"short" not in kit.payloads()
@@ -56,13 +56,13 @@ def test_fetch_on_hbase_gives_all_kinds_in_order_after_a_restart(kit: Kit) -> No
 
 
 def test_batch_written_in_part_by_hbase_is_rolled_back(kit: Kit) -> None:
-    begun = kit.clock.now_ms() * 1_000_000
+    start_pointer = kit.clock.now_ms() * 1_000_000
     watch(kit.store, before=lambda call: _write_half(kit, call))
     with pytest.raises(StoreError):
-        kit.publish("orders", b"a", b"b", b"c", pointer=begun)
-    kit.publish("orders", b"d", pointer=begun)
+        kit.publish("orders", b"a", b"b", b"c", pointer=start_pointer)
+    kit.publish("orders", b"d", pointer=start_pointer)
     assert kit.payloads() == [b"a", b"b", b"d"]
-    assert kit.payloads(transaction=reader(read_pointer=begun)) == [b"d"]
+    assert kit.payloads(transaction=reader(read_pointer=start_pointer)) == [b"d"]
 
 
 def _write_half(kit: Kit, call: Call) -> None:

@@ -501,12 +501,12 @@ def test_groups_that_drain_a_partition_both_continue(
         assert payloads(polled(service, "orders-0", group)) == [b"old"]
     settle = service._families._wait_for_writes
 
-    def meanwhile(topic: TopicId) -> None:
+    def concurrent_change(topic: TopicId) -> None:
         monkeypatch.undo()
         assert polled(service, "orders-0", "audit").drained
         settle(topic)
 
-    monkeypatch.setattr(service._families, "_wait_for_writes", meanwhile)
+    monkeypatch.setattr(service._families, "_wait_for_writes", concurrent_change)
     assert polled(service, "orders-0", "billing").drained
     for group in ("billing", "audit"):
         assert payloads(polled(service, "orders-f2-0", group)) == [b"new"], group

@@ -297,11 +297,11 @@ def test_register_after_several_transactions_reports_the_last(kit: GroupKit) -> 
 def test_note_of_transactions_managed_elsewhere_reads_few_rows(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, announces_oldest: bool, restarted: bool
 ) -> None:
-    def elsewhere() -> None:
+    def detach_manager() -> None:
         producers = kit.service.producers
         producers._transactions = producers._requests._transactions = None
 
-    elsewhere()
+    detach_manager()
     one, most, rows = Instance(kit), list[int](), kit.side.rows
 
     def read(start: bytes, *rest: Any) -> Any:
@@ -318,7 +318,7 @@ def test_note_of_transactions_managed_elsewhere_reads_few_rows(
         kit.commit(tx)
         if restarted and number % 10 == 0:
             kit.restart()
-            elsewhere()
+            detach_manager()
     assert max(most) <= (2 if announces_oldest else 32)
     heir = Instance(kit)
     assert heir.previous is not None
@@ -1117,7 +1117,7 @@ def held(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # --- what comes late -------------------------------------------------------------------------------------------------
 
 
-def meanwhile(
+def concurrent_action(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], table: str = "message"
 ) -> None:
     """Have something happen between the look before a write and the write, once."""
@@ -1163,7 +1163,7 @@ def test_write_in_a_transaction_that_ends_during_it_is_not_visible(
             "abort": lambda late=late: kit.manager.abort(late),
             "invalidate": lambda late=late: kit.time_out(late),
         }[end]
-        meanwhile(kit, monkeypatch, act, table)
+        concurrent_action(kit, monkeypatch, act, table)
         with pytest.raises(TransactionEnded):
             write(BILLS, [b"late"], pointer=late.write_pointer)
     if not cached:
@@ -1176,7 +1176,7 @@ def test_late_write_is_hidden_in_the_cache(kit: GroupKit, monkeypatch: pytest.Mo
     tx = kit.begin()
     if not inverts:
         monkeypatch.setattr(kit.store.message, "invert", raising(StoreError("The disk is full.")))
-    meanwhile(kit, monkeypatch, lambda: kit.commit(tx))
+    concurrent_action(kit, monkeypatch, lambda: kit.commit(tx))
     with pytest.raises(TransactionEnded):
         kit.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
     request = FetchRequest(NOW_MS, transaction=kit.begin())
@@ -1238,7 +1238,7 @@ def test_rejected_write_of_another_principal_keeps_the_note_of_a_running_write(
 def test_request_during_its_roll_back_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx)
-    meanwhile(kit, monkeypatch, lambda: one.roll_back(tx))
+    concurrent_action(kit, monkeypatch, lambda: one.roll_back(tx))
     with pytest.raises(TransactionEnded):
         one.publish(b"b", tx=tx)
     one.roll_back(tx)
@@ -1260,7 +1260,7 @@ def test_register_waits_for_a_request_in_flight(kit: GroupKit, monkeypatch: pyte
                 TopicMetadata(BILLS, 1, 3600), Sent(BILLS, "importer", one.generation, 2), None, 1
             )
 
-    meanwhile(kit, monkeypatch, register)
+    concurrent_action(kit, monkeypatch, register)
     one.sequence += 1
     kit.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "importer", one.generation, 1))
     assert kit.service.producers.register(BILLS, "importer", heir).generation == one.generation + 1
@@ -1447,7 +1447,7 @@ def test_register_in_a_recreated_topic_waits_for_requests(kit: GroupKit, monkeyp
         with pytest.raises(Unavailable, match="still being written"):
             Instance(kit)
 
-    meanwhile(kit, monkeypatch, made_again)
+    concurrent_action(kit, monkeypatch, made_again)
     one.publish(b"a", tx=tx, topic=ORDERS)
     Instance(kit)
     with pytest.raises(NotInProgress):

@@ -56,9 +56,9 @@ def test_panels_are_on_the_grid_and_do_not_overlap(document: dict[str, Any]) -> 
     places = [panel["gridPos"] for panel in panels(document) + rows(document)]
     assert all(place["x"] >= 0 and place["x"] + place["w"] <= COLUMNS for place in places)
     for one, other in combinations(places, 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        is_beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert beside or above, (one, other)
+        assert is_beside or above, (one, other)
     assert all(first["gridPos"]["y"] < second["gridPos"]["y"] for first, second in pairwise(rows(document)))
 
 

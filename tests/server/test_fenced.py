@@ -121,12 +121,12 @@ def test_late_rows_of_an_old_leader_are_hidden(two: TwoServers, messages: int, d
     two.one.service.publish(TOPIC, [b"first"])
     read: list[list[bytes]] = []
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.other.take_over()
         two.other.service.publish(TOPIC, [b"after"])
         read.append(two.other.payloads())
 
-    two.one.interrupt_write(meanwhile, lambda rows: rows[done])
+    two.one.interrupt_write(concurrent_action, lambda rows: rows[done])
     batch = [b"%d" % number for number in range(messages)]
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, batch)
@@ -173,11 +173,11 @@ def test_late_rows_of_one_write_that_lie_far_apart_are_hidden(two: TwoServers) -
     at = position(NOW_MS + 1)
     rows = [(PREFIX + tail(one), MessageValue(None, b"late")) for one in (at, at + FRAME_ROWS)]
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.other.take_over()
         assert two.other.payloads() == [b"a"]
 
-    two.one.interrupt_write(meanwhile, lambda rows: rows[1:])
+    two.one.interrupt_write(concurrent_action, lambda rows: rows[1:])
     with pytest.raises(StoreUnavailable):
         two.one.fenced.message.put(rows)
     two.other.service.invalidate(TOPIC)
@@ -185,7 +185,7 @@ def test_late_rows_of_one_write_that_lie_far_apart_are_hidden(two: TwoServers) -
 
 
 def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> None:
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.other.take_over()
         two.one.step()
         two.clock.advance(60 * SECOND)
@@ -195,7 +195,7 @@ def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> No
         assert two.one.lease.held
         assert not two.one.leadership.leads
 
-    two.one.interrupt_write(meanwhile)
+    two.one.interrupt_write(concurrent_action)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
     two.one.take_over()
@@ -469,11 +469,11 @@ def test_next_leader_after_a_slow_clock_starts_after_its_first_ids(two: TwoServe
     two.clock.step(-200 * SECOND)
     two.other.take_over()
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.one.take_over()
         two.one.service.publish(TOPIC, [b"b"])
 
-    two.other.interrupt_write(meanwhile)
+    two.other.interrupt_write(concurrent_action)
     with pytest.raises(StoreUnavailable):
         two.other.service.publish(TOPIC, [b"late"])
     two.one.service.invalidate(TOPIC)
@@ -484,13 +484,13 @@ def test_next_leader_after_a_slow_clock_starts_after_its_first_ids(two: TwoServe
 
 
 def test_next_leader_starts_after_a_consumer_that_is_ahead(two: TwoServers) -> None:
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.other.take_over()
         two.other.service.publish(TOPIC, [b"b"])
 
     two.one.service.publish(TOPIC, [b"a"])
     two.one.service.consumers.put(TOPIC, "billing", MessageId(NOW_MS + 100_000, 0))
-    two.one.interrupt_write(meanwhile)
+    two.one.interrupt_write(concurrent_action)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
     two.other.service.invalidate(TOPIC)
@@ -569,18 +569,18 @@ EVERY_ROW = reader()
 
 
 def late_position(
-    two: TwoServers, change: Callable[[MessagingService], object], meanwhile: Callable[[], object]
+    two: TwoServers, change: Callable[[MessagingService], object], concurrent_action: Callable[[], object]
 ) -> None:
     """The next position that the first server writes is on its way while something happens, then it arrives."""
     exchange = two.one.side.exchange_each
 
-    def held_up(changes: Sequence[SideChange]) -> list[bool]:
+    def delayed_exchange(changes: Sequence[SideChange]) -> list[bool]:
         two.one.side.exchange_each = exchange
-        meanwhile()
+        concurrent_action()
         done: list[bool] = exchange(changes)
         return done
 
-    two.one.side.exchange_each = held_up
+    two.one.side.exchange_each = delayed_exchange
     with pytest.raises((StoreUnavailable, Unavailable)):
         change(two.one.service)
 
@@ -589,11 +589,11 @@ def test_trap_c_late_position_of_a_former_leader_changes_nothing(two: TwoServers
     two.one.service.publish(TOPIC, [b"a", b"b"])
     two.one.service.consumers.put(TOPIC, "billing", MessageId(0, 0))
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.other.take_over()
         two.other.service.consumers.put(TOPIC, "billing", SECOND_ID)
 
-    late_position(two, lambda service: service.consumers.put(TOPIC, "billing", FIRST), meanwhile)
+    late_position(two, lambda service: service.consumers.put(TOPIC, "billing", FIRST), concurrent_action)
     assert two.other.service.consumers.get(TOPIC, "billing").id == SECOND_ID
 
 
@@ -611,11 +611,11 @@ def test_trap_c_late_base_of_a_former_leader_redelivers_nothing(two: TwoServers)
 
     assert poll(two.one.service, first) == [b"a"]
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.other.take_over()
         assert poll(two.other.service, third) == [b"b"]
 
     # The first server merges the first claim and is stopped before it writes that down.
-    late_position(two, lambda service: poll(service, second), meanwhile)
+    late_position(two, lambda service: poll(service, second), concurrent_action)
     assert two.other.service.consumers.get(TOPIC, "billing").id == FIRST
     assert poll(two.other.service, pointer(NOW_MS, 4)) == []

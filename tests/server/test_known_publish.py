@@ -485,12 +485,12 @@ def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[
 @pytest.fixture
 def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
     """A server whose store writes nothing until it may, with a publish under way that is served by its head."""
-    may, begun = Event(), Event()
+    may, started = Event(), Event()
     may.set()
 
     def wait(call: Call) -> None:
         if call.name == "message.put":
-            begun.set()
+            started.set()
             assert may.wait(PATIENCE_SECONDS)
 
     with serving() as server, topic_on(server) as (connection, topic):
@@ -498,9 +498,9 @@ def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
         data = publishing(topic, avro(b"a"))
         assert ask(connection, data) == 200
         may.clear()
-        begun.clear()
+        started.clear()
         connection.send(data)
-        assert begun.wait(PATIENCE_SECONDS)
+        assert started.wait(PATIENCE_SECONDS)
         assert not server.listener.alone(0)
         yield server, connection, data, may
         may.set()

@@ -52,7 +52,7 @@ def test_repeat_while_late_rows_arrive_is_there_once(
 ) -> None:
     is_sent, arrives, arrived = Event(), Event(), Event()
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         is_sent.set()
         arrives.wait(20)
 
@@ -61,7 +61,7 @@ def test_repeat_while_late_rows_arrive_is_there_once(
             two.one.service.publish(TOPIC, [b"once"], pointer=at, sent=sent)
         arrived.set()
 
-    two.one.interrupt_write(meanwhile)
+    two.one.interrupt_write(concurrent_action)
     thread = Thread(target=first)
     thread.start()
     assert is_sent.wait(20)
@@ -86,14 +86,14 @@ def test_late_rows_of_a_fenced_instance_are_never_seen(two: TwoServers, sent: Se
     producers, elsewhere = two.other.service.producers, TopicId.parse("default:elsewhere")
     two.one.service.create_topic(elsewhere)
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         two.other.take_over()
         if ends == "deleted":
             producers.delete(TOPIC, "importer")
         else:
             producers.register(TOPIC, "importer", UUID(int=2))
 
-    two.one.interrupt_write(meanwhile)
+    two.one.interrupt_write(concurrent_action)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(elsewhere, [b"of an older instance"], sent=sent)
     two.other.service.publish(elsewhere, [b"newer"])

@@ -183,11 +183,11 @@ def test_resignation_without_a_response_ends_the_term(node: Nodes) -> None:
     first.step()
     term, still = first.leadership.term(), first.leadership.lease_check()
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         assert not first.leadership.is_valid(term)
         assert not still()
 
-    node.cell.before_swap = meanwhile
+    node.cell.before_swap = concurrent_action
     node.cell.fails_after_writing = True
     with pytest.raises(StoreError):
         first.leadership.resign()

@@ -299,12 +299,12 @@ def test_change_without_a_response_is_found_by_the_next_change(
 ) -> None:
     late = Late(side)
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
-    begun = manager.start_short().transaction_id
+    transaction_ids = manager.start_short().transaction_id
     late.fails_at, late.does_it = late.changes, does_it
     with pytest.raises(LogFailed):
-        manager.commit(begun)
+        manager.commit(transaction_ids)
     late.fails_at = -1
-    assert manager.status(begun) == ("ended" if does_it else "in progress")
+    assert manager.status(transaction_ids) == ("ended" if does_it else "in progress")
 
 
 @pytest.mark.parametrize("does_it", [False, True])
@@ -329,22 +329,22 @@ def test_snapshot_whose_root_change_got_no_response_is_kept(
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: ManualClock, at: int) -> None:
     previous = manager_of(side, clock)
-    begun = [previous.start_short().transaction_id for _ in range(3)]
+    transaction_ids = [previous.start_short().transaction_id for _ in range(3)]
     late = Late(side)
     calls = 0
 
-    def meanwhile(_: bytes) -> None:
+    def concurrent_action(_: bytes) -> None:
         nonlocal calls
         calls += 1
         if calls == at:
             if at < 3:
                 # Its log goes on behind what has been read of it.
-                begun.append(previous.start_short().transaction_id)
+                transaction_ids.append(previous.start_short().transaction_id)
             previous.take_snapshot()
 
-    late.before = meanwhile
+    late.before = concurrent_action
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
-    assert [manager.status(one) for one in begun] == ["in progress"] * len(begun)
+    assert [manager.status(one) for one in transaction_ids] == ["in progress"] * len(transaction_ids)
     assert calls > at
 
 
@@ -359,12 +359,12 @@ def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: Man
     late.fails_at = -1
     leaders: list[TransactionManager] = []
 
-    def meanwhile(key: bytes) -> None:
+    def concurrent_action(key: bytes) -> None:
         if key.startswith(at):
             late.before = lambda _: None
             leaders.append(TransactionManager(shared(), clock))
 
-    late.before = meanwhile
+    late.before = concurrent_action
     with pytest.raises(StoreError):
         previous.abort(transaction)
     [leader] = leaders
@@ -376,18 +376,18 @@ def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: Man
 def test_late_snapshot_of_a_previous_manager_loses_nothing(shared: Shared, clock: ManualClock) -> None:
     late = Late(shared.side)
     previous = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
-    begun = [previous.start_short().transaction_id]
+    transaction_ids = [previous.start_short().transaction_id]
 
-    def meanwhile(key: bytes) -> None:
+    def concurrent_action(key: bytes) -> None:
         if key == b"xr":
             late.before = lambda _: None
-            begun.append(TransactionManager(shared(), clock).start_short().transaction_id)
+            transaction_ids.append(TransactionManager(shared(), clock).start_short().transaction_id)
 
-    late.before = meanwhile
+    late.before = concurrent_action
     with pytest.raises(StoreUnavailable, match="taken over"):
         previous.take_snapshot()
     manager = TransactionManager(shared(), clock)
-    assert [manager.status(one) for one in begun] == ["in progress"] * 2
+    assert [manager.status(one) for one in transaction_ids] == ["in progress"] * 2
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Paused(Late):
     def __init__(self, side: MemorySide, history: History) -> None:
         super().__init__(side)
         self._history = history
-        self.before = lambda _: history.meanwhile()
+        self.before = lambda _: history.run_concurrent_step()
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         self.before(start)
@@ -109,7 +109,7 @@ class History:
         assert all(last.status(pointer) in possible for pointer, possible in self.possible.items())
         assert last.start_short().transaction_id > max([0, *self.possible])
 
-    def meanwhile(self) -> None:
+    def run_concurrent_step(self) -> None:
         """Some steps of the other servers, now and then."""
         if self._pauses and self._depth < DEEP and self.random.random() < PAUSE:
             self._pauses -= 1

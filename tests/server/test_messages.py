@@ -264,11 +264,11 @@ def test_poll_of_hidden_messages_has_the_next_position(topic: TopicClient) -> No
     view = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}
     found = topic.post("poll", view)
     assert (found.json, len(found.headers["x-tms-position"])) == ([], 40)
-    behind = {"startFrom": {"id": found.headers["x-tms-position"]}, **view}
-    again = topic.post("poll", behind)
+    after_last = {"startFrom": {"id": found.headers["x-tms-position"]}, **view}
+    again = topic.post("poll", after_last)
     assert (again.json, again.headers.get("x-tms-position")) == ([], None)
     topic.publish("new")
-    assert topic.poll(**behind) == ["new"]
+    assert topic.poll(**after_last) == ["new"]
 
 
 def test_poll_before_an_undecided_message_has_its_position(topic: TopicClient) -> None:
@@ -334,8 +334,8 @@ def test_poll_beyond_the_limit_of_the_server_is_cut_and_read_on(limit: PollLimit
         assert [payload for _, payload in decoded(avro_answer.body)] == [b"a", b"b", b"c"]
         assert [message["payload"] for message in json_answer.json] == ["a", "b", "c"]
         assert avro_answer.headers["x-tms-limited"] == json_answer.headers["x-tms-limited"] == "true"
-        behind = {"startFrom": {"id": json_answer.json[-1]["id"]}, "inclusive": False}
-        assert topic.poll(**behind) == ["d", "e", "f"]
+        after_last = {"startFrom": {"id": json_answer.json[-1]["id"]}, "inclusive": False}
+        assert topic.poll(**after_last) == ["d", "e", "f"]
 
 
 @pytest.mark.parametrize("content_type", [AVRO, JSON])

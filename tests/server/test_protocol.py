@@ -50,13 +50,13 @@ class Echo:
         self.heads = KnownBefore() if knows_heads else None
         self.requests: list[tuple[str, str, bytes]] = []
         self.headers: list[tuple[bytes, bytes]] = []
-        self.begun, self.may_read, self.may_answer = Event(), Event(), Event()
+        self.started, self.may_read, self.may_answer = Event(), Event(), Event()
         self.may_read.set()
         self.may_answer.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wait = partial(asyncio.get_running_loop().run_in_executor, None)
-        self.begun.set()
+        self.started.set()
         await wait(self.may_read.wait)
         body = b""
         while True:
@@ -296,12 +296,12 @@ def test_wait_of_the_server_ends_no_client(monkeypatch: pytest.MonkeyPatch, echo
     event.clear()
     body = bytes(size)
     with listening(echo) as port, ExitStack() as stack:
-        while not echo.begun.is_set():
+        while not echo.started.is_set():
             # Again where this machine was so slow that it was silent for too long.
             client = stack.enter_context(Client(port))
             sender = Thread(target=client.send, args=("POST", "/a", body))
             sender.start()
-            echo.begun.wait(1)
+            echo.started.wait(1)
         time.sleep(0.4)
         event.set()
         sender.join()
@@ -412,7 +412,7 @@ def test_body_that_the_server_does_not_take_is_not_too_slow(monkeypatch: pytest.
     with listening(echo) as port, Client(port) as client:
         sender = Thread(target=client.send, args=("POST", "/", body))
         sender.start()
-        assert echo.begun.wait(PATIENCE_SECONDS)
+        assert echo.started.wait(PATIENCE_SECONDS)
         time.sleep(0.5)
         echo.may_read.set()
         sender.join()
@@ -627,14 +627,14 @@ def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            self.begun.set()
+            self.started.set()
             while (await receive())["type"] != "http.disconnect":
                 pass
 
     early = Early()
     with listening(early) as port, Client(port) as client:
         client.socket.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
-        assert early.begun.wait(PATIENCE_SECONDS)
+        assert early.started.wait(PATIENCE_SECONDS)
         client.socket.sendall(b"no chunk\r\n")
         assert rest(client).startswith(b"HTTP/1.1 200 OK")
 

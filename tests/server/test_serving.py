@@ -316,8 +316,8 @@ def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known
         for client in clients[:4]:
             [message] = client.answer().json
         # There is room again.
-        behind = {"startFrom": {"id": message["id"]}, "inclusive": False, "waitSeconds": 1}
-        assert clients[0].ask("POST", f"{path}/poll", json.dumps(behind).encode(), **of_ada).json == []
+        after_message = {"startFrom": {"id": message["id"]}, "inclusive": False, "waitSeconds": 1}
+        assert clients[0].ask("POST", f"{path}/poll", json.dumps(after_message).encode(), **of_ada).json == []
 
 
 def test_access_log_has_a_line_for_each_publish(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -435,12 +435,12 @@ def test_signal_with_a_blocked_standard_error_ends_the_process(why: str) -> None
 def test_handle_signals_in_another_thread_keeps_the_handlers() -> None:
     seen = []
 
-    def elsewhere() -> None:
+    def wait_elsewhere() -> None:
         with handle_signals(lambda: None):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=elsewhere)
+    thread = threading.Thread(target=wait_elsewhere)
     thread.start()
     thread.join()
     assert seen == [before]

@@ -70,7 +70,7 @@ class Node:
         storage = SideStorage(side, self.leadership.lease_check, previous)
         manager, connect = TransactionManager(storage, clock), partial(SocketConnection, token_file=token_file)
         self.shared = SharedManager(
-            manager, storage, self.leadership, side, clock, connect=connect, on_takeover=self.begun
+            manager, storage, self.leadership, side, clock, connect=connect, on_takeover=self.record_takeover
         )
         tokens = {} if token_file is None else {Level.CLIENT: token_file.read_bytes}
         self.service = TransactionService(
@@ -84,10 +84,10 @@ class Node:
         self.service.start()
         self.shared.set_address(self.service.address)
         self.takeovers = 0
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.during_takeover: Callable[[], object] = lambda: None
 
-    def begun(self, manager: TransactionManager) -> None:
-        self.meanwhile()
+    def record_takeover(self, manager: TransactionManager) -> None:
+        self.during_takeover()
         assert manager.is_running
         self.takeovers += 1
 
@@ -207,7 +207,7 @@ def test_server_that_took_over_in_an_earlier_term_takes_over_again(servers: Serv
     servers.clock.advance(OVER_MS)
     # The first takes over, and is paused before its term begins.
     resume = Event()
-    servers.first.meanwhile = partial(resume.wait, 60)
+    servers.first.during_takeover = partial(resume.wait, 60)
     servers.first.leadership.step(servers.first.shared.is_ready)
     assert servers.first.leadership.holds
     assert not servers.second.check_leases()

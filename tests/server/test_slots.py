@@ -145,13 +145,13 @@ def test_hand_over_of_a_slot_waits_for_a_write(cluster: SlotServers, pair: Pair)
     cluster.check_leases(one, seconds=TAKE_OVER)
     again = cluster.start(1, wanted())
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         cluster.check_leases(one, again, seconds=4)
         assert (one.led, again.led) == ([0, 2], []) or (one.led, again.led) == ([0, 2], [3])
         with pytest.raises(Unavailable):
             one.payloads(TOPIC)
 
-    one.interrupt_write(meanwhile)
+    one.interrupt_write(concurrent_action)
     one.service.publish(TOPIC, [b"1"])
     cluster.check_leases(one, again, seconds=3)
     assert again.led == [1, 3]
@@ -165,7 +165,7 @@ def test_late_rows_of_a_former_slot_leader_are_never_seen(cluster: SlotServers, 
     again = cluster.start(1, wanted())
     seen: list[list[bytes]] = []
 
-    def meanwhile() -> None:
+    def concurrent_action() -> None:
         # The one between does not touch the topic, so it is the last one that has to know.
         cluster.check_leases(one, seconds=TAKE_OVER)
         cluster.check_leases(one, again, seconds=4)
@@ -173,7 +173,7 @@ def test_late_rows_of_a_former_slot_leader_are_never_seen(cluster: SlotServers, 
         again.service.publish(TOPIC, [b"2"])
         seen.append(again.payloads(TOPIC))
 
-    other.interrupt_write(meanwhile)
+    other.interrupt_write(concurrent_action)
     with pytest.raises(StoreUnavailable):
         other.service.publish(TOPIC, [b"late"])
     assert len(cluster.store.message.read(KEYS, TOPIC.prefix, None, 10).items) == 3

@@ -242,8 +242,8 @@ class Chance:
         if self.luck(0.6):
             return Run(batch_rows=batch_rows, patient=patient)
         at_call = self.up_to(self.pick((3, 8, 25)))
-        meanwhile = self.pick(tuple(Trouble)) if self.luck(0.4) else self._anything()
-        return Run(batch_rows=batch_rows, patient=patient, at_call=at_call, meanwhile=meanwhile)
+        concurrent = self.pick(tuple(Trouble)) if self.luck(0.4) else self._anything()
+        return Run(batch_rows=batch_rows, patient=patient, at_call=at_call, concurrent=concurrent)
 
     def _anything(self) -> Operation:
         """Draw a concurrent operation of another process."""

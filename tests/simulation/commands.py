@@ -38,8 +38,8 @@ class Run(Operation):
 
     Attributes:
         topic: the only topic in scope; None for all.
-        at_call: the store call before which ``meanwhile`` happens.
-        meanwhile: another operation, a crash, a stop request, a lost lease, or a store error.
+        at_call: the store call before which ``concurrent`` happens.
+        concurrent: another operation, a crash, a stop request, a lost lease, or a store error.
         patient: whether to skip topics with few due rows.
     """
 
@@ -48,7 +48,7 @@ class Run(Operation):
     batch_rows: int = 2000
     patient: bool = False
     at_call: int = 0
-    meanwhile: Operation | Trouble | None = None
+    concurrent: Operation | Trouble | None = None
 
     def on(self, world: World) -> None:
         if self.adopt and not world.looks_right:
@@ -58,7 +58,7 @@ class Run(Operation):
         feedback = Feedback(world.manager, ("messaging",)) if world.feeds_back else None
         engine = world.engine(self.batch_rows, lease=lease, is_stopping=lambda: watch.is_stopping, feedback=feedback)
         recover(world, engine)
-        if self.meanwhile is not None and not self.adopt:
+        if self.concurrent is not None and not self.adopt:
             world.store.alarm.set(self.at_call, lambda call: self._interrupt(world, watch, call))
         patterns = () if self.topic is None else (str(topic_id(self.topic)),)
         report = None
@@ -83,14 +83,14 @@ class Run(Operation):
         world.read_boundary()
 
     def _interrupt(self, world: World, watch: Watch, call: str) -> None:
-        if self.meanwhile is Trouble.CRASH:
+        if self.concurrent is Trouble.CRASH:
             raise Crash
-        if self.meanwhile is Trouble.ERROR:
+        if self.concurrent is Trouble.ERROR:
             raise StoreError("the disk is full.")
         watch.interrupted(call, self.batch_rows)
-        if isinstance(self.meanwhile, Operation):
-            self.meanwhile.on(world)
-        elif self.meanwhile is Trouble.TAKE_OVER:
+        if isinstance(self.concurrent, Operation):
+            self.concurrent.on(world)
+        elif self.concurrent is Trouble.TAKE_OVER:
             world.take_lease("another")
             watch.ended()
         else:

@@ -23,14 +23,14 @@ class FaultyWrites:
             ``late``, but the server survives with a timeout of the store; empty: none.
         late: the delayed writes.
         is_stalled: whether the server is blocked in a delayed write.
-        meanwhile: calls to make during the next write.
+        during_write: calls to make during the next write.
     """
 
     def __init__(self, random: Random, *tables: Any) -> None:
         self.fault = ""
         self.late: list[Callable[[], object]] = []
         self.is_stalled = False
-        self.meanwhile: list[Callable[[], object]] = []
+        self.during_write: list[Callable[[], object]] = []
         self._random = random
         #: Whether the next rollback is delayed and blocks the server.
         self._holds_take_back = False
@@ -46,8 +46,8 @@ class FaultyWrites:
 
     def _write(self, put: Callable[[Sequence[Any]], None], rows: Sequence[Any]) -> None:
         fault, self.fault = self.fault, ""
-        if self.meanwhile:
-            self.meanwhile.pop()()
+        if self.during_write:
+            self.during_write.pop()()
         done = len(rows) if fault in ("", "after") else 0
         if fault in ("late", "slow"):
             done = self._random.randint(0, len(rows))

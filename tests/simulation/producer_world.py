@@ -197,7 +197,7 @@ class ProducerWorld:
         if self.random.random() < 0.5:
             end()
         else:
-            self.writes.meanwhile.append(end)
+            self.writes.during_write.append(end)
         try:
             self.service.publish(BILLS, [payload], pointer=tx.write_pointer)
         except MessagingError:
@@ -206,7 +206,7 @@ class ProducerWorld:
             self.restart()
             return
         finally:
-            self.writes.meanwhile.clear()
+            self.writes.during_write.clear()
             self.writes.heal()
         raise Violation("Q10: a publish in an ended transaction was acknowledged")
 

@@ -211,7 +211,7 @@ def changed_meanwhile(chance: Chance) -> list[Operation]:
         Approve(),
         Publish(topic, 3),
         Wait(HOUR_MS),
-        Run(batch_rows=1, at_call=chance.up_to(12), meanwhile=change),
+        Run(batch_rows=1, at_call=chance.up_to(12), concurrent=change),
     ]
 
 
@@ -230,8 +230,8 @@ def protected(chance: Chance) -> list[Operation]:
 
 def planned(chance: Chance) -> list[Operation]:
     """A plan is applied after a concurrent operation."""
-    meanwhile = chance.pick((Approve(), chance.wait(), chance.publish_in(), chance.operation()))
-    return [chance.set_ttl(), Plan(3), meanwhile, Apply(3, adopt=chance.luck(0.3))]
+    concurrent = chance.pick((Approve(), chance.wait(), chance.publish_in(), chance.operation()))
+    return [chance.set_ttl(), Plan(3), concurrent, Apply(3, adopt=chance.luck(0.3))]
 
 
 def restored(chance: Chance) -> list[Operation]:
@@ -256,15 +256,15 @@ def restored(chance: Chance) -> list[Operation]:
 def paused(chance: Chance) -> list[Operation]:
     """A topic is paused during its sweep, changed or not, and resumed."""
     topic = chance.topic()
-    meanwhile = (Wait(6 * HOUR_MS), SetTtl(topic, chance.pick(TTLS[:2])), Delete(topic), Approve(topic))
+    concurrent = (Wait(6 * HOUR_MS), SetTtl(topic, chance.pick(TTLS[:2])), Delete(topic), Approve(topic))
     return [
         SetTtl(topic, TTLS[0]),
         Approve(),
         Publish(topic, 3),
         Wait(HOUR_MS),
-        Run(batch_rows=1, at_call=chance.up_to(12), meanwhile=Pause(topic)),
+        Run(batch_rows=1, at_call=chance.up_to(12), concurrent=Pause(topic)),
         Publish(topic, 2),
-        chance.pick(meanwhile),
+        chance.pick(concurrent),
         Run(),
         chance.pick((Wait(HOUR_MS), Wait(DAY_MS))),
         Run(patient=True),
@@ -296,7 +296,7 @@ def ended_early(chance: Chance) -> list[Operation]:
         Approve(),
         Publish(topic, 3),
         Wait(HOUR_MS),
-        Run(batch_rows=1, at_call=chance.up_to(15), meanwhile=trouble),
+        Run(batch_rows=1, at_call=chance.up_to(15), concurrent=trouble),
         chance.pick((Wait(MINUTE_MS), SetTtl(topic, TTLS[-1]), Delete(topic))),
         Run(),
     ]

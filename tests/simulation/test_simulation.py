@@ -243,8 +243,8 @@ def test_shrink_failing_history_keeps_required_operations(monkeypatch: pytest.Mo
 
 def test_operation_repr_omits_defaults() -> None:
     assert repr(Run()) == "Run()"
-    assert repr(Run(at_call=3, meanwhile=Trouble.CRASH)) == "Run(at_call=3, meanwhile=Trouble.CRASH)"
-    assert repr(Run(at_call=3, meanwhile=Commit(1))) == "Run(at_call=3, meanwhile=Commit(tx=1))"
+    assert repr(Run(at_call=3, concurrent=Trouble.CRASH)) == "Run(at_call=3, concurrent=Trouble.CRASH)"
+    assert repr(Run(at_call=3, concurrent=Commit(1))) == "Run(at_call=3, concurrent=Commit(tx=1))"
 
 
 def test_play_unexpected_error_fails_as_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,8 @@ SNAPSHOT = visibility(NOW, [DOOMED], [OPEN], NEWEST)
 def frontiers(topic: TopicMetadata) -> list[Frontier]:
     """Return frontiers: open, held, held in an earlier generation, and closed."""
     rules = Frontier.open(NOW, topic)
-    behind = replace(rules, cutoff=Cutoff(HELD_AT), hold=Hold.FRONTIER)
-    return [rules, behind, replace(behind, generation=2), Frontier.closed(NOW, topic, Hold.PAUSED)]
+    lagging = replace(rules, cutoff=Cutoff(HELD_AT), hold=Hold.FRONTIER)
+    return [rules, lagging, replace(lagging, generation=2), Frontier.closed(NOW, topic, Hold.PAUSED)]
 
 
 @pytest.mark.parametrize("snapshot", [None, SNAPSHOT])

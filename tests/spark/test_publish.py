@@ -85,12 +85,12 @@ class Batch:
         self,
         payloads: Sequence[bytes | None],
         kind: Any = None,
-        meanwhile: Callable[[], object] = int,
+        concurrent_action: Callable[[], object] = int,
         attempts: int = 1,
     ):
         self.schema = StructType([StructField("n", LongType()), StructField("payload", kind or BinaryType())])
         self._payloads = payloads
-        self._meanwhile = meanwhile
+        self._concurrent_action = concurrent_action
         self._attempts = attempts
         self._found: list[tuple[int, int]] = []
         self.task: Callable[[], list[Any]] = list
@@ -115,7 +115,7 @@ class Batch:
         return self
 
     def collect(self) -> list[tuple[int, int]]:
-        self._meanwhile()
+        self._concurrent_action()
         return self._found
 
 
@@ -197,14 +197,14 @@ def test_unfinished_batch_is_not_visible(kit: PublishKit) -> None:
     def look() -> None:
         assert not list(kit.at.client.poll(BILLS))
 
-    kit.publish_batch(Batch(texts(1, 2), meanwhile=look))
+    kit.publish_batch(Batch(texts(1, 2), concurrent_action=look))
     assert kit.bills == texts(1, 2)
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
 def test_publish_of_repeated_tasks_keeps_the_last_attempt(attempts: int, kit: PublishKit) -> None:
     late: list[Any] = []
-    batch: Any = Batch(texts(*range(7)), attempts=attempts, meanwhile=lambda: late.append(batch.task()))
+    batch: Any = Batch(texts(*range(7)), attempts=attempts, concurrent_action=lambda: late.append(batch.task()))
     kit.publish_batch(batch)
     assert kit.bills == texts(*range(7))
     with pytest.raises(TmsError):
@@ -355,10 +355,10 @@ def test_publish_with_failed_or_late_call_is_once(step: str, when: Any, kit: Pub
 def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
     """Leave the data of a driver killed before its commit and return the transaction id."""
     with kit.at.client.producer(BILLS, "query-1") as producer:
-        return begun(producer, batch_id, *payloads).transaction.transaction_id
+        return start_batch(producer, batch_id, *payloads).transaction.transaction_id
 
 
-def begun(producer: Producer, batch_id: int, *payloads: str | int) -> TransactionContext:
+def start_batch(producer: Producer, batch_id: int, *payloads: str | int) -> TransactionContext:
     transaction = producer.transaction(f"{batch_id} {NOW_MS}").__enter__()
     transaction.publish(BILLS, texts(*payloads))
     run(transaction._work._prepare())
@@ -377,7 +377,7 @@ def test_publish_after_killed_driver_invalidates_its_transaction(kit: PublishKit
 
 def test_publish_of_previous_driver_is_fenced(kit: PublishKit) -> None:
     kit.publish(0, 0)
-    batch: Any = Batch(texts(1), meanwhile=lambda: kit.publish(1, 1))
+    batch: Any = Batch(texts(1), concurrent_action=lambda: kit.publish(1, 1))
     with pytest.raises(ProducerFenced):
         kit.publisher()(batch, 1)
     kit.publish(1, 1)
@@ -386,11 +386,11 @@ def test_publish_of_previous_driver_is_fenced(kit: PublishKit) -> None:
 
 def test_rolled_back_batch_is_published_on_retry(kit: PublishKit) -> None:
     kit.publish(0, 0)
-    batch: Any = Batch(texts(1), meanwhile=raising(LookupError))
+    batch: Any = Batch(texts(1), concurrent_action=raising(LookupError))
     with pytest.raises(LookupError):
         kit.publisher()(batch, 1)
     with kit.at.client.producer(BILLS, "query-1") as producer:
-        begun(producer, 1, "taken back").__exit__(None, LookupError(), None)
+        start_batch(producer, 1, "taken back").__exit__(None, LookupError(), None)
     kit.publish(1, 1)
     assert kit.bills == texts(0, 1)
 
@@ -480,7 +480,7 @@ def test_publish_past_the_timeout_names_the_batch_limit(kit: PublishKit) -> None
         kit.at.clock.advance(6_000)
         kit.at.server.manager.expire()
 
-    batch: Any = Batch(texts(1), meanwhile=late)
+    batch: Any = Batch(texts(1), concurrent_action=late)
     publisher = kit.publisher(timeout_seconds=5)
     with pytest.raises(NotInProgress, match=r"Batch 0 .* 5 s.*maxMessagesPerBatch"):
         publisher(batch, 0)

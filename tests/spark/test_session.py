@@ -172,12 +172,12 @@ def test_convert_sigterm_raises_keyboard_interrupt() -> None:
         end()
     assert signal.getsignal(signal.SIGTERM) is before
 
-    def elsewhere() -> bool:
+    def has_other_session() -> bool:
         with on.convert_sigterm():
             return signal.getsignal(signal.SIGTERM) is before
 
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(elsewhere).result(), "only the main thread may handle signals"
+        assert threads.submit(has_other_session).result(), "only the main thread may handle signals"
 
 
 def test_failed_task_shows_its_error_without_java_log() -> None:

@@ -278,10 +278,10 @@ def test_newest_finds_last_message_with_any_clock(ahead_ms: int, at: Scene) -> N
 
 
 def test_newest_of_many_messages_starts_near_the_last(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[StreamPosition] = []
+    starts: list[StreamPosition] = []
 
     def watched(client: Client, topic: TopicId, place: StreamPosition, **options: Any) -> Iterator[Message]:
-        begun.append(place)
+        starts.append(place)
         return messages(client, topic, place, **options)
 
     monkeypatch.setattr(reading, "messages", watched)
@@ -289,7 +289,7 @@ def test_newest_of_many_messages_starts_near_the_last(at: Scene, monkeypatch: py
     found = newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms() + 86_400_000)
     assert found
     assert found.publish_ms == at.clock.now_ms()
-    assert found.publish_ms - 64 <= begun[0].ms <= found.publish_ms
+    assert found.publish_ms - 64 <= starts[0].ms <= found.publish_ms
 
 
 def test_newest_of_empty_topic_is_none(at: Scene) -> None:

@@ -305,10 +305,10 @@ def test_commit_and_start_with_a_service_of_tephra_only_commits() -> None:
 
 
 def test_commit_and_start_after_a_broken_connection_asks_again() -> None:
-    tephras, begun = unknown_but("commitOrThrow"), wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
+    tephras, started = unknown_but("commitOrThrow"), wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
 
     def begins(call: RpcMessage) -> bytes:
-        return reply(call, begun)
+        return reply(call, started)
 
     conducts: list[Callable[[RpcMessage], bytes | None]] = [begins, reply, tephras, hang_up, tephras, tephras]
     with misbehaving(lambda call: conducts.pop()(call)) as (service, client):  # noqa: PLW0108
@@ -390,9 +390,12 @@ def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit
         return ask(client, address, name, fields, seconds)
 
     monkeypatch.setattr(TransactionClient, "_call_service", noting)
-    begun = wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
+    started = wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
     with (
-        misbehaving(lambda call: reply(call, begun) if call.name.startswith("start") else reply(call)) as (service, _),
+        misbehaving(lambda call: reply(call, started) if call.name.startswith("start") else reply(call)) as (
+            service,
+            _,
+        ),
         hanging() as silent,
         TransactionClient([free_address(), silent, service.address], 3) as client,
     ):

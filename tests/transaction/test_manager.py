@@ -442,12 +442,12 @@ def test_ledger_of_invalid_transactions_is_bounded_and_complete(
     manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "_MAX_POINTERS", 20)
-    begun = [manager.start_short() for _ in range(60)]
-    for transaction in begun:
+    transactions = [manager.start_short() for _ in range(60)]
+    for transaction in transactions:
         manager.note_written(transaction.transaction_id, "default:orders")
         manager.invalidate(transaction.transaction_id)
     assert len(manager._writes._places) <= 20
-    for transaction in begun:
+    for transaction in transactions:
         manager.abort(transaction)
         assert manager.status(transaction.transaction_id) == "invalid"
     clean = manager.start_short()

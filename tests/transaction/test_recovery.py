@@ -117,20 +117,20 @@ def test_recovery_of_checkpoints_without_entries_has_them_in_progress() -> None:
 NOTHING = Snapshot(VisibilityState(0, BASE, BASE))
 
 
-def begun(number: int, **fields: object) -> Edit:
+def start_edit(number: int, **fields: object) -> Edit:
     given = {"expiration_ms": NOW_MS + 1, "visibility_upper_bound": BASE, "type": TransactionType.SHORT, **fields}
     return Edit(BASE + number, EditState.IN_PROGRESS, **given)  # type: ignore[arg-type]
 
 
 def test_replay_of_a_start_without_a_type_takes_minus_one_for_long() -> None:
-    seen = replayed(NOTHING, begun(1, type=None), begun(2, type=None, expiration_ms=-1)).visibility
+    seen = replayed(NOTHING, start_edit(1, type=None), start_edit(2, type=None, expiration_ms=-1)).visibility
     assert [one.type for one in seen.in_progress] == [InProgressType.SHORT, InProgressType.LONG]
     assert seen.in_progress[1].expiration_ms == NOW_MS + LONG_TIMEOUT_MS
 
 
 @pytest.mark.parametrize(("kind", "invalid"), [(TransactionType.SHORT, []), (TransactionType.LONG, [BASE + 1])])
 def test_replay_of_an_abort_without_a_type_uses_that_of_the_start(kind: TransactionType, invalid: list[int]) -> None:
-    seen = replayed(NOTHING, begun(1, type=kind), Edit(BASE + 1, EditState.ABORTED)).visibility
+    seen = replayed(NOTHING, start_edit(1, type=kind), Edit(BASE + 1, EditState.ABORTED)).visibility
     assert (list(seen.invalid), seen.in_progress) == (invalid, ())
 
 
@@ -142,18 +142,18 @@ def test_replay_of_an_abort_of_an_unknown_one_invalidates() -> None:
 
 def test_replay_of_a_commit_after_the_timeout_makes_it_valid() -> None:
     ends = (Edit(BASE + 1, EditState.INVALID), Edit(BASE + 1, EditState.COMMITTED))
-    assert list(replayed(NOTHING, begun(1), *ends).visibility.invalid) == []
+    assert list(replayed(NOTHING, start_edit(1), *ends).visibility.invalid) == []
 
 
 def test_replay_of_a_checkpoint_of_an_ended_one_hides_it() -> None:
     late = Edit(BASE + 2, EditState.CHECKPOINT, parent_write_pointer=BASE + 1)
-    seen = replayed(NOTHING, begun(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
+    seen = replayed(NOTHING, start_edit(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
     assert (list(seen.invalid), seen.write_pointer) == ([BASE + 2], BASE + 2)
 
 
 def test_replay_in_another_order_keeps_lists_ascending() -> None:
     changes = frozenset([b"k"])
-    history = [begun(9), begun(3), begun(1), begun(2)]
+    history = [start_edit(9), start_edit(3), start_edit(1), start_edit(2)]
     history += [
         Edit(BASE + 3, EditState.COMMITTED, commit_pointer=BASE + 8, can_commit=True, changes=changes),
         Edit(BASE + 2, EditState.COMMITTED, commit_pointer=BASE + 7, can_commit=True, changes=changes),
@@ -167,7 +167,7 @@ def test_replay_in_another_order_keeps_lists_ascending() -> None:
 
 def test_replay_of_an_abort_never_issued_shows_nothing_to_come() -> None:
     made_up = Edit(BASE + 10**12, EditState.ABORTED, type=TransactionType.SHORT)
-    seen = replayed(NOTHING, begun(1), made_up).visibility
+    seen = replayed(NOTHING, start_edit(1), made_up).visibility
     assert (seen.read_pointer, seen.write_pointer) == (BASE + 1, BASE + 1)
 
 
@@ -248,8 +248,8 @@ def cut_at_every_byte(
     states = [expected(number) for number in range(len(ends))]
     found_in(base, directory)
     for size in range(len(data) + 1):
-        whole = max([number for number, end in enumerate(ends) if end <= size], default=0)
-        assert found_in({name: data[:size]}, directory) == states[whole], f"cut after {size} bytes"
+        complete = max([number for number, end in enumerate(ends) if end <= size], default=0)
+        assert found_in({name: data[:size]}, directory) == states[complete], f"cut after {size} bytes"
 
 
 def snapshot_bytes(snapshot: Snapshot) -> bytes:
@@ -264,9 +264,9 @@ def test_recovery_after_a_torn_log_reads_the_next_log_too(tmp_path: Path) -> Non
         pass
     for snapshot in sorted(directory.glob("snapshot.*"))[1:]:
         snapshot.unlink()
-    torn, whole = LogFile(directory / f"txlog.{NOW_MS + 5}"), LogFile(directory / f"txlog.{NOW_MS + 6}")
-    torn.sync(torn.append(begun(1)))
-    whole.sync(whole.append(begun(2)))
+    torn, complete = LogFile(directory / f"txlog.{NOW_MS + 5}"), LogFile(directory / f"txlog.{NOW_MS + 6}")
+    torn.sync(torn.append(start_edit(1)))
+    complete.sync(complete.append(start_edit(2)))
     with (directory / f"txlog.{NOW_MS + 5}").open("ab") as stream:
         stream.write(bytes(7))
     assert [one.write_pointer for one in recovered(directory).visibility.in_progress] == [BASE + 1, BASE + 2]

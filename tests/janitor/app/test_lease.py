@@ -22,16 +22,16 @@ WANTED = LeaseSettings(seconds=60)
 class Waits(Event):
     """Passes the time it waits, and does something meanwhile."""
 
-    def __init__(self, clock: ManualClock, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, clock: ManualClock, during_wait: Callable[[], object] = lambda: None) -> None:
         super().__init__()
-        self.clock, self.meanwhile = clock, meanwhile
+        self.clock, self.during_wait = clock, during_wait
         self.seconds = 0.0
 
     def wait(self, timeout: float | None = None) -> bool:
         assert timeout is not None
         self.seconds += timeout
         self.clock.advance(int(timeout * 1000))
-        self.meanwhile()
+        self.during_wait()
         return self.is_set()
 
 
@@ -73,7 +73,7 @@ def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: Sql
 
 def test_lease_wait_stopped_by_a_signal_raises(clock: ManualClock, state: SqliteState) -> None:
     until = Waits(clock)
-    until.meanwhile = until.set
+    until.during_wait = until.set
     with pytest.raises(LeaseHeld), hold_lease(WANTED, state, clock, sole=False, until=until):
         pass
     assert until.seconds == 5

@@ -50,7 +50,7 @@ def shown(kit: CommandKit) -> Shown:
     state_folder = kit.folder / "data/janitor"
     with SqliteState(state_folder) as state:
         state.save_counts({TopicId("default", "orders"): TopicCount(3, 70, NOW_MS - HOUR, NOW_MS - MINUTE, NOW_MS)})
-        behind = ConsumerFigures(
+        lag = ConsumerFigures(
             tms_namespace="default",
             topic="orders",
             generation=1,
@@ -62,7 +62,7 @@ def shown(kit: CommandKit) -> Shown:
             expired=False,
             counted_ms=NOW_MS,
         )
-        CONSUMERS.save(state, [behind])
+        CONSUMERS.save(state, [lag])
     kit.clock.step(30 * 24 * HOUR)
     assert kit.janitor("run --once").code != 0, "the clock has jumped"
     return _look(kit)

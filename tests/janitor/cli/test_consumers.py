@@ -107,11 +107,11 @@ def test_status_and_topic_of_groups_with_claims_show_open_and_redelivered(kit: C
             {**FIGURES, "consumer": "two", "open_claims": 1200, "redelivered": 1},
         ]
         state.save_note(Note.CONSUMERS, groups)
-    behind = "lag 4 messages, the oldest 1 min old; counted 2023-11-14 22:13:20 UTC (0 s ago)"
+    lag = "lag 4 messages, the oldest 1 min old; counted 2023-11-14 22:13:20 UTC (0 s ago)"
     shown = kit.janitor("status").out
-    for line in (f"before of default:orders; {behind}\n", f"{behind}; 1 open claim\n"):
+    for line in (f"before of default:orders; {lag}\n", f"{lag}; 1 open claim\n"):
         assert line in shown
-    assert f"two of default:orders; {behind}; 1,200 open claims, 1 redelivered\n" in shown
+    assert f"two of default:orders; {lag}; 1,200 open claims, 1 redelivered\n" in shown
     detail = kit.janitor("topic default:orders").out
     read_at = "last read 2023-11-14 22:13:20 UTC (0 s ago)"
     assert f"before: lag 4 messages, the oldest 1 min old; {read_at}\n" in detail

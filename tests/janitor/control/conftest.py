@@ -83,7 +83,7 @@ class ControlKit:
         return reader
 
     def start(self, **options: Any) -> ControlServer:
-        behind = ControlBackend(
+        backend = ControlBackend(
             options.pop("decider", self.janitor.engine),
             self.make_reader,
             self.views,
@@ -91,7 +91,7 @@ class ControlKit:
             self.observers,
             options.pop("page", None),
         )
-        self.server = ControlServer(self.folder, behind, **options)
+        self.server = ControlServer(self.folder, backend, **options)
         self.server.start()
         return self.server
 

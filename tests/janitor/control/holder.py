@@ -76,8 +76,8 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
             return current.engine(face, state, observer=observer, is_stopping=is_stopping)
 
         who = process_identity(store.identity(), config_digest(current.settings))
-        behind = ControlBackend(engine, make_reader, Shown(current, state), who, observers)
-        server = ControlServer(current.state_path, behind)
+        backend = ControlBackend(engine, make_reader, Shown(current, state), who, observers)
+        server = ControlServer(current.state_path, backend)
         server.start()
         try:
             yield engine, gate

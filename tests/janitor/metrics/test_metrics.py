@@ -62,7 +62,7 @@ def queue(name: str, size_bytes: int | None, **changes: Any) -> TopicFigures:
     return TopicFigures(namespace, topic_name, 1, 60, size_bytes=size_bytes, **{**counted, **changes})
 
 
-def behind(name: str, lag_messages: int, **changes: Any) -> ConsumerFigures:
+def consumer_figures(name: str, lag_messages: int, **changes: Any) -> ConsumerFigures:
     tms_namespace, topic_name, consumer = name.split(":")
     oldest_ms = 3_000 if lag_messages else None
     figures = {"position_ms": 2_000, "updated_ms": 1, "oldest_unread_ms": oldest_ms, "expired": False}
@@ -96,7 +96,7 @@ def full() -> Status:
         ),
         skew_seconds={"monotonic": -0.25},
         topics=[queue("a:b", 41), queue("a:c", 42)],
-        consumers=[behind("a:b:x", 43), behind("a:b:y", 0, position_ms=0)],
+        consumers=[consumer_figures("a:b:x", 43), consumer_figures("a:b:y", 0, position_ms=0)],
         counters={
             **counter("sweeps_total", 51, result="done"),
             **counter("rows_scanned_total", 52, table="message"),
@@ -327,7 +327,12 @@ def lags(found: FoundRow) -> FoundRow:
     return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_consumer_lag")}
 
 
-FOUR = [behind("a:a:x", 0), behind("a:a:y", 9), behind("a:b:x", 30), behind("b:a:x", 20)]
+FOUR = [
+    consumer_figures("a:a:x", 0),
+    consumer_figures("a:a:y", 9),
+    consumer_figures("a:b:x", 30),
+    consumer_figures("b:a:x", 20),
+]
 
 
 @pytest.mark.parametrize(
@@ -343,18 +348,18 @@ def test_metrics_of_consumers_show_the_slowest_and_sum_the_others(per_topic: Per
 
 def test_metrics_keep_a_shown_consumer_until_another_is_far_slower() -> None:
     made = metrics(empty(consumers=FOUR), "top", 2)
-    made.update(empty(consumers=[*FOUR, behind("c:c:c", 23)]))
+    made.update(empty(consumers=[*FOUR, consumer_figures("c:c:c", 23)]))
     assert lags(series(parse_text(text(made)))) == {"a b x": 30, "b a x": 20, "_other _other _other": 32}
-    made.update(empty(consumers=[*FOUR, behind("c:c:c", 27)]))
+    made.update(empty(consumers=[*FOUR, consumer_figures("c:c:c", 27)]))
     assert lags(series(parse_text(text(made)))) == {"a b x": 30, "c c c": 27, "_other _other _other": 29}
 
 
 def test_metrics_of_other_consumers_show_the_worst_of_them() -> None:
     others = [
-        behind("a:a:x", 1, oldest_unread_ms=5_000, position_ms=4_000, counted_ms=9_000),
-        behind("a:a:y", 2, oldest_unread_ms=4_000, position_ms=5_000, counted_ms=8_000),
-        behind("a:a:z", 0, position_ms=0, counted_ms=8_500),
-        behind("_other:_other:_other", 4, oldest_unread_ms=7_000, position_ms=6_000, counted_ms=9_500),
+        consumer_figures("a:a:x", 1, oldest_unread_ms=5_000, position_ms=4_000, counted_ms=9_000),
+        consumer_figures("a:a:y", 2, oldest_unread_ms=4_000, position_ms=5_000, counted_ms=8_000),
+        consumer_figures("a:a:z", 0, position_ms=0, counted_ms=8_500),
+        consumer_figures("_other:_other:_other", 4, oldest_unread_ms=7_000, position_ms=6_000, counted_ms=9_500),
     ]
     assert {
         name: value for name, value in seen(empty(consumers=others), "none").items() if name.startswith("tms_consumer")

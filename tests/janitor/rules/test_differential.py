@@ -114,10 +114,12 @@ class Scene:
         bases = self.bases.get(topic.topic, [])
         if self.snapshot is None or not bases or topic.deleted or topic.properties.get("retention") != "consumed":
             return 0
-        begun = [entry.write_pointer // 10**6 for entry in self.snapshot.in_progress]
-        oldest_ms = max(0, min(self.now_ms - 3_600_000, self.snapshot.timestamp_ms, *begun))
-        behind = [(one.publish_ms << 16) + one.sequence + (not one.payload_ms and one > (0, 0, 0, 0)) for one in bases]
-        found = min(oldest_ms << 16, *behind)
+        start_times = [entry.write_pointer // 10**6 for entry in self.snapshot.in_progress]
+        oldest_ms = max(0, min(self.now_ms - 3_600_000, self.snapshot.timestamp_ms, *start_times))
+        next_positions = [
+            (one.publish_ms << 16) + one.sequence + (not one.payload_ms and one > (0, 0, 0, 0)) for one in bases
+        ]
+        found = min(oldest_ms << 16, *next_positions)
         return found if found > frontier.due.ms << 16 else 0
 
     def topic(self, topic: TopicId) -> tuple[TopicMetadata, Frontier] | tuple[None, None]:
@@ -307,8 +309,8 @@ def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], di
         topic, frontier = scene.topic(row.topic) if row else (None, None)
         found = []
         if row:
-            beside = generation_prefix(row.topic.prefix, row.generation)
-            found = [ref for ref, to in references.items() if to == row.write_pointer and ref.startswith(beside)]
+            prefix = generation_prefix(row.topic.prefix, row.generation)
+            found = [ref for ref, to in references.items() if to == row.write_pointer and ref.startswith(prefix)]
         if found and row and frontier:
             since_ms, processed = frontier.cutoff.ms, frontier.processed_now
             window = search_range(row.topic, row.generation, since_ms, [row], LIFETIME, processed)

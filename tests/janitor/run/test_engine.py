@@ -183,11 +183,11 @@ def test_sweep_of_many_keys_of_no_topic_skips_them_in_pages(number: int) -> None
     ("publish_ms", "refers", "kept"), [(-1, True, True), (-(2**63), True, True), (-1, False, False), (0, True, False)]
 )
 def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int, refers: bool, kept: bool) -> None:
-    begun = NOW_MS - 2 * DAY
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(pointer(begun), begun)
-    orders.ref(pointer(begun if refers else begun + 1), publish_ms)
+    start_ms = NOW_MS - 2 * DAY
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(pointer(start_ms), start_ms)
+    orders.ref(pointer(start_ms if refers else start_ms + 1), publish_ms)
     report = janitor(store).engine.run_once(adopt=True)
-    assert orders.stored_times() == [begun] * kept
+    assert orders.stored_times() == [start_ms] * kept
     assert report.totals.kept[Reason.REFERENCED] == kept
     assert orders.times() == [publish_ms] * (publish_ms < 0)
 
@@ -200,20 +200,20 @@ def test_renew_lease_during_a_run_does_not_block(store: MemoryStore) -> None:
     lease = Lease(kit.state, "this one", 60, clock)
     lease.acquire()
     kit = kit.restart(lease=lease)
-    beside: list[bool] = []
+    results: list[bool] = []
 
     def look_after(call: Call) -> None:
-        if call.name == "message.delete" and not beside:
+        if call.name == "message.delete" and not results:
             clock.advance(50 * SECOND)
             before = kit.state.lease()
             thread = Thread(target=kit.engine.renew_lease)
             thread.start()
             thread.join(10)
-            beside.append(not thread.is_alive() and kit.state.lease() == before)
+            results.append(not thread.is_alive() and kit.state.lease() == before)
 
     watch(store, before=look_after)
     assert kit.engine.run_once(adopt=True).errors == []
-    assert beside == [True]
+    assert results == [True]
     clock.advance(50 * SECOND)
     before = kit.state.lease()
     kit.engine.renew_lease()

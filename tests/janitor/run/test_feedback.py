@@ -159,7 +159,7 @@ class ManagerProxy:
 
     Attributes:
         batches: how many ids came at once.
-        meanwhile: done before it answers with its list.
+        on_call: done before it answers with its list.
     """
 
     manager: TransactionManager
@@ -168,15 +168,15 @@ class ManagerProxy:
     calls: int = 0
     error: Exception | None = None
     silent: Exception | None = None
-    meanwhile: Callable[[], object] | None = None
+    on_call: Callable[[], object] | None = None
     shown: VisibilityState | None = None
 
     def latest(self) -> Loaded:
         self.calls += 1
         if self.silent is not None:
             raise self.silent
-        if self.meanwhile is not None:
-            self.meanwhile()
+        if self.on_call is not None:
+            self.on_call()
         return self.manager.latest() if self.shown is None else Loaded(self.shown, "shown")
 
     def truncate_invalid(self, transaction_ids: Collection[int], /) -> bool:
@@ -360,7 +360,7 @@ def test_feedback_with_a_pause_truncates_nothing(ready: FeedbackKit) -> None:
 
 
 def test_clock_set_back_during_the_audit_keeps_the_list(ready: FeedbackKit) -> None:
-    proxy = ManagerProxy(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
+    proxy = ManagerProxy(ready.manager, on_call=lambda: ready.clock.step(-3 * DAY))
     ready.feed_back(proxy)
     report = ready.run()
     assert (proxy.calls, proxy.ids, report.truncated, report.errors) == (1, [], 0, [])

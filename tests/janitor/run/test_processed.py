@@ -306,9 +306,9 @@ def _swept_while(moment: int, previous: bool) -> tuple[int, bool, list[bytes]]:
         watch(kit.store, before=tick)
         kit.janitor.engine.run_once()
         side.on_read = None
-        begun = done[0] if done else MessageId(2**62, 0)
+        first_id = done[0] if done else MessageId(2**62, 0)
         there = kit.ids()
-        return count, bool(done), [str(one).encode() for one in ids if one > begun and one not in there]
+        return count, bool(done), [str(one).encode() for one in ids if one > first_id and one not in there]
 
 
 @pytest.mark.parametrize("previous", [False, True])

@@ -177,12 +177,12 @@ def test_ttl_that_changes_in_a_sweep_makes_an_entry_for_each(kit: Kit) -> None:
     kit.engine.run_once()
     assert NOW_MS - DAY + 1 not in orders.times()
     found = [e for e in kit.state.ledger(100) if e.topic == orders.id and e.generation == 3 and e.table == "message"]
-    went = sorted(spy.taken[About("default:orders", 3, "message", "expired")])
+    deleted = sorted(spy.taken[About("default:orders", 3, "message", "expired")])
     by_ttl = {entry.ttl_seconds: entry for entry in found if entry.rule == "expired"}
     assert set(by_ttl) <= {TTL_SECONDS, shorter}
-    assert sum(entry.rows or 0 for entry in by_ttl.values()) == len(went)
+    assert sum(entry.rows or 0 for entry in by_ttl.values()) == len(deleted)
     assert by_ttl[shorter].cutoff_ms == NOW_MS - shorter * 1000
-    assert by_ttl[shorter].stop == went[-1] + b"\x00"
+    assert by_ttl[shorter].stop == deleted[-1] + b"\x00"
     assert all(covers_at_announcement)
 
 
