@@ -1,6 +1,6 @@
 """The write path: the stages of a batch of requests to one topic.
 
-    admit → place → announce → write → recheck → publish → answer
+    admit → place → announce → write → recheck → publish → respond
 
 Each stage returns the entries for the next stage. Rejected entries and repeated requests get their outcome and skip the
 remaining stages. ``docs/explanation/architecture.md`` has a diagram.
@@ -13,7 +13,7 @@ remaining stages. ``docs/explanation/architecture.md`` has a diagram.
   before the whole batch is durable.
 * **recheck** rolls back the rows of transactions that are no longer in progress.
 * **publish** adds the rows to the cache, records the publishes of producers and transactions, and wakes waiting polls.
-* **answer** (:mod:`.queue`) sends each client its outcome, after the running writes are no longer reported.
+* **respond** (:mod:`.queue`) sends each client its outcome, after the running writes are no longer reported.
 
 An entry without a transaction, a producer or a TTL is *plain*, and most entries are plain. A batch of plain entries
 skips announce and recheck, and no stage checks its entries again. A batch without transactions skips recheck.
@@ -74,7 +74,7 @@ class WriteBatch(ABC):
         self.is_plain = self.is_transactional = False
 
     def process(self, entries: Sequence[PublishEntry]) -> None:
-        """Run entries through all stages except answer.
+        """Run entries through all stages except respond.
 
         Raises:
             TmsError: entries without an outcome were not written, or their outcome is unknown.
