@@ -1,4 +1,4 @@
-"""An archive beside a store, told in the words of a test.
+"""An archive of a store, for tests of restores.
 
 undo = Undo(store, tmp_path)
 undo.sweep(orders, snapshot=visibility(NOW_MS))     # archives all of the generation's rows, and deletes them

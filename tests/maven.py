@@ -1,4 +1,4 @@
-"""Java programs that tests are built around: compiled once per checkout by Maven, then started without it."""
+"""Java programs of tests: compiled once per checkout by Maven, then started without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in memory that is cut into parts by salt, as one in HBase is, and may be walked by several threads."""
+"""A store in memory that is divided by salt like HBase, for several threads."""
 
 from __future__ import annotations
 

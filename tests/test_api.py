@@ -1,4 +1,4 @@
-"""The Python interface: what may be imported, and that a change of it does not go unnoticed."""
+"""The Python API: public names, and a record of every change."""
 
 from __future__ import annotations
 

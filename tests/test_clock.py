@@ -1,4 +1,4 @@
-"""Clocks: the real one reads what the system says, the manual one moves only when told to."""
+"""Clocks: the system clock, and the manual clock of tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``conf/``: the systemd unit is one that systemd reads, and that starts a command line of ours."""
+"""``conf/``: systemd accepts the units, and their command lines start."""
 
 from __future__ import annotations
 

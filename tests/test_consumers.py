@@ -1,4 +1,4 @@
-"""How far consumers have read: positions on every kind of side table, what they hold, and how far they are behind."""
+"""Positions of consumers on every kind of side table: storage, holds and lag."""
 
 from __future__ import annotations
 

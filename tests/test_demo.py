@@ -1,4 +1,4 @@
-"""The demonstration: what it shows is true, can be shown again, and its last lines can be typed."""
+"""The demonstration: correct, repeatable, and with a final command that runs."""
 
 from __future__ import annotations
 

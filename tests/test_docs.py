@@ -1,4 +1,4 @@
-"""The pages under ``docs/`` and beside it: what they say of the code is what the code does.
+"""The pages under ``docs/`` and README: their statements agree with the code.
 
 A page that was right once misleads later, and nobody notices. So whatever in them can be checked is: links, names of
 modules and tests, worked examples, tables of fields and columns, quoted messages, and the commands with their output.

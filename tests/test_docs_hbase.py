@@ -1,4 +1,4 @@
-"""The pages about HBase: their messages, settings and worked examples are those of the code."""
+"""The pages about HBase: messages, settings and worked examples agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first moments of a command, as the first process of a container."""
+"""The start of a command, also as the first process of a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors: each says what happened and what to do next, and is caught by its family."""
+"""Errors: each has a message, a hint and a code, and a common base class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failed attempts are answered later and later: with a clock that moves when the test says so."""
+"""Failed attempts: growing delays, with a manual clock."""
 
 from __future__ import annotations
 

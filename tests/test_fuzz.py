@@ -1,4 +1,4 @@
-"""``make fuzz``: rounds with new seeds, until the time is over or one fails."""
+"""``make fuzz``: rounds with new seeds until the time is over or a round fails."""
 
 from __future__ import annotations
 

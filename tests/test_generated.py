@@ -1,4 +1,4 @@
-"""Files that are generated from code: each is what the code generates now, so that a change shows in its diff."""
+"""Generated files: each equals the output of its generator, so that diffs show changes."""
 
 from __future__ import annotations
 

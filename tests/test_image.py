@@ -1,4 +1,4 @@
-"""What the image is made of: pins that agree with the tests', a list of its contents, and its file system.
+"""The image: pinned versions, its list of contents, and its file system.
 
 The image itself is made and run by ``make test-cluster``.
 """

@@ -1,4 +1,4 @@
-"""The pictures in README and docs: each is shown, and small."""
+"""The pictures in README and docs: each is used, and small."""
 
 from __future__ import annotations
 

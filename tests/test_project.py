@@ -1,4 +1,4 @@
-"""The project itself: what is in the tree, what is locked, and that its documents agree with its code."""
+"""The project: tracked files, locked packages, and documents that agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published, and how it is signed; ``make test-cluster`` does it with a registry and takes what is there."""
+"""Published artifacts and their signatures; ``make test-cluster`` repeats this with a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row keys: CDAP's bytes, and the order and grammar that everything above relies on."""
+"""Row keys: CDAP's bytes, their order and their grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on how far it scales: its arithmetic follows from the figures that it shows, by the benchmark's model."""
+"""The page on scaling: its results follow from its inputs by the model of the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: four layers, one winner each, its origin known, and an error that says what to write."""
+"""Settings: four layers, the origin of each value, and errors with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of ours beside a store: the sorted table on every kind of store, and when messages come due."""
+"""The side table on every kind of store, and the due times of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the server, once for everyone who meets them: both content types, both clients and the command line."""
+"""Errors of the server, compared in both content types, both clients and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of both programs on a pseudo-terminal, over text that others have made up."""
+"""Every command on a pseudo-terminal, with hostile text in names and payloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``tms`` command: ``admin release`` makes a store CDAP's again, or says in a sentence why it cannot."""
+"""The ``tms`` command: ``admin release`` makes a store usable for CDAP, or explains why it cannot."""
 
 from __future__ import annotations
 

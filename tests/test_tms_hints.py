@@ -1,4 +1,4 @@
-"""What ``tms`` and its server print to be typed next: it is typed, as it stands."""
+"""Commands that ``tms`` and its server print as hints: each runs unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tms topic``, ``tms publish`` and ``tms poll``, typed against a server."""
+"""``tms topic``, ``tms publish`` and ``tms poll``, against a server."""
 
 from __future__ import annotations
 

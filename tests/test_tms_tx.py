@@ -1,4 +1,4 @@
-"""``tms tx``, typed against a service."""
+"""``tms tx``, against a transaction service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics: CDAP's names, its stored properties to the byte, and what makes a generation old."""
+"""Topics: CDAP's names, stored properties byte for byte, and old generations."""
 
 from __future__ import annotations
 

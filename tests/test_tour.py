@@ -1,4 +1,4 @@
-"""``make run``: what it tells is what happens, others can ask and decide meanwhile, and Ctrl-C ends it cleanly.
+"""``make run``: its output is true, other commands work at the same time, and Ctrl-C stops it cleanly.
 
 The tour is a process of its own here, as it is for whoever types it, with shorter seconds.
 """

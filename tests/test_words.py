@@ -1,4 +1,4 @@
-"""Names: no name stands for two classes."""
+"""Names: no two classes have the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CI's files: they call what there is, and nothing in them can be changed by somebody else."""
+"""The CI workflows: they call existing targets, and pin every action."""
 
 from __future__ import annotations
 

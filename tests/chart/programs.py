@@ -1,4 +1,4 @@
-"""Helm and what checks charts, as ``make`` builds them inside the tree from the versions in ``tests/chart/tools``."""
+"""Helm and the chart checkers, which ``make`` builds inside the tree from the versions in ``tests/chart/tools``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What API servers say their objects look like, as JSON schemas for kubeconform; recorded, so none is needed.
+"""Recorded JSON schemas of API servers for kubeconform, so that tests need no API server.
 
 There are the oldest version that the chart is for, the newest, and that of the node in ``tests/cluster``.
 ``tests/cluster/test_plane.py`` compares the last one's record with a real API server, and says how to make it anew.

@@ -1,4 +1,4 @@
-"""The chart, as Helm, the Kubernetes schemas and the program itself see it."""
+"""The Helm chart: templates, Kubernetes schemas, and the settings that the program receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that dies before it answers, at any step, before or after it has done what was asked."""
+"""A server that fails before or after any step of a request, and loses the response."""
 
 from __future__ import annotations
 

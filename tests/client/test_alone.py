@@ -1,4 +1,4 @@
-"""An application that has the client and httpx2, and nothing else that the server and the janitor need."""
+"""The client in an environment without the packages of the server and the janitor."""
 
 from __future__ import annotations
 

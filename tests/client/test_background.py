@@ -1,4 +1,4 @@
-"""Messages that are published some time: bounded, in order, counted, and never lost without a word."""
+"""Publishing in the background: bounded, ordered, counted, and without silent loss."""
 
 from __future__ import annotations
 

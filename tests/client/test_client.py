@@ -1,4 +1,4 @@
-"""The methods of both clients, against a whole server in this process."""
+"""The methods of both clients, against a server in this process."""
 
 from __future__ import annotations
 

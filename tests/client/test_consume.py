@@ -1,4 +1,4 @@
-"""Reading for ever: in order, nothing twice and nothing left out, whatever goes wrong; and it ends when it is told."""
+"""``consume``: all messages in order, once, despite failures, until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client whose servers go away and come back: what it waits for, whom it asks, and what it tells."""
+"""Failover of a client between servers: waits, selection of servers, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over real sockets: what the library says becomes our errors, and the token goes where it should and nowhere else."""
+"""HTTP connections of the client: errors of the library, tokens and certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server inside a test is the whole server, and nothing of it is left behind."""
+"""The server of tests, ``in_process``: it is complete, and leaves no files or threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client on a folder: all in one process, closed with it, and one process at a time."""
+"""A client on a local store: one process, which opens and closes everything."""
 
 from __future__ import annotations
 

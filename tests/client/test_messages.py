@@ -1,4 +1,4 @@
-"""Bodies: the client's bytes are those that the server reads and writes, in whatever pieces they come."""
+"""Request and response bodies: the client's encoding equals the server's, in pieces of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that dies before it answers, at each step of a transaction: what is visible in the end, and to whom.
+"""A server that fails at each step of a transaction: which messages are visible to which readers.
 
 What the client says must be true of the store, whatever it was told: a transaction that it calls committed is visible
 whole, one that it calls failed never is, and where it says that nobody knows, it is one of the two. Nothing whose

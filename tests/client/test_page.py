@@ -1,4 +1,4 @@
-"""The pages about the client: each of their examples runs, against a server over sockets."""
+"""The pages about the client: each example runs against a server over sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another number of partitions while producers and consumers run: nothing is lost, nothing comes twice or out of order.
+"""Changes of the number of partitions during use: no message is lost, repeated or out of order.
 
 Real clients, a real server. One history after the other is played step by step, as its seed draws: messages that are
 published plainly or in transactions which stay open meanwhile, by clients that have not noticed a change; batches of

@@ -1,4 +1,4 @@
-"""Topics with partitions and routes, as the clients see them: keys, work stealing, patterns, and changes of n."""
+"""Topics with partitions and routes in the clients: keys, work stealing, patterns and changed numbers."""
 
 from __future__ import annotations
 

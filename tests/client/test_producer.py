@@ -1,4 +1,4 @@
-"""Producers of the client: once, whatever answer is lost; the newer instance counts; the former's last is known."""
+"""Producers of the client: exactly-once publishing, fencing, and the outcome of the previous instance."""
 
 from __future__ import annotations
 

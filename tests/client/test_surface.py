@@ -1,4 +1,4 @@
-"""What an application can import: everything that it needs, and nothing by accident."""
+"""The public names of the client: complete, and without accidental exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction: all of it or nothing, in order, with whatever takes part in it."""
+"""Transactions of the client: atomicity, the order of calls, and participants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time-outs, limits and pauses are values: they can be printed, compared and not be nonsense."""
+"""Options of the client: printable and comparable values that reject invalid numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumer groups of the client: exactly once, with several copies of a program, whatever ends where."""
+"""Consumer groups of the client: exactly once with several workers, despite failures at any step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container engine of the tests' own, from Debian's packages laid out inside the tree, and images made with it.
+"""A container engine for tests, from Debian's packages unpacked inside the tree, and its images.
 
 Nothing is installed on the machine: the packages are unpacked into ``.tools/engine``, and the daemon has its sockets
 and images in a folder of the test run's. It touches no network settings, so containers share the machine's. Where an

@@ -1,4 +1,4 @@
-"""The life of a release with a store of its own, to be run in namespaces of its own; says what it saw as JSON.
+"""The life cycle of a release with its own store and namespaces; prints its observations as JSON.
 
 ``python -m tests.cluster.life FOLDER IMAGES``
 """

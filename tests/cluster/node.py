@@ -1,4 +1,4 @@
-"""A whole node: the control plane, and a kubelet with containerd that runs what pods say.
+"""A complete Kubernetes node: the control plane, and a kubelet with containerd.
 
 It has to be started in namespaces of its own (:func:`watch`), in which bridges, packet filters, mounts and processes
 vanish with it. What the kubelet sets for the whole machine is put back.

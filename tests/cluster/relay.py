@@ -1,4 +1,4 @@
-"""Carries connections over the border of a network namespace, which sockets that are files do not see."""
+"""A relay of TCP connections across a network namespace, through Unix sockets."""
 
 from __future__ import annotations
 

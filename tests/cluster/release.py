@@ -1,4 +1,4 @@
-"""A release of the chart on a node, and what somebody does to it and sees of it."""
+"""A release of the chart on a node: actions of an operator, and their effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on HBase: of a CronJob, and on Spark, in namespaces of their own; says what it saw as JSON.
+"""Runs of a CronJob and of Spark on HBase, in their own namespaces; prints its observations as JSON.
 
 ``python -m tests.cluster.runs FOLDER IMAGES SOCKET NAMESPACE SPARK_IMAGE``: HBase's Thrift server is at the socket.
 """

@@ -1,5 +1,4 @@
-"""The image, in a real container engine: what is in it, what is not, and that it does its work without any
-permissions."""
+"""The image in a real container engine: its contents, and that its programs work without capabilities."""
 
 from __future__ import annotations
 

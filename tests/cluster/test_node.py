@@ -1,4 +1,4 @@
-"""The chart and the image on a whole node: pods run, probes are answered, commands work in them, and they end well."""
+"""The chart and the image on a Kubernetes node: pods, probes, commands and clean stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``make publish`` puts into a registry, one on loopback, and what is done by those who take it from there."""
+"""``make publish`` to a local registry, and verification by its users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on a whole node with the HBase of the tests: the CronJob's, and Spark's with executors in pods of their own."""
+"""A CronJob and Spark with executor pods, on a Kubernetes node with the HBase of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of claims: what their rows come to, for any rows there can be."""
+"""The rules of claims, for arbitrary rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which HBase a test run uses, and how its worker processes share one.
+"""The selection of the HBase for a test run, which its worker processes share.
 
 In this order: an address in ``HBASE_TEST_ADDRESS`` (``make hbase`` prints one); a container, when a Docker engine
 answers, has the image that ``HBASE_TEST_IMAGE`` names and testcontainers is installed; else Maven's.

@@ -1,4 +1,4 @@
-"""Things that happen to HBase in the middle of a sweep, at a moment that the test chooses.
+"""Events in HBase during a sweep, at a moment that the test chooses.
 
 A moment is a Thrift call that is about to be made: the fifth ``mutateRows``, or the second ``scannerGetList``, whose
 scanner is open by then. A page of keys is two round trips and every batch is at least one, so no step of a sweep is out

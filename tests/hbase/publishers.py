@@ -1,4 +1,4 @@
-"""Threads that publish orders for a group while servers come and go, and note what became of each.
+"""Threads that publish orders for a group while servers stop and start, and record the result of each.
 
 What is acknowledged is there once. A plain request, or a commit, of which no answer says whether it was done, is there
 at most once. What failed in a transaction is never there. A producer repeats its requests until they are acknowledged.

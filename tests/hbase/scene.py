@@ -1,4 +1,4 @@
-"""A store in which something of every kind is due and something of every kind is not, and what must become of it."""
+"""A store with due rows and live rows of every kind, and the expected rows after a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HBase for tests and for people: ZooKeeper, master, region servers and Thrift servers in one JVM.
+"""A real HBase for tests and manual use: ZooKeeper, master, region servers and Thrift servers in one JVM.
 
 A mock of HBase would prove what we believe about HBase. ``src/`` holds the small Java program that starts the real one
 from Maven's jars, in about five seconds, with its data in a folder of the caller's. It lives as long as somebody is

@@ -1,4 +1,4 @@
-"""Tables on the HBase of a test run, made in parallel and used again, because making three takes a second."""
+"""Tables on the HBase of a test run, created in parallel and reused, because three tables take a second."""
 
 from __future__ import annotations
 

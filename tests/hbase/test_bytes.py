@@ -1,4 +1,4 @@
-"""What stands in HBase is what CDAP writes there, byte for byte, as another client sees it.
+"""Rows in HBase equal CDAP's rows byte for byte, as read by another client.
 
 The rows are the worked examples of ``docs/reference/formats/rows.md``: namespace ``default``, topic ``t1``, generation
 1, published at

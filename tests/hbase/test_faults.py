@@ -1,4 +1,4 @@
-"""Networks, servers and janitors that fail in the middle of a sweep: it ends, loses nothing, and says what happened.
+"""Networks, servers and janitors that fail during a sweep: it stops, loses no row, and reports the error.
 
 That a sweep ends is proven by the test's ending: each fault lasts for ever unless a time limit of ours ends the wait.
 """

@@ -1,4 +1,4 @@
-"""Publishers and a consumer group on a real HBase with two servers, which are stopped and killed while all are at work.
+"""Publishers and a consumer group on HBase with two servers, which are stopped and killed during the work.
 
 Each order that is acknowledged is billed once. How often servers are hit: ``TMS_TEST_HAND_OVERS``.
 """

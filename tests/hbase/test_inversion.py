@@ -1,4 +1,4 @@
-"""S6 on HBase: inverting never brings a row back and never turns a pointer positive, whatever happens in between.
+"""S6 on HBase: an inversion never restores a row or makes a pointer positive, despite concurrent changes.
 
 What somebody else does to a row between our reading it and our writing it, and after, is played through whole: every
 script of deletes and rollbacks, with nothing, a flush or a major compaction behind each step. A major compaction is

@@ -1,4 +1,4 @@
-"""A sweep works through whatever HBase does with its regions meanwhile, and through servers that come and go.
+"""Sweeps during splits, merges and moves of regions, and restarts of servers.
 
 Each test causes one thing at chosen moments inside a sweep: between opening a scanner and reading it, before a batch is
 deleted, before a pointer is inverted. Nothing live may be lost, nothing may be claimed by a run with errors, and what

@@ -1,4 +1,4 @@
-"""S13 on a real HBase: a snapshot put back in a table's place is a first contact; what HBase does by itself is none.
+"""S13 on a real HBase: a restored snapshot is a first contact; HBase's own maintenance is not.
 
 What is asserted of ``hbase:meta`` here is what ``docs/how-to/hbase.md`` says a restored table keeps.
 """

@@ -1,4 +1,4 @@
-"""Two ``tms serve`` on one HBase that have one transaction manager together: its leader is stopped and killed."""
+"""Two ``tms serve`` on one HBase that share a transaction manager, whose leader is stopped and killed."""
 
 from __future__ import annotations
 

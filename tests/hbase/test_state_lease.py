@@ -1,4 +1,4 @@
-"""Two janitors as two processes, with memory and lease in HBase: one is stopped, the other takes over, the first wakes.
+"""Two janitor processes with state and lease in HBase: one is suspended, the other takes over, the first resumes.
 
 The first one stops itself, so that the moment is exact: between two batches, when the call of a batch is about to
 begin, and in the end of its run between its last look at the lease and the commit. Time passes on manual clocks only.

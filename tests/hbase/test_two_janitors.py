@@ -1,4 +1,4 @@
-"""Janitors as the processes an operator starts, on one HBase, with memory and lease in it.
+"""Janitor processes on one HBase, with state and lease in it.
 
 Two that sweep once: the first one stops itself inside a batch, past its lease; the other one takes over and finishes;
 then the first is woken. And a daemon. Time is the machine's, so nothing here waits for anything but conditions.

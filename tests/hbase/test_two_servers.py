@@ -1,4 +1,4 @@
-"""Two ``tms serve`` on one HBase: one leads, the other passes on; leaders are killed, and stopped in a write.
+"""Two ``tms serve`` on one HBase: one leads, the other forwards; leaders are killed, and suspended in a write.
 
 With several slots the topic is one of slot 0, so its leader is the same; but a leader that is back gets its slot again.
 

@@ -1,4 +1,4 @@
-"""Hostile and unlucky clients: the server stays within its memory, answers probes, and serves honest clients.
+"""Hostile and slow clients: the server stays within its memory, and serves probes and honest clients.
 
 Sizes are 10 percent of the full sizes; set ``TMS_TEST_HOSTILE`` to another percentage. The tests print measurements and
 assert no durations, which ``benchmarks/p22_hostile.py`` measures.

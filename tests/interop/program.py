@@ -1,4 +1,4 @@
-"""A program on CDAP, told what to do line by line: one JVM for a module of tests.
+"""A program on CDAP that executes one command per line, in one JVM for a test module.
 
 CDAP's ``ClientMessagingService`` and Tephra's ``TransactionServiceClient`` in a process of their own, as in any CDAP
 program, or CDAP's own service on a store; ``src/main/java/interop/Program.java`` hands on what a test says and answers

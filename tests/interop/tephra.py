@@ -1,4 +1,4 @@
-"""Tephra's own client and manager in one JVM that stays up, told what to do call by call."""
+"""Tephra's client and manager in one JVM that executes one call per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A patient pass leaves a topic for later in which little has come due; all it saves is visits, and nothing is lost."""
+"""Incremental passes skip topics with few due rows: they save visits, and lose nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: what is counted, what counts as done, and the exact shape of its JSON."""
+"""The report: counted rows, completed deletions, and its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The janitor's settings, the configuration files that ship, and the page that describes it all."""
+"""The janitor's settings, the shipped configuration files, and the configuration page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One broker of Kafka with its own client, in a JVM that is told what to do line by line (``src/``)."""
+"""A Kafka broker and its client in a JVM that executes one command per line (``src/``)."""
 
 from __future__ import annotations
 

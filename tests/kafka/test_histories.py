@@ -1,4 +1,4 @@
-"""The same histories on Kafka's own broker and here: atomicity, fencing, repetition and order come out alike.
+"""The same histories on a Kafka broker and on this server: equal atomicity, fencing, repetition and order.
 
 Each history is of one producer, some instances of which come one after the other, while older ones go on as if nothing
 had happened. Orders are published, and copied to bills together with the position in orders.

@@ -1,4 +1,4 @@
-"""A realm of the tests' own: MIT's KDC on a loopback port, from Debian's packages unpacked inside the tree.
+"""A Kerberos realm for tests: MIT's KDC on a loopback port, from Debian's packages unpacked inside the tree.
 
 ``make kerberos`` unpacks them and compiles gssapi against them. A realm starts in less than a second.
 """

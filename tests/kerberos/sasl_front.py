@@ -1,4 +1,4 @@
-"""A socket that demands a Kerberos login in front of a Thrift server, as HBase's demands one."""
+"""A socket that requires a Kerberos login in front of a Thrift server, like HBase's."""
 
 from __future__ import annotations
 

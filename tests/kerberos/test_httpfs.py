@@ -1,4 +1,4 @@
-"""Snapshots from Hadoop's own HttpFS, which demands a Kerberos login, over HTTP and HTTPS.
+"""Snapshots from Hadoop's HttpFS with a required Kerberos login, over HTTP and HTTPS.
 
 It serves the local file system instead of HDFS: the login, the REST interface and TLS are the same.
 """

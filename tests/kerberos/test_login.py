@@ -1,4 +1,4 @@
-"""Tickets: from a keytab and from a cache, renewed, and each failure in one sentence with a hint."""
+"""Tickets from a keytab or a cache: renewal, and an error with a hint for each failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots on an HDFS that demands a Kerberos login: SPNEGO at the NameNode, over HTTP and HTTPS."""
+"""Snapshots on HDFS with a required Kerberos login: SPNEGO at the NameNode, over HTTP and HTTPS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log: what is in it, where from, and that nobody can fill it."""
+"""The audit log: contents, sources, and limits against floods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only watches messaging may fail: every counter, every log line, every notification, and no answer changes."""
+"""Counters, log handlers and notifications may fail without an effect on responses."""
 
 from __future__ import annotations
 

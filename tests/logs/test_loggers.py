@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line for programs, sentences for people, and the example that ships."""
+"""Logs: one JSON object per line, or text, and the shipped example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a messaging service has to answer, written down as plainly as possible: lists that are searched from the start.
+"""A plain reference implementation of the messaging service: lists that are searched from the start.
 
 Nothing here knows of pages, batches, caches or threads.
 """

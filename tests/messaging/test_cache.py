@@ -1,4 +1,4 @@
-"""The cache: what it holds, what it answers, and that it is right whatever happens underneath."""
+"""The message cache: contents, results, and validity after changes of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers of a service: who may be one, what they keep visible, and that nothing is consumed by looking."""
+"""Consumers of a service: registration, holds, and that queries change nothing."""
 
 from __future__ import annotations
 

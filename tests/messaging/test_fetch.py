@@ -1,4 +1,4 @@
-"""Consuming: where a fetch begins, what it shows, and how it ends."""
+"""Fetches: start, visibility, and end."""
 
 from __future__ import annotations
 

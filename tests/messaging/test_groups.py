@@ -1,4 +1,4 @@
-"""Consumer groups: what is given out to which transaction, and what that comes to when it ends."""
+"""Consumer groups: delivered messages, and claims after the end of a transaction."""
 
 from __future__ import annotations
 

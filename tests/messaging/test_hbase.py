@@ -1,4 +1,4 @@
-"""The service over HBase, where a batch is no batch and rows lie under salts."""
+"""The service on HBase, where batches are not atomic and rows have salts."""
 
 from __future__ import annotations
 

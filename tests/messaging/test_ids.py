@@ -1,4 +1,4 @@
-"""Positions, the honest clock, and where a line of ids goes on."""
+"""Positions, the clock that ignores jumps, and the next free id."""
 
 from __future__ import annotations
 

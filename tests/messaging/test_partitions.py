@@ -1,4 +1,4 @@
-"""Topics with partitions in the service: what is refused changes nothing, and parts go with their whole."""
+"""Topics with partitions in the service: rejected changes change nothing, and parts follow their topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers: the newest instance counts, what is repeated is done once, what comes late is not seen."""
+"""Producers: the newest instance is valid, repetitions take effect once, late requests are invisible."""
 
 from __future__ import annotations
 

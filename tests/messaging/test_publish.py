@@ -1,4 +1,4 @@
-"""Publishing and storing: what is written, which ids it gets, and what is refused."""
+"""Publishing and storing: written rows, assigned ids, and rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An abort hides nothing, so the manager invalidates a transaction of which something was not taken back."""
+"""Aborts of transactions with rows that were not rolled back: the manager invalidates them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients at once, and the janitor among them."""
+"""Concurrent clients and the janitor."""
 
 from __future__ import annotations
 

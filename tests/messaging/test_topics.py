@@ -1,4 +1,4 @@
-"""Topics: made, described, changed, deleted, and made again."""
+"""Topics: create, describe, update, delete, and create again."""
 
 from __future__ import annotations
 

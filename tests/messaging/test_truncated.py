@@ -1,4 +1,4 @@
-"""Before an id leaves the invalid list, claims and producers' notes of its transaction are given up."""
+"""Claims and producers' notes are voided before their id leaves the invalid list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long after they were published messages are first read."""
+"""The delay between the publish and the first read of messages."""
 
 from __future__ import annotations
 

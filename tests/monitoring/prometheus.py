@@ -1,4 +1,4 @@
-"""A real Prometheus on this machine, that scrapes what a test runs, every second."""
+"""A real Prometheus on this machine that scrapes a test every second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard: a document that Grafana can draw, in which nothing is forgotten and nothing overlaps."""
+"""The dashboard: valid for Grafana, complete, and without overlapping panels."""
 
 from __future__ import annotations
 

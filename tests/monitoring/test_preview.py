@@ -1,4 +1,4 @@
-"""The dashboard without Grafana: each panel in its place, with what answers its questions."""
+"""The preview of the dashboard without Grafana: positions and queries of panels."""
 
 from __future__ import annotations
 

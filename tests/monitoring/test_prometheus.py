@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a real janitor: alerts come and go, and no panel of the dashboard stays empty."""
+"""A real Prometheus that scrapes a real janitor: alerts fire and resolve, and every panel has data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The alerts: each fires on what it is about and on nothing else, and says where help is."""
+"""The alerts: each fires only for its condition, and links its runbook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that does exactly what a test says: one connection, nothing added, chunks seen as they were sent."""
+"""A raw HTTP client: one connection, no added headers, and visible chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker of a consumer group, as a process of its own: orders become bills until it is killed.
+"""A worker of a consumer group as a separate process, which turns orders into bills until it is killed.
 
 python -m tests.server.group_worker URL HOST:PORT [idle seconds]
 """

@@ -1,4 +1,4 @@
-"""Principals with tokens of either kind: good, wrong and expired ones."""
+"""Principals with valid, invalid and expired tokens of both kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers that publish until the server does not answer any more, and know what it has acknowledged."""
+"""Producers that publish until the server stops, and record acknowledged messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: every route, every role, every kind of token."""
+"""Permissions: every route, role and kind of token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tms admin token``: makes tokens, shows each once, and takes no secret."""
+"""``tms admin token``: creates tokens, shows each once, and accepts no secret as an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON Web Tokens: which are good, and every way in which one is not."""
+"""JSON Web Tokens: valid tokens, and each reason to reject one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No token is in a log, an answer, an error or a setting, and what is left open is said."""
+"""Secrets never appear in logs, responses, errors or settings, and open ports are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of a file: how they are made, compared, remembered, and replaced without a restart."""
+"""Tokens of a file: creation, comparison, caching, and reload without a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CDAP's Avro: every worked example byte for byte, everything it can say there and back, and nothing else."""
+"""CDAP's Avro encoding: worked examples byte for byte, round trips, and rejections."""
 
 from __future__ import annotations
 

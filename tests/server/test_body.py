@@ -1,4 +1,4 @@
-"""Bodies that are compressed: what is taken, and that a small one cannot fill the memory."""
+"""Compressed bodies: accepted encodings, and limits of the decompressed size."""
 
 from __future__ import annotations
 

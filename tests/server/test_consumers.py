@@ -1,4 +1,4 @@
-"""The routes of consumers: what they answer, with which codes, and that looking changes nothing."""
+"""The routes of consumers: responses, codes, and that queries change nothing."""
 
 from __future__ import annotations
 

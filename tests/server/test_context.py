@@ -1,4 +1,4 @@
-"""Where bodies are taken apart: small ones at once, others where nobody waits for it."""
+"""Parsing of bodies: small bodies at once, large bodies in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What "200" means: before the answer the disk was synced, and not much oftener than that."""
+"""The meaning of "200": the disk was synced before the response, and not much more often."""
 
 from __future__ import annotations
 

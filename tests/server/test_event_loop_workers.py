@@ -1,4 +1,4 @@
-"""Who writes what an event loop accepts: the loop itself, or threads at the end of its turn."""
+"""Writes of an event loop: in the loop itself, or in threads after the iteration."""
 
 from __future__ import annotations
 

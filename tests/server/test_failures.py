@@ -1,4 +1,4 @@
-"""What goes wrong below, or with a client, and what the others see of it."""
+"""Failures of the store or of a client, and their effects on other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store as a leader may use it: two servers on one store, one of which is stopped at the worst moments."""
+"""The store with the leader's fence: two servers on one store, one of which is suspended."""
 
 from __future__ import annotations
 

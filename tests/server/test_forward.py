@@ -1,4 +1,4 @@
-"""What reaches a server that does not lead: passed on as it is, both ways, and said plainly when it cannot be."""
+"""Requests to a server that does not lead: forwarded unchanged, or rejected with a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full or read-only below the transaction log: REST answers 503, and nothing is lost or doubled."""
+"""A full or read-only disk of the transaction log: 503 from REST, no loss and no duplicates."""
 
 from __future__ import annotations
 

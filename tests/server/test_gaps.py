@@ -1,4 +1,4 @@
-"""Gaps: which ids stay empty for ever, and that nobody who was told that a message is there is ever wrong."""
+"""Gaps: the ids that stay empty forever, and that no acknowledged message is in a gap."""
 
 from __future__ import annotations
 

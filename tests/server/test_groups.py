@@ -1,4 +1,4 @@
-"""The routes of consumer groups: what they answer in both languages, with which codes, and what changes nothing."""
+"""The routes of consumer groups: responses in both content types, codes, and rejected requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a server on a loopback address answers: its own pages and programs, no other web site's."""
+"""The host check of a server on a loopback address: its own pages and programs, no other web sites."""
 
 from __future__ import annotations
 

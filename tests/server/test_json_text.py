@@ -1,4 +1,4 @@
-"""JSON: Avro's field names, values that survive JavaScript, and sentences for what is wrong."""
+"""JSON: Avro's field names, values that survive JavaScript, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tms serve`` is killed under load, again and again: what it acknowledged is there, once, in order."""
+"""``tms serve`` is killed under load: acknowledged messages exist once, in order."""
 
 from __future__ import annotations
 

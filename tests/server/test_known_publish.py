@@ -1,4 +1,4 @@
-"""Publishes that are served by their heads get the answers and make the rows of publishes that are parsed."""
+"""Publishes with a known request head: the same responses and rows as fully parsed publishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What producers request while the lead changes: rows of a deposed leader come late, and requests are repeated."""
+"""Requests of producers during a change of the leader: late rows of a former leader, and repetitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leads: the lease, the fencing delay, terms that begin and end, and what may be acknowledged in them."""
+"""Leadership: the lease, the fencing delay, terms, and acknowledgments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction manager on its log, wherever that is kept: in a folder, or in rows that several servers share."""
+"""A transaction manager and its log, in a folder or in rows that several servers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Managers on one log, each of which may be paused anywhere while others lead: what was answered holds."""
+"""Managers on one log, suspended at any point while others lead: responses stay valid."""
 
 from __future__ import annotations
 

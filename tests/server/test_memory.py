@@ -1,4 +1,4 @@
-"""Which request may take how much memory, who waits, and who is cut off when others wait."""
+"""Memory limits of requests: waits, and disconnected clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server's metrics say of topics, transactions and claims, with no more series than there may be."""
+"""The server's metrics of topics, transactions and claims, with a limited number of series."""
 
 from __future__ import annotations
 

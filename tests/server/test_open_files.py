@@ -1,4 +1,4 @@
-"""How many files a server may have open."""
+"""The limit of open files of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``/openapi.json`` promises, tried out: whatever is sent, the answer is one of those it names."""
+"""``/openapi.json``: every response to generated requests conforms to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting in an event loop for what another thread does: nobody who stops waiting stops it."""
+"""Waiting in an event loop for another thread: a cancelled wait does not cancel the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction belongs to the principal that used it first: others neither write in it nor end it."""
+"""Ownership of transactions: only the first principal may write in or end a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``docs/reference/rest.md``: its examples are what the code reads and writes, its tables name what there is."""
+"""``docs/reference/rest.md``: examples and tables agree with the code."""
 
 from __future__ import annotations
 

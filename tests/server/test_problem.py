@@ -1,4 +1,4 @@
-"""Error responses: text as CDAP's clients read it, a problem for clients that accept JSON, and a code in both."""
+"""Error responses: text for CDAP's clients, a problem document for JSON clients, and a code in both."""
 
 from __future__ import annotations
 

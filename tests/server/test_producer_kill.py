@@ -1,4 +1,4 @@
-"""``tms serve`` is killed again and again while producers publish: each message is there once, and in order."""
+"""``tms serve`` is killed while producers publish: each message exists once, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of producers, and the headers that make a request that of a producer."""
+"""The routes of producers, and the headers of a producer's request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a connection bears: proposals of other protocols, silence, floods, ends without end. Over bare sockets."""
+"""HTTP connections over raw sockets: other protocols, silence, floods, and aborted requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a principal may use, and how failed attempts are slowed down: with a clock that moves when the test says so."""
+"""Quotas of principals, and delays after failed attempts, with a manual clock."""
 
 from __future__ import annotations
 

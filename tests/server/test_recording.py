@@ -1,4 +1,4 @@
-"""A store and its transaction log stay together: another log, an empty one or a lost side table is refused."""
+"""A store is bound to its transaction log: another log, an empty log or a lost side table is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a path to its route: as Starlette has it, but for a slash at the end."""
+"""Routing of paths: as Starlette, except for a trailing slash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tms serve`` as a process: what it prints, survives, refuses, and how it ends."""
+"""``tms serve`` as a process: output, crashes, rejections and exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``tms serve`` puts together, in this process: stores, companions, settings, signals, ports."""
+"""The assembly of ``tms serve`` in this process: stores, companions, settings, signals and ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that have one transaction manager together: each answers as its leader does, or says that none leads."""
+"""Servers that share a transaction manager: each responds like the leader, or reports that none leads."""
 
 from __future__ import annotations
 

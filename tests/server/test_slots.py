@@ -1,4 +1,4 @@
-"""Slots: which server leads which topics, how a slot is handed over and back, and on how many slots servers agree."""
+"""Slots: assignment to servers, hand-over and hand-back, and agreement on their number."""
 
 from __future__ import annotations
 

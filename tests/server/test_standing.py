@@ -1,4 +1,4 @@
-"""A server among others: its settings, its address, and a janitor that waits until another server's is gone."""
+"""A server in a group: settings, address, and a janitor that waits for the janitor of another server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of topics: what they answer, with which codes, and what they name in a sentence."""
+"""The routes of topics: responses, codes, and error messages."""
 
 from __future__ import annotations
 

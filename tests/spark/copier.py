@@ -1,4 +1,4 @@
-"""What an application does with a stream: it copies a topic into another one, and may be killed while it does.
+"""An application that copies a topic through a stream, and may be killed.
 
 A program of its own, because all of it has to be gone at once: Python, Java, and what they have not written yet. It
 starts Spark, which takes longest, before it is told to begin.

@@ -1,4 +1,4 @@
-"""What an application does on a cluster: it publishes batches, and executors are killed while they store them.
+"""An application on a cluster that publishes batches while executors are killed.
 
 An executor is a Java and its Pythons. The Python that does a chosen task kills both in the midst of it, once for each
 moment; the driver lives on, so Spark gives the task to another executor. A program of its own, because a process that

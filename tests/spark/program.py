@@ -1,4 +1,4 @@
-"""What somebody does with a store over Spark Connect: read it, count its rows, plan a sweep. Prints it as JSON.
+"""A program on Spark Connect: reads a store, counts rows, plans a sweep, and prints JSON.
 
 A program of its own, because a process that has a classic session can have none of Connect.
 """

@@ -1,4 +1,4 @@
-"""A cluster with two executors: a client that knows it by Spark Connect only, and a driver whose executors are killed.
+"""A cluster with two executors: a client over Spark Connect, and a driver whose executors are killed.
 
 One is killed, while it stores, unless ``TMS_TEST_EXECUTORS`` says 4.
 """

@@ -1,4 +1,4 @@
-"""The source: every row once, in the right columns, with the rules' verdict, however reads are divided."""
+"""The data source: each row once, with columns and verdicts, however reads are divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topic, Spark, topic, end to end: whenever the driver dies, each message is in the second topic once, in order.
+"""A stream from topic to topic: each message once and in order, although the driver is killed at any point.
 
 A driver that is killed is a Python, a Java and a Spark of its own. One is killed, at the worst moment, unless
 ``TMS_TEST_DRIVERS`` says 3; ``test_publish.py`` has a driver die at every call, ``test_stream.py`` between any two

@@ -1,4 +1,4 @@
-"""A Thrift server that misbehaves on order.
+"""A Thrift server with configurable faults.
 
 It understands each request as HBase's would and builds the right answer, a row that carries the key it was asked for.
 What then goes over the wire is up to the test's *conduct*: the answer, half of it, somebody else's, nothing.

@@ -1,4 +1,4 @@
-"""A socket that speaks HTTP in front of a Thrift server, as HBase's does with ``hbase.regionserver.thrift.http``."""
+"""A socket with HTTP in front of a Thrift server, like HBase's with ``hbase.regionserver.thrift.http``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease: one holder at a time, a fence that only grows, and time measured by each side's own clock."""
+"""The lease: one holder at a time, a growing fence, and time by each side's own clock."""
 
 from __future__ import annotations
 

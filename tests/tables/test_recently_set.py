@@ -1,4 +1,4 @@
-"""The bounded mapping of the keys that were set last."""
+"""The bounded mapping of recently set keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A socket that speaks TLS in front of a server that does not, as stunnel would."""
+"""A socket with TLS in front of a server without TLS, like stunnel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of a transaction service: what it asks, what it makes of the answers, and what it does without one."""
+"""The client of a transaction service: calls, results, and errors without a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages about transactions: every method that is served, and what the program says."""
+"""The pages about transactions: every served method, and messages of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about Tephra's formats: its worked examples are the bytes that Tephra wrote."""
+"""The page about Tephra's formats: its worked examples are Tephra's bytes."""
 
 from __future__ import annotations
 

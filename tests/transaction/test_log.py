@@ -1,4 +1,4 @@
-"""Log files: both kinds as Tephra left them, older kinds, torn ends, and damage."""
+"""Log files: both kinds from Tephra, older versions, torn ends, and damage."""
 
 from __future__ import annotations
 

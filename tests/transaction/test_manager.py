@@ -1,4 +1,4 @@
-"""What the manager decides: ids, pointers, conflicts, ends of all kinds, and the invalid list."""
+"""Decisions of the manager: ids, pointers, conflicts, outcomes, and the invalid list."""
 
 from __future__ import annotations
 

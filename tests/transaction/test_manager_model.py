@@ -1,4 +1,4 @@
-"""Random histories of the manager, crashes among them, against a model that is simple enough to be believed.
+"""Random histories of the manager with crashes, against a simple model.
 
 The model keeps transactions as things with a fate and works out lists and pointers when asked; the manager keeps lists
 and pointers. Storage is in memory and keeps after a crash what was synced, through the real codecs.

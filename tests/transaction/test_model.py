@@ -1,4 +1,4 @@
-"""Visibility: every answer of Tephra's own classes, and the rules they follow from."""
+"""Visibility: the results of Tephra's classes, and the rules behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that the event loop of the transaction service does itself: which, when, and what else may come meanwhile."""
+"""Calls that the event loop of the transaction service executes itself: selection, time, and order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manager finds after a crash: all that was acknowledged, whatever byte the crash came at."""
+"""Recovery of a manager after a crash at any byte: every acknowledged decision exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transaction service over Thrift: thriftpy2 as its client, and whoever else knocks."""
+"""The transaction service over Thrift, with thriftpy2 as the client, and with hostile clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshot files: Tephra's own bytes both ways, and every way in which bytes can be wrong."""
+"""Snapshot files: Tephra's bytes in both directions, and every kind of damage."""
 
 from __future__ import annotations
 

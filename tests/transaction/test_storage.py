@@ -1,4 +1,4 @@
-"""The manager's directory: what is written, what is read, what is kept, and whose it is."""
+"""The manager's directory: written, read and kept files, and its lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction in Thrift: Tephra's bytes, thriftpy2's, and bytes from anybody."""
+"""Transactions in Thrift: Tephra's bytes, thriftpy2's bytes, and invalid bytes."""
 
 from __future__ import annotations
 

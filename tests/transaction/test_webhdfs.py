@@ -1,4 +1,4 @@
-"""Snapshots on HDFS, over WebHDFS: a NameNode and a DataNode of the test's own answer as Hadoop's do."""
+"""Snapshots on HDFS over WebHDFS, with a simulated NameNode and DataNode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compatibility vectors of Tephra, as values: bytes that Tephra's own classes wrote, and what they read in them."""
+"""Tephra's compatibility vectors: bytes that Tephra's classes wrote, and the values in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The janitor inside the server: on its store, by its transactions, and gone before them."""
+"""The janitor inside the server: its store, its transactions, and the order of shutdown."""
 
 from __future__ import annotations
 

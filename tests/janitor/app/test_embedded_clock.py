@@ -1,4 +1,4 @@
-"""A server whose clock is wrong when it starts: its probe says so, and publishing goes on once the clock is right."""
+"""A server that starts with a wrong clock: its probe fails, and it publishes after the clock is corrected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers in one process with their server and its janitor: held, shown, counted, and let go."""
+"""Consumers, server and janitor in one process: holds, status, counts and release."""
 
 from __future__ import annotations
 

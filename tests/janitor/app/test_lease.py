@@ -1,4 +1,4 @@
-"""How a single run comes by a lease whose holder may be dead."""
+"""How a single run acquires a lease whose holder may be dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listing what is archived, and bringing it back: which rows, where to, how often, and what is said about it."""
+"""Listing and restoring archived rows: selection, target, repetition and messages."""
 
 from __future__ import annotations
 

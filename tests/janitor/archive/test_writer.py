@@ -1,4 +1,4 @@
-"""The archive: what is in its files, when they are there, what they are called, and when they are given up."""
+"""The archive: contents, durability, names and expiry of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prune boundary: what holds it back, and that gaps and doubts leave no boundary at all."""
+"""The prune boundary: its limits, and that gaps and doubts prevent it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence part by part: a pass that takes several runs, and what it proves at its end (invariant S4)."""
+"""Evidence by interval: a full pass over several runs, and the boundary that it proves (invariant S4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number has one source: run, topic, consumer, hold and guard are the same in JSON, API, metrics and on the page."""
+"""Values of runs, topics, consumers, holds and guards are equal in JSON, API, metrics and page."""
 
 from __future__ import annotations
 

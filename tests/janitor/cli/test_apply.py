@@ -1,4 +1,4 @@
-"""``janitor apply``: what moved since the plan is named, and then nothing is done."""
+"""``janitor apply``: it names the changes since the plan, and then changes nothing."""
 
 from __future__ import annotations
 

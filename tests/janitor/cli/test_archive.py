@@ -1,4 +1,4 @@
-"""``janitor archive``: what was deleted is shown and brought back by typing commands."""
+"""``janitor archive``: lists and restores deleted rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``janitor backup`` and ``janitor restore``: a store with all that belongs to it, of one moment."""
+"""``janitor backup`` and ``janitor restore``: a consistent copy of the store and its state."""
 
 from __future__ import annotations
 

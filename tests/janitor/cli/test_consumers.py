@@ -1,4 +1,4 @@
-"""A janitor by itself on a store that a server of ours has noted consumers beside: it holds, shows and lets go."""
+"""A separate janitor on a store with registered consumers: holds, status and release."""
 
 from __future__ import annotations
 

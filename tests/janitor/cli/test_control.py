@@ -1,4 +1,4 @@
-"""The commands while another process holds the store: everything as if it were free.
+"""Commands while another process holds the store: the same results as on a free store.
 
 Two stores are made alike, at the same moment. In one the commands find the store free, in the other a second process
 holds it; what is printed must be the same, byte for byte.

@@ -1,4 +1,4 @@
-"""What a script can rely on: every exit code, and what is said with it."""
+"""Every exit code, and its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``janitor exporter``: what it shows of a memory that others write, and that it serves until it is told to end."""
+"""``janitor exporter``: the status of a state that other processes write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The janitor beside a transaction service: its snapshots, and ``janitor.boundary.feedback`` to its invalid list."""
+"""The janitor and a transaction service: snapshots, and ``janitor.boundary.feedback`` to its invalid list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help that teaches: every command shows how it is typed, and what it shows can be typed."""
+"""Help: every command has examples, and every example runs."""
 
 from __future__ import annotations
 

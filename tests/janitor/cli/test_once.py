@@ -1,4 +1,4 @@
-"""``--once-for``: a decision that is written down is carried out once, however often it is read."""
+"""``--once-for``: a recorded decision is carried out once, even if it is read again."""
 
 from __future__ import annotations
 

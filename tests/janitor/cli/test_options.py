@@ -1,4 +1,4 @@
-"""Times, patterns, and options that stand before the verb or after it."""
+"""Times, patterns, and options before and after the verb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed to be typed next is typed as it stands, in each state in which it is printed."""
+"""Printed commands: each runs unchanged, in each state in which it is printed."""
 
 from __future__ import annotations
 

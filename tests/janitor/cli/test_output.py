@@ -1,4 +1,4 @@
-"""What goes to which stream, in which form: JSON alone, tables that are never cut, colours on terminals only."""
+"""Output streams and formats: pure JSON, complete tables, and colors on terminals only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pause, resume and status where no other process holds the store."""
+"""pause, resume and status while no other process holds the store."""
 
 from __future__ import annotations
 

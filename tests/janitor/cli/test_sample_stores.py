@@ -1,4 +1,4 @@
-"""The command on stores that CDAP's own classes wrote, at the moment they were made for."""
+"""Commands on stores that CDAP's classes wrote, at the time of the stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that comes while another janitor has the lease of a store that several can have open."""
+"""A daemon that starts while another janitor has the lease of a shared store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that look back: history and ledger out of the state alone, and the words in which why answers."""
+"""Commands about the past: history and ledger from the state, and the text of ``why``."""
 
 from __future__ import annotations
 

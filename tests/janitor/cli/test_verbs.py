@@ -1,4 +1,4 @@
-"""The verbs that ask and decide: adopt, approve, inspect, boundary, verify, doctor, config, completion."""
+"""Queries and decisions: adopt, approve, inspect, boundary, verify, doctor, config, completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that holds a LevelDB store and answers on its control socket, as a daemon does, and no more than that.
+"""A process that holds a LevelDB store and serves its control socket like a daemon.
 
     python -m tests.janitor.control.holder NOW_MS RUNNING_MS [WATCHED]
 

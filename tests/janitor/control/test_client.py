@@ -1,4 +1,4 @@
-"""The control socket's client: what it makes of servers that do not behave."""
+"""The client of the control socket, with servers that misbehave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control socket's server: who may ask, what becomes of bad clients, and that none of them holds up the work."""
+"""The server of the control socket: permissions, bad clients, and that clients do not delay the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crontab lines fire when cron fires. The cases were recorded from a reader of crontab(5) that stood here before."""
+"""Crontab lines: the recorded times of a reference implementation of crontab(5)."""
 
 from __future__ import annotations
 

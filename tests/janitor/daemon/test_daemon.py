@@ -1,4 +1,4 @@
-"""The daemon in virtual time: what runs when, what a failure ends and what it does not, what others see of it."""
+"""The daemon in virtual time: schedule, failures and status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real browser, spoken to through a pipe: Chromium's DevTools protocol, which needs no port and no package.
+"""A real browser, controlled through a pipe by Chromium's DevTools protocol, without a port or a package.
 
     with Browser.start(tmp_path) as browser:
         page = browser.open(server.url)

@@ -1,4 +1,4 @@
-"""Statuses to look at: a janitor in full work, one that has just met its store, and one with everything wrong.
+"""Statuses for tests of the page: a busy janitor, a first contact, and one with every problem.
 
 The names in the last are hostile: whoever creates topics chooses them, and errors repeat what others wrote.
 """

@@ -1,4 +1,4 @@
-"""The routes as a program sees them: what they answer, what they refuse, and that a failure stays where it is."""
+"""The routes of the status page: responses, rejections, and isolated failures."""
 
 from __future__ import annotations
 

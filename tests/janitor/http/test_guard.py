@@ -1,4 +1,4 @@
-"""The token before the status page and the metrics."""
+"""The token of the status page and the metrics."""
 
 from __future__ import annotations
 

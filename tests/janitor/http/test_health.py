@@ -1,4 +1,4 @@
-"""The one line a person on call reads first: what makes it grave, in which order, and what leaves it alone."""
+"""The health line: its severity, the order of problems, and harmless conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status page in a real browser: what a person reads, what strangers' names can do to it, and that it keeps up."""
+"""The status page in a real browser: contents, untrusted names, and updates."""
 
 from __future__ import annotations
 

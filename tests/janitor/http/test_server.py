@@ -1,4 +1,4 @@
-"""The server in its thread: when it accepts, what it says when it cannot, and that the process stays its own."""
+"""The HTTP server in its thread: start, errors, and no effect on the process."""
 
 from __future__ import annotations
 

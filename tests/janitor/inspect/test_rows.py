@@ -1,4 +1,4 @@
-"""The table debugger: every row counted, the first decoded, and the claim held against what is really there."""
+"""Inspection of tables: counts, decoded rows, and the audit of the boundary."""
 
 from __future__ import annotations
 

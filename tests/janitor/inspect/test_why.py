@@ -1,4 +1,4 @@
-"""Why a row is still there and when it goes, or who took it: the answer is the rules', and as sure as it says."""
+"""``why``: the rule and time of a message's deletion, or the run that deleted it."""
 
 from __future__ import annotations
 

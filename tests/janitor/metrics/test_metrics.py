@@ -1,4 +1,4 @@
-"""The metrics: every figure of a status in its series, what is unknown in none, and the page that explains them."""
+"""The metrics: all values of a status, no series for unknown values, and their reference page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep by ranges does to every row exactly what ``decide`` says of it by itself.
+"""The sweep by ranges has the same verdict as ``decide`` for every row.
 
 Random stores are swept by the engine, page by page and range by range, and judged row by row by the rules. Their
 alphabet is the extreme values: names that are prefixes of one another, generations and times at the ends of their

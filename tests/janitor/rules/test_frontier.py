@@ -1,4 +1,4 @@
-"""A frontier advances as fast as time: what is let go at once, what is held, for how long, and what ends a hold."""
+"""Frontiers advance as fast as time: immediate deletions, holds, their duration and their end."""
 
 from __future__ import annotations
 

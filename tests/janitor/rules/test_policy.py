@@ -1,4 +1,4 @@
-"""The rules, rule by rule: at the boundary, one below and one above, and where two rules meet."""
+"""The deletion rules at, below and above each boundary, and where two rules apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules as ranges: where each span begins and ends, and that a span and the rules never differ about a row."""
+"""The rules as ranges: the bounds of each span, and agreement with the rules for rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which payloads are still referred to: where messages can lie, and what counts as referring."""
+"""Payloads that messages refer to: the searched window, and the definition of a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One janitor as its callers see it: what a pass reads, what it leaves, and what its report says of it."""
+"""The engine: the rows that a pass reads and keeps, and its report."""
 
 from __future__ import annotations
 

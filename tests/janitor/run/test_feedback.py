@@ -1,4 +1,4 @@
-"""What is proven clean leaves the manager's invalid list: that, nothing else, and only when nothing is in the way."""
+"""Feedback: only proven ids leave the manager's invalid list, and only without obstacles."""
 
 from __future__ import annotations
 

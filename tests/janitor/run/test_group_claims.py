@@ -1,4 +1,4 @@
-"""Claims of consumer groups: void ones are free before their transactions' ids leave the invalid list (trap b)."""
+"""Claims of consumer groups: void claims are released before ids leave the invalid list (trap b)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a run from writing: clocks that disagree, another store or transaction system, topics that always fail.
+"""Guards that block runs: clocks, other stores or transaction systems, and topics that always fail.
 
 What a run makes of those: `tests/disasters/test_s09.py`.
 """

@@ -1,4 +1,4 @@
-"""Hold ``transaction``: a message is there for a while after its transaction was committed, however long that took."""
+"""Hold ``transaction``: a message stays for a while after its commit, however late the commit is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon's log says what happened, what troubles it when that begins, and names unrecognised rows once."""
+"""The log of a daemon: changes, each new problem once, and unrecognized rows once."""
 
 from __future__ import annotations
 

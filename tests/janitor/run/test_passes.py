@@ -1,4 +1,4 @@
-"""What a plan and a run say of the messages there were and those that are left."""
+"""The number of messages before and after a plan or a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan files: what is in them, that they read back as they were, and what makes them refused."""
+"""Plan files: contents, parsing, and the reasons for a rejection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule L7: what all consumers of a topic have processed goes, and nothing that one of them has not read."""
+"""Rule L7: rows that all consumers have processed are deleted; unread rows are kept."""
 
 from __future__ import annotations
 

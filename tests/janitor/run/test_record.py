@@ -1,4 +1,4 @@
-"""Counters are the sums of the runs' reports, and notes say what the last run knew (invariant S15)."""
+"""Counters are sums of the runs' reports, and notes have the values of the last run (invariant S15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every memory alike: a damaged value or row is an error that names it, and nothing of it is replaced."""
+"""States of every kind: a damaged value is an error with its name, and is not replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every memory alike, about invalid transactions: closed ids come as bare pointers, and only while they count."""
+"""States of every kind, invalid transactions: closed ids are stored as pointers while they count."""
 
 from __future__ import annotations
 

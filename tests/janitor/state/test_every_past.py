@@ -1,4 +1,4 @@
-"""Every memory alike, about the past: runs and their heartbeat, the ledger, announcements, counters, counts, notes."""
+"""States of every kind, history: runs, heartbeat, ledger, announcements, counters, counts and notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every memory alike: what goes in comes out, together or not at all."""
+"""States of every kind: saved values are returned, atomically."""
 
 from __future__ import annotations
 

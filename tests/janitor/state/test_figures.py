@@ -1,4 +1,4 @@
-"""Figures of the state are read back as the types that wrote them, and a foreign layout is an error."""
+"""Values of the state are read as the types that wrote them; an unknown layout is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says while it runs: it outlives the process, and a line that was cut short harms no other."""
+"""Announcements of a running run: they survive the process, and a torn line does not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of stored values belong to the state's layout: a janitor that uses other names must refuse the state."""
+"""Names of stored values belong to the layout: a janitor with other names must reject the state."""
 
 from __future__ import annotations
 

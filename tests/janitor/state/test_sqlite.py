@@ -1,4 +1,4 @@
-"""The memory as a file: it is never read from one that is not right, and processes wait for each other."""
+"""The state as a file: a damaged file is rejected, and processes wait for each other."""
 
 from __future__ import annotations
 

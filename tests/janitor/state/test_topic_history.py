@@ -1,4 +1,4 @@
-"""What is remembered of each topic over time: changes of its metadata, and its size, both bounded."""
+"""The history of topics: changes of metadata, and sizes, both bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values on the wire: what comes back is what was sent, and nothing else is made of what somebody sends."""
+"""Values on the control socket: each is returned unchanged, and invalid input is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The background count of what consumers have not read: what it finds and keeps, and that nobody waits for it long."""
+"""The background count of consumer lag: results, stored values, and short locks."""
 
 from __future__ import annotations
 

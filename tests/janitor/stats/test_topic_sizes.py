@@ -1,4 +1,4 @@
-"""The background count: what it finds, what it costs, and who has to wait for whom."""
+"""The background count of topic sizes: results, costs, and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status is taken from the state, so most of it is there when no janitor runs."""
+"""The status, collected from the state, also without a running janitor."""
 
 from __future__ import annotations
 

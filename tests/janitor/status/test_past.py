@@ -1,4 +1,4 @@
-"""What runs took over time, and all there is to say of one topic or run, made from the state."""
+"""Deletions over time, and details of one topic or run, from the state."""
 
 from __future__ import annotations
 

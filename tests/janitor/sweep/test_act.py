@@ -1,4 +1,4 @@
-"""A run with an archive: what is not safe there stays in the store, and nothing else stops."""
+"""Runs with an archive: rows that cannot be archived stay, and the rest of the run continues."""
 
 from __future__ import annotations
 

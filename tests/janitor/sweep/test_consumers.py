@@ -1,4 +1,4 @@
-"""What a run holds because a registered consumer has not read it: how much, for how long, and that readers agree."""
+"""Holds for unread messages: extent, duration, and agreement with readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass knows before it begins: topics, how far each may go, and what is in scope."""
+"""The data of a pass before it starts: topics, frontiers and scope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L6: a message with a ttl of its own goes at the very millisecond at which readers stop seeing it, and not before."""
+"""L6: a message with its own TTL is deleted in the millisecond in which readers stop seeing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs remember of invalid transactions: as long as they are listed, and of closed ones a month longer."""
+"""Records of invalid transactions: kept while listed, and a month longer after they are closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger says exactly what went: between which keys, how many rows, by which rule and policy, in which run."""
+"""The ledger: exact ranges, numbers of rows, rules, policies and runs of deletions."""
 
 from __future__ import annotations
 

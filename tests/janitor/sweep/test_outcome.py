@@ -1,4 +1,4 @@
-"""An outcome counts what is found and done, is merged as a value, and travels as JSON."""
+"""Outcomes: counts, merges, and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run asks before every batch: to go on at all, its lease, whether the topic is paused; and the rate."""
+"""Permission before each batch: stop requests, lease and pauses; and the rate limit."""
 
 from __future__ import annotations
 

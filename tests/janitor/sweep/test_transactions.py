@@ -1,4 +1,4 @@
-"""What a run knows of transactions: which snapshot it may use, and which invalid pointers are still open."""
+"""Facts about transactions in a run: usable snapshots, and open invalid pointers."""
 
 from __future__ import annotations
 
