@@ -32,7 +32,7 @@ from janitor.sweep.run import PassKind, Preparation, Run
 from janitor.sweep.sweep import Event, StepStarted, sweep_store
 from tms_core.consumers.claim_rows import release_void_claims
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError, TmsError
-from tms_core.messaging.producers.rows import IDLE_MS, tidy
+from tms_core.messaging.producers.rows import IDLE_MS, clean_producer_rows
 from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
@@ -307,7 +307,9 @@ class SweepRun:
         if released:
             logger.info("released %d claims of failed transactions to their groups", released)
         idle_before_ms = run.ready.now.wall_ms - IDLE_MS
-        deleted_producers = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_deleted, idle_before_ms)[1]
+        deleted_producers = clean_producer_rows(
+            deps.side, usable.is_invalid, usable.is_undecided, is_deleted, idle_before_ms
+        )[1]
         if deleted_producers:
             logger.info("deleted the records of %d producers that were idle for a week", deleted_producers)
 

@@ -39,8 +39,8 @@ from tms_core.messaging.producers.rows import (
     ProducerName,
     Registration,
     TransactionOutcome,
+    clean_producer_rows,
     is_of_producer,
-    tidy,
     transactions_of,
 )
 from tms_core.messaging.publish import pipeline
@@ -1280,7 +1280,7 @@ def clean(kit: GroupKit, *, gone: bool = False, bills: int = 0) -> tuple[int, in
     def is_gone(topic: TopicId, generation: int) -> bool:
         return gone or (topic == BILLS and generation < bills)
 
-    return tidy(kit.side, seen.is_invalid, seen.is_undecided, is_gone, idle_before_ms)
+    return clean_producer_rows(kit.side, seen.is_invalid, seen.is_undecided, is_gone, idle_before_ms)
 
 
 def test_invalid_transaction_of_a_producer_stays_aborted_off_the_list(kit: GroupKit) -> None:
@@ -1312,7 +1312,7 @@ def test_pending_previous_transaction_is_reported_aborted_after_truncation(kit: 
     assert Instance(kit).previous == previous._replace(outcome=outcome)
 
 
-def test_tidy_marks_the_previous_transaction_of_a_changing_producer(
+def test_clean_producer_rows_marks_the_previous_transaction_of_a_changing_producer(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tx = kit.begin()
@@ -1337,7 +1337,9 @@ def test_tidy_marks_the_previous_transaction_of_a_changing_producer(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_tidy_keeps_a_new_registration(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inside: bool) -> None:
+def test_clean_producer_rows_keeps_a_new_registration(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inside: bool
+) -> None:
     made: list[Instance] = []
     rows = kit.side.rows
 
@@ -1358,7 +1360,7 @@ def test_tidy_keeps_a_new_registration(kit: GroupKit, monkeypatch: pytest.Monkey
     assert everything(kit) == [b"a"]
 
 
-def test_tidy_forgets_idle_producers_without_open_transactions(kit: GroupKit) -> None:
+def test_clean_producer_rows_deletes_idle_producers_without_open_transactions(kit: GroupKit) -> None:
     before = kit.manager.start_short()
     Instance(kit, "idle").publish(b"before", tx=before)
     kit.commit(before)

@@ -483,11 +483,11 @@ def test_lone_server_does_not_start_on_a_shared_log(tmp_path: Path, monkeypatch:
     side, store, clock = MemorySide(), MemoryStore(), ManualClock(NOW_MS)
 
     class Waiting(HaMember):
-        def begin(self, *arguments: Any) -> None:
+        def start(self, *arguments: Any) -> None:
             side.delete([b"it"])  # the other server looked before this one recorded its log
             with ExitStack() as stack:
                 made(settings_of(tmp_path / "other"), side, stack)
-            super().begin(*arguments)
+            super().start(*arguments)
 
     @contextmanager
     def waiting(*_: object) -> Iterator[HaMember]:

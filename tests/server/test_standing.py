@@ -78,7 +78,7 @@ def test_started_member_publishes_its_address_in_the_lease(advertise: str, addre
     store = MemoryStore()
     standing = HaMember(store, MemorySide(), leases, LeaderSettings(advertise=advertise), SystemClock())
     with Service(standing.store, ManualClock(NOW_MS), side=MemorySide()) as service:
-        standing.begin(service, 4711)
+        standing.start(service, 4711)
         assert led.wait(PATIENCE_SECONDS)
         standing.stop()
     record = LeaseRecord.parse(leases.get(b"l"))

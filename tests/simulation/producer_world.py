@@ -27,7 +27,7 @@ from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreErr
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.last_request import LANE_ROWS, LastRequest
 from tms_core.messaging.producers.requests import Sent
-from tms_core.messaging.producers.rows import TransactionOutcome, tidy
+from tms_core.messaging.producers.rows import TransactionOutcome, clean_producer_rows
 from tms_core.messaging.publish.workers import Batch, PublishFuture
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
@@ -287,7 +287,7 @@ class ProducerWorld:
     def sweep(self) -> None:
         """Run the janitor's cleanup, and truncate the ids of transactions that can no longer write."""
         seen = self.manager.visibility()
-        tidy(self.side, seen.is_invalid, seen.is_undecided, lambda *_: False, 0)
+        clean_producer_rows(self.side, seen.is_invalid, seen.is_undecided, lambda *_: False, 0)
         closed = [one for one in seen.invalid if transaction_ms(one) + 2 * LIFETIME_MS < self.clock.now_ms()]
         for pointer in closed:
             for topic in (BILLS, ORDERS):

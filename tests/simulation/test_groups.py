@@ -109,7 +109,7 @@ def allow_second_open_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def skip_claim_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "_free", lambda *_: None)
+    monkeypatch.setattr(Groups, "_replace_by_marks", lambda *_: None)
 
 
 def skip_write_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def skip_rollback_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def skip_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_world, "tidy", lambda *_: (0, 0))
+    monkeypatch.setattr(producer_world, "clean_producer_rows", lambda *_: (0, 0))
 
 
 def leave_previous_instance_open(monkeypatch: pytest.MonkeyPatch) -> None:

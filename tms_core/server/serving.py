@@ -150,7 +150,7 @@ def serving(
         if member is not None:
             registry.register(LeadershipMetrics(member.slots))
             if member.is_alone:
-                member.begin(service)
+                member.start(service)
                 # Another server may have led during the wait.
                 check_alone(settings, side)
         _create_topics(settings.server.system_topics, service)
@@ -171,7 +171,7 @@ def serving(
         if member is None:
             workers.alone = partial(listener.alone, waiting=waiting.polls)
         elif not member.is_alone:
-            member.begin(service, listener.port, transactions.shared)
+            member.start(service, listener.port, transactions.shared)
         yield RunningServer(listener.url, transactions.address, started)
 
 

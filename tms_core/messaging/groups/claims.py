@@ -275,7 +275,9 @@ class Groups:
                 # The transaction ended while the claim was being written: release the claim, and return no messages.
                 previous = self._consumers.find(metadata, name)
                 rows = self._rows_of(group, previous)
-                self._free(metadata, previous, rows, pointer, undo_claims([claim for _, claim in rows], choice.claims))
+                self._replace_by_marks(
+                    metadata, previous, rows, pointer, undo_claims([claim for _, claim in rows], choice.claims)
+                )
                 raise _not_in_progress(pointer)
         return choice.batch._replace(sealed=sealed, drained=drained)
 
@@ -317,7 +319,7 @@ class Groups:
                 )
             now_ms = self._read_path.clock.now_ms()
             free, remaining = release_claims([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
-            self._free(metadata, previous, rows, pointer, (free, remaining))
+            self._replace_by_marks(metadata, previous, rows, pointer, (free, remaining))
             if after is None:
                 self._log_failed(metadata, name, _new_failures(free, free), None)
             if self._transactions is not None and all(claim.pointer != pointer for claim in remaining):
@@ -579,7 +581,7 @@ class Groups:
         # its results, so other transactions wait for the reader instead.
         return [pack_drained(group, self._merged.get(group, reader))]
 
-    def _free(
+    def _replace_by_marks(
         self,
         metadata: TopicMetadata,
         previous: Position,

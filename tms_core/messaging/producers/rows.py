@@ -309,7 +309,7 @@ def announced_ahead(side: SideTable, prefix: bytes) -> list[tuple[bytes, bytes]]
     return [(prefix + tail(first), prefix + tail(until)) for first, until in pairs]
 
 
-def tidy(
+def clean_producer_rows(
     side: SideTable,
     is_invalid: Callable[[int], bool],
     is_undecided: Callable[[int], bool],
@@ -376,7 +376,7 @@ def tidy(
 
 
 def mark_void(side: SideTable, is_invalid: Callable[[int], bool]) -> int:
-    """Mark invalid transactions of producers as void, as :func:`tidy` does. Durable on return.
+    """Mark invalid transactions of producers as void, as :func:`clean_producer_rows` does. Durable on return.
 
     Returns:
         The number of marked transactions.

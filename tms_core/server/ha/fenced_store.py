@@ -117,9 +117,9 @@ class TableFence(Hook):
             return table.read(want, start, stop, limit)
 
     def delete(self, table: KeyTable, keys: Sequence[bytes], origin: Origin | None) -> None:
-        for some in self._slots.group_by_slot(keys, lambda key: key):
-            with self._changing(some[0]):
-                table.delete(some, origin)
+        for group in self._slots.group_by_slot(keys, lambda key: key):
+            with self._changing(group[0]):
+                table.delete(group, origin)
 
     def put(self, table: MessageTable | PayloadTable, rows: Sequence[tuple[bytes, Any]]) -> None:
         leadership = self._slots.of(rows[0][0] if rows else b"")
@@ -288,14 +288,14 @@ class FencedSide(SideTable):
             return self._side.rows(start, stop, limit)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        for some in self._slots.group_by_slot(rows, lambda row: _strip_kind(row[0])):
-            with self._fence.changing(_strip_kind(some[0][0])):
-                self._side.put(some)
+        for group in self._slots.group_by_slot(rows, lambda row: _strip_kind(row[0])):
+            with self._fence.changing(_strip_kind(group[0][0])):
+                self._side.put(group)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        for some in self._slots.group_by_slot(keys, _strip_kind):
-            with self._fence.changing(_strip_kind(some[0])):
-                self._side.delete(some)
+        for group in self._slots.group_by_slot(keys, _strip_kind):
+            with self._fence.changing(_strip_kind(group[0])):
+                self._side.delete(group)
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         # The first row of each change belongs to the same topic; additional rows may belong to the producer's home.

@@ -68,7 +68,7 @@ class HaMember:
         """Return whether this server has no address, so that it must lead before it starts."""
         return self._advertise is None
 
-    def begin(self, service: MessagingService, port: int = 0, manager: SharedManager | None = None) -> None:
+    def start(self, service: MessagingService, port: int = 0, manager: SharedManager | None = None) -> None:
         """Start to compete for leadership; a server without an address leads on return.
 
         Args:

@@ -121,7 +121,7 @@ class SlotAssignment:
         self.slots = Slots(
             [Leadership(lease, clock, fencing_delay_seconds=settings.fencing_delay_seconds) for lease in self._leases]
         )
-        self._agreement = Agreement(side, holder, settings, clock)
+        self._agreement = SlotAgreement(side, holder, settings, clock)
         self._agreed = False
         self._failure = ""
         self._lacking: dict[int, bytes | None] = {}
@@ -139,7 +139,7 @@ class SlotAssignment:
             prepare: called with a slot before its term starts; returns False if the term cannot start yet.
         """
         try:
-            self._agreed = self._agreed or self._agreement.reached()
+            self._agreed = self._agreed or self._agreement.try_change()
             if self._agreed:
                 self._check_slots(prepare)
             self._failure = ""
@@ -192,7 +192,7 @@ class SlotAssignment:
         # Check after the lease was acquired: a server that changes the number holds all leases of the old number. So
         # this server either sees the change, or has acquired the lease before the change and blocks it.
         try:
-            agreed = self._agreement.holds()
+            agreed = self._agreement.is_in_force()
         except StoreError as error:
             self._failure = log_failure(error, self._failure)
             return False
@@ -213,7 +213,7 @@ class SlotAssignment:
             self._side.put([(_row(self._settings.slots, self._ordinal, lacking=True), value)])
 
 
-class Agreement:
+class SlotAgreement:
     """The agreement of all servers of a store on the number of slots."""
 
     def __init__(self, side: SideTable, holder: str, settings: LeaderSettings, clock: Clock) -> None:
@@ -223,12 +223,12 @@ class Agreement:
         self._previous_leases: dict[int, Lease] = {}
         self._report = ""
 
-    def holds(self) -> bool:
+    def is_in_force(self) -> bool:
         """Return whether the stored number of slots is the configured number."""
         slots, changes = _parse_slots(self._cell.lease())
         return (slots, changes) == (self._settings.slots, False)
 
-    def reached(self) -> bool:
+    def try_change(self) -> bool:
         """Return whether all servers use the configured number of slots from now on; False: call again later.
 
         Raises:
@@ -238,7 +238,7 @@ class Agreement:
         slots, changes = _parse_slots(value)
         if (slots, changes) == (self._settings.slots, False):
             return True
-        if reason := self._obstacle(slots):
+        if reason := self._acquire_leases(slots):
             self._warn_once(f"{self._settings.slots} slots are not in force yet: {reason}")
             return False
         try:
@@ -256,17 +256,18 @@ class Agreement:
         self._previous_leases.clear()
         return done
 
-    def _obstacle(self, slots: int) -> str | None:
+    def _acquire_leases(self, slots: int) -> str | None:
         """Acquire all leases of the old number of slots; return the reason if that is not possible yet, else None."""
         if len(self._previous_leases) != slots:
             self._previous_leases = {
                 slot: _lease(self._side, slots, slot, self._holder, self._settings.seconds, self._clock)
                 for slot in range(slots)
             }
-        reasons = [reason for lease in self._previous_leases.values() if (reason := self._find_writer(lease, slots))]
+        reasons = [reason for lease in self._previous_leases.values() if (reason := self._acquire_lease(lease, slots))]
         return reasons[0] if reasons else None
 
-    def _find_writer(self, lease: Lease, slots: int) -> str | None:
+    def _acquire_lease(self, lease: Lease, slots: int) -> str | None:
+        """Acquire or renew a lease of the old number; return the reason if writes are still possible, else None."""
         try:
             if lease.held:
                 lease.renew_if_due()
