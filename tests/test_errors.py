@@ -30,6 +30,15 @@ def test_error_that_is_printed_ends_with_its_hint() -> None:
     assert str(TmsError("It failed.")) == "It failed."
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [("It failed", "No: It failed."), ("It failed.", "No: It failed."), ("It failed..", "No: It failed...")],
+)
+def test_error_that_embeds_a_sentence_ends_with_one_period(reason: str, message: str) -> None:
+    error = TmsError(f"No: {reason}.", "Look.")
+    assert (error.message, str(error), error.args) == (message, f"{message} Look.", (message,))
+
+
 def test_error_of_another_process_arrives_with_its_hint() -> None:
     error = pickle.loads(pickle.dumps(PlanRefused("It moved.", "Look again.")))  # noqa: S301
     assert str(error) == "It moved. Look again."

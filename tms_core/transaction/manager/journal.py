@@ -176,7 +176,7 @@ class LogFile(GroupLog):
         if isinstance(failure, OSError):
             kind, reason = LogFull if is_full(failure) else LogFailed, failure.strerror or str(failure)
         else:
-            kind, reason, hint = LogFailed, failure.message.removesuffix("."), failure.hint or hint
+            kind, reason, hint = LogFailed, failure.message, failure.hint or hint
         return kind(f"transaction log {self._path} could not be written: {reason}.", hint, self._path)
 
 
