@@ -241,6 +241,25 @@ def test_change_of_a_topic_keeps_one_that_replaces_it_or_a_part_before_its_write
         assert service.topic(named(replaced)) == {"ttl": "60", "generation": "2", "owner": "ada"}
 
 
+def test_update_during_a_change_of_another_server_keeps_its_partitions(store: Cut, service: MessagingService) -> None:
+    service.create_topic(ORDERS)
+    write = store.metadata.compare_and_set
+
+    def interrupted(key: bytes, expected: bytes | None, value: bytes) -> bool:
+        store.metadata.compare_and_set = write  # type: ignore[method-assign]
+        with MessagingService(store, ManualClock(NOW_MS, monotonic_ms=DAY), side=MemorySide()) as other:
+            other.update_topic(ORDERS, {"partitions": "2"})
+        return write(key, expected, value)
+
+    store.metadata.compare_and_set = interrupted  # type: ignore[method-assign]
+    service.update_topic(ORDERS, {"ttl": "9"})
+    assert seen(service).keys() == {"orders", "orders-0", "orders-1"}
+    assert {one["ttl"] for one in seen(service).values()} == {"9"}
+    layout = layout_of(ORDERS, service.topic(ORDERS))
+    assert layout is not None
+    assert layout.families[-1].partitions == 2
+
+
 @pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": ROUTES}], ids=str)
 def test_part_is_changed_and_deleted_with_its_whole_only(service: MessagingService, properties: dict[str, str]) -> None:
     service.create_topic(ORDERS, properties)

@@ -30,7 +30,7 @@ from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
 from tms_core.messaging.publish.open_topics import OpenTopics
-from tms_core.messaging.topics.catalog import TopicRegistry, check_length
+from tms_core.messaging.topics.catalog import MAX_ATTEMPTS, TopicChanged, TopicRegistry, check_length
 from tms_core.messaging.topics.partitions import (
     FAMILIES,
     MAX_FAMILIES,
@@ -153,11 +153,20 @@ class Families:
         """
         request = parse_request(properties)
         with self._lock:
-            row = self._topics.get(topic)
-            self._require_no_parent(row)
-            if request.partitions is None and request.routes is None and FAMILIES not in row.properties:
-                self._change(topic, request.others)
-            elif request.routes is not None or row.properties.get(FAMILIES) == ROUTES:
+            for remaining in reversed(range(MAX_ATTEMPTS)):
+                row = self._topics.get(topic)
+                self._require_no_parent(row)
+                if request.partitions is not None or request.routes is not None or FAMILIES in row.properties:
+                    break
+                try:
+                    # Expect the row: another server may have added partitions since, which this change would remove.
+                    self._change(topic, request.others, row)
+                except TopicChanged:
+                    if not remaining:
+                        raise
+                else:
+                    return
+            if request.routes is not None or row.properties.get(FAMILIES) == ROUTES:
                 self._update_routes(row, request, permit)
             else:
                 change = self._plan_partitions(topic, request.partitions, request.others)
@@ -419,7 +428,7 @@ class Families:
             self._delete(interrupted)
         return self._create_one(topic, properties)
 
-    def _change(self, topic: TopicId, properties: Mapping[str, str], expected: TopicMetadata | None = None) -> None:
+    def _change(self, topic: TopicId, properties: Mapping[str, str], expected: TopicMetadata) -> None:
         self._topics.update(topic, properties, expected=expected)
         # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
         self._open_topics.invalidate_rows(topic)

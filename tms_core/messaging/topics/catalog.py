@@ -39,7 +39,7 @@ from tms_core.topic import (
 )
 
 #: The maximum number of attempts of a change while other processes change the topic.
-_MAX_ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 #: The maximum size of a topic's encoded properties in bytes; each use of the topic reads them.
 PROPERTIES_BYTES = 64 << 10
 #: The maximum number of counted messages, which takes about a second, and the number of keys in a page.
@@ -55,6 +55,10 @@ class _MetadataRow(NamedTuple):
 
     raw: bytes | None
     topic: TopicMetadata | None
+
+
+class TopicChanged(Unavailable):
+    """Other processes changed the topic after this process read it, so nothing was changed."""
 
 
 class TopicRegistry:
@@ -134,7 +138,7 @@ class TopicRegistry:
         """
         values = self._with_defaults(properties)
         check_length(topic)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             row = self._row(topic)
             if row.topic is not None and not row.topic.deleted:
                 raise TopicExists(
@@ -161,7 +165,7 @@ class TopicRegistry:
             Unavailable: other processes keep changing it.
         """
         values = self._with_defaults(properties)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             row, known = self._existing(topic, expected)
             if self._write(topic, row, values, known.generation):
                 return
@@ -176,7 +180,7 @@ class TopicRegistry:
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
         """
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             row, known = self._existing(topic, expected)
             if self._write(topic, row, known.properties, -known.generation):
                 return
@@ -320,5 +324,5 @@ def check_length(topic: TopicId) -> None:
             )
 
 
-def _contention_error(topic: TopicId) -> Unavailable:
-    return Unavailable(f"Other processes changed topic {topic} during the request.", "Try again.")
+def _contention_error(topic: TopicId) -> TopicChanged:
+    return TopicChanged(f"Other processes changed topic {topic} during the request.", "Try again.")
