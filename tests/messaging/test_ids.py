@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.builders import DAY, HOUR, NOW_MS
 from tms_core.clock import OFF_MS, HonestClock, ManualClock
-from tms_core.errors import ClockJumped, Unavailable
+from tms_core.errors import BadRequest, ClockJumped
 from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, find_next_free, id_parts, milliseconds, position, tail
 from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix
 from tms_core.tables.base import Page
@@ -47,13 +47,13 @@ def test_take_of_ids_ends_readers_before_them_until_release() -> None:
     assert ids.next_free == first + 3
 
 
-def test_take_of_ids_without_any_left_is_unavailable() -> None:
+def test_take_of_ids_without_any_left_is_rejected() -> None:
     ids = Ids(POSITIONS - 1)
     ids.reserve(POSITIONS - 1, POSITIONS)
     ids.release()
-    with pytest.raises(Unavailable):
+    with pytest.raises(BadRequest):
         ids.reserve(POSITIONS, POSITIONS + 1)
-    with pytest.raises(Unavailable):
+    with pytest.raises(BadRequest):
         ids.skip(POSITIONS + 1)
     assert ids.end == POSITIONS
 

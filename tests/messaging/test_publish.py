@@ -231,9 +231,9 @@ def test_publish_after_the_clock_stepped_back_is_seen_for_its_whole_ttl(kit: Kit
     assert kit.payloads("short") == []
 
 
-def test_publish_after_a_row_with_the_highest_id_is_unavailable(kit: Kit) -> None:
+def test_publish_after_a_row_with_the_highest_id_is_rejected_for_good(kit: Kit) -> None:
     kit.store.message.put([(message_key(LONG_MAX, 65_535), MessageValue(None, b"poison"))])
-    with pytest.raises(Unavailable, match="higher"):
+    with pytest.raises(BadRequest, match="higher"):
         kit.publish("orders", b"a")
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from tms_core.errors import Unavailable
+from tms_core.errors import BadRequest
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, NEGATIVE
 from tms_core.tables.base import Page
 
@@ -81,7 +81,7 @@ class Ids:
         """Mark all positions before ``next_free`` as used.
 
         Raises:
-            Unavailable: no higher id exists.
+            BadRequest: no higher id exists.
         """
         _check(next_free)
         with self._lock:
@@ -91,7 +91,7 @@ class Ids:
         """Reserve the positions from ``first`` to before ``stop``; readers stop before them until :meth:`release`.
 
         Raises:
-            Unavailable: no higher id exists.
+            BadRequest: no higher id exists.
         """
         _check(stop)
         with self._lock:
@@ -117,7 +117,7 @@ class Ids:
 
 def _check(next_free: int) -> None:
     if next_free > POSITIONS:
-        raise Unavailable(
+        raise BadRequest(
             "The topic has a message with the highest possible publish time, so no higher id exists.",
             "Delete the topic and create it again.",
         )
