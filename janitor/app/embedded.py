@@ -31,9 +31,11 @@ from janitor.daemon.daemon import Daemon
 from janitor.http.server import check_port
 from janitor.run.prepare import Deps, Truncator
 from janitor.state.base import State
+from janitor.state.records import Mode
 from janitor.stats.consumer_lag import LateSource
 from janitor.sweep.run import Terms
 from tms_core.clock import SystemClock
+from tms_core.errors import StateUnavailable, StoreUnavailable
 from tms_core.server.companions import CompanionContext
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
@@ -90,7 +92,9 @@ class Start:
         """
         with ExitStack() as stack:
             session = EmbeddedSession(context, stack)
-            with session.record_failure("apply" if session.settings.janitor.apply else "plan"):
+            mode: Mode = "apply" if session.settings.janitor.apply else "plan"
+            # Among several servers, the next attempt starts the janitor as soon as HBase responds.
+            with session.record_failure(mode, skips=(StoreUnavailable, StateUnavailable)):
                 daemon, url = stack.enter_context(open_daemon(session))
             if context.created:
                 daemon.adopt()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from janitor.state.base import State
 from tms_core.clock import Clock
-from tms_core.errors import LeaseHeld
+from tms_core.errors import LeaseHeld, StateError, TmsError
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.side import SideTable
@@ -144,15 +144,18 @@ def hold_lease(
 
 
 def _wait_for_lease(lease: Lease, end: Event) -> None:
-    """Wait until the lease is free or no longer renewed, which needs no wall clock (invariant S12)."""
-    is_logged = False
+    """Wait until the lease is free or no longer renewed, which needs no wall clock (invariant S12).
+
+    The wait continues while the state cannot be read: its lease may become free then.
+    """
+    logged: type[TmsError] | None = None
     while True:
         try:
             lease.acquire()
-        except LeaseHeld as rejection:
-            if not is_logged:
-                logger.warning("on standby: %s This janitor takes over when the lease is free.", rejection.message)
-            is_logged = True
+        except (LeaseHeld, StateError) as error:
+            if type(error) is not logged:
+                logger.warning("on standby: %s This janitor takes over when the lease is free.", error.message)
+            logged = type(error)
             if end.wait(STANDBY_SECONDS):
                 raise
         else:

@@ -32,7 +32,15 @@ from janitor.state.base import State
 from janitor.stats.consumer_lag import UNINFORMED, LagCount, note_late
 from janitor.stats.topic_sizes import TopicSizeCounter
 from tms_core.consumers.lag import LagTables
-from tms_core.errors import LeaseHeld, NoSnapshot, SnapshotError, StateUnavailable, StoreError, StoreUnavailable
+from tms_core.errors import (
+    LeaseHeld,
+    NoSnapshot,
+    SnapshotError,
+    StateError,
+    StateUnavailable,
+    StoreError,
+    StoreUnavailable,
+)
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
@@ -88,7 +96,7 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
                     ),
                     stop,
                 )
-        except (LeaseHeld, StoreUnavailable, StateUnavailable):
+        except (LeaseHeld, StoreUnavailable, StateError):
             if not stop.is_set():
                 raise
             logger.info("the janitor stopped before its first sweep")

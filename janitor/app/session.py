@@ -267,17 +267,17 @@ class Session:
             yield engine
 
     @contextmanager
-    def record_failure(self, mode: Mode = "apply", *, skips_busy: bool = False) -> Iterator[None]:
+    def record_failure(self, mode: Mode = "apply", *, skips: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Record a failed run if the block fails to open its objects, and if a state exists.
 
         Args:
             mode: the mode of the run.
-            skips_busy: whether the run is skipped, not failed, while another process has the store.
+            skips: errors after which the run is skipped or retried, so that it has not failed.
         """
         try:
             yield
         except Exception as error:
-            if skips_busy and isinstance(error, (StoreBusy, StateBusy)):
+            if isinstance(error, skips):
                 raise
             try:
                 self._record_failure(mode, error)

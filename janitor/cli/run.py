@@ -46,17 +46,18 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
       janitor run --once --config janitor.yaml --skip-if-locked
     """
     current = session()
+    skips = (StoreBusy, StateBusy) if skip_if_locked else ()
     with ExitStack() as stack:
         try:
             if not once:
                 from janitor.app.serve import serve  # noqa: PLC0415 only the daemon needs its servers
 
                 mode: Mode = "apply" if current.settings.janitor.apply else "plan"
-                with current.record_failure(mode, skips_busy=skip_if_locked):
+                with current.record_failure(mode, skips=skips):
                     return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
             if not current.settings.janitor.apply:
                 return _show_plan(current, patterns)
-            with current.record_failure(skips_busy=skip_if_locked):
+            with current.record_failure(skips=skips):
                 engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:

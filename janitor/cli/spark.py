@@ -140,7 +140,8 @@ def sweep(
 
     with ExitStack() as stack:
         try:
-            with nullcontext() if dry_run else current.record_failure(skips_busy=skip_if_locked):
+            skips = (StoreBusy, StateBusy) if skip_if_locked else ()
+            with nullcontext() if dry_run else current.record_failure(skips=skips):
                 spark = stack.enter_context(on.session(master))
                 tasks = SessionOnSpark(current.common, current.clock, spark, partitions)
                 if dry_run:

@@ -138,9 +138,15 @@ def test_standby_run_now_reaches_only_a_running_janitor() -> None:
     assert janitor.hurried == 1
 
 
-def test_standby_janitor_that_fails_is_logged_and_the_server_continues(caplog: pytest.LogCaptureFixture) -> None:
-    janitor = Janitor(HELD, StoreError("HBase is away."))
+@pytest.mark.parametrize("error", [StoreError("HBase is away."), ZeroDivisionError("HBase is away.")], ids=repr)
+def test_standby_janitor_that_fails_logs_it_once_and_tries_again(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    janitor = Janitor(HELD, error, error)
     waiting = Standby("janitor", janitor, retry_seconds=0.01)
-    waiting._thread.join(PATIENCE_SECONDS)
+    is_started = janitor.runs.wait(PATIENCE_SECONDS)
     waiting.stop()
-    assert "does not start: HBase is away." in caplog.text
+    assert (is_started, janitor.requests) == (True, 4)
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "HBase is away." in record.message
+    assert (record.exc_info is None) == isinstance(error, StoreError)

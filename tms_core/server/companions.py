@@ -134,6 +134,9 @@ def check(
 class Standby:
     """A companion that waits for its lease: a thread tries to start it until the lease is free.
 
+    The thread continues after any error, such as a store that does not respond: otherwise no companion would take over
+    when the lease becomes free. It logs the same error once.
+
     Args:
         retry_seconds: the interval between attempts.
     """
@@ -167,16 +170,21 @@ class Standby:
             self._companion.stop()
 
     def _run(self) -> None:
+        logged = ""
         while not self._stop.wait(self._retry_seconds):
             try:
                 self._companion = self._start()
             except LeaseHeld:
-                continue
-            except TmsError as error:
-                logger.error("the %s of this server does not start: %s", self._name, error)
+                logged = ""
+            except Exception as error:
+                if repr(error) != logged:
+                    text = "the %s of this server does not start, and tries again every %d s: %s"
+                    trace = None if isinstance(error, TmsError) else error
+                    logger.error(text, self._name, self._retry_seconds, error, exc_info=trace)
+                logged = repr(error)
             else:
                 logger.info("the %s of this server has started", self._name)
-            return
+                return
 
 
 def start_companion(name: str, start: Callable[[], Companion]) -> Companion:

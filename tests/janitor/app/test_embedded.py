@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,11 +14,13 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
-from janitor.app.embedded import GENTLE_BATCH_ROWS, Embedded, start
+from janitor.app import embedded
+from janitor.app.embedded import GENTLE_BATCH_ROWS, Embedded, EmbeddedSession, start
 from janitor.cli.main import cli
 from tests.builders import HOUR, Call, topic, watch
+from tests.support import raising
 from tms_core.clock import SystemClock
-from tms_core.errors import ConfigurationError
+from tms_core.errors import ConfigurationError, StateUnavailable, StoreError, StoreUnavailable, TmsError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
@@ -111,6 +114,26 @@ def test_embedded_janitor_on_a_new_store_deletes_and_inverts(tmp_path: Path, sta
     assert message.payload == b"never to be seen"
     reader = server.manager.start_short()
     assert list(server.service.fetch(late, FetchRequest(transaction=reader))) == []
+
+
+@pytest.mark.parametrize(("error", "failed_runs"), [(StoreUnavailable, 0), (StateUnavailable, 0), (StoreError, 1)])
+def test_start_that_fails_records_a_failed_run_unless_hbase_is_away(
+    tmp_path: Path,
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[TmsError],
+    failed_runs: int,
+) -> None:
+    server = Server(tmp_path, stack)
+    start(server.host).stop()
+    monkeypatch.setattr(embedded, "open_daemon", raising(error("It is away.")))
+    caplog.clear()
+    with pytest.raises(error):
+        start(server.host)
+    with EmbeddedSession(server.host, stack).place.state() as state:
+        assert [run.result for run in state.runs(100)].count("failed") == failed_runs
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("participants", ["messaging", "messaging, datasets"])

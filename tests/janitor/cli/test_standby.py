@@ -19,7 +19,7 @@ from janitor.state.sqlite.state import SqliteState
 from tests.builders import NOW_MS
 from tests.support import free_port
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError, LeaseHeld, StoreUnavailable
+from tms_core.errors import ConfigurationError, LeaseHeld, StateUnavailable, StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
@@ -75,6 +75,30 @@ def test_standby_of_a_dead_lease_holder_acquires_the_lease(
         assert (lease.held, lease.fence) == (True, dead.fence + 1)
     assert SECONDS < sum(patience.waits) <= SECONDS + 2 * leases.STANDBY_SECONDS
     assert [record.message[:28] for record in caplog.records] == ["on standby: dead has the lea"]
+
+
+def test_standby_whose_state_fails_keeps_waiting_for_the_lease(
+    current: Session,
+    clock: ManualClock,
+    state: SqliteState,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patience, read = Patience(clock), state.lease
+    Lease(state, "dead", SECONDS, clock).acquire()
+
+    def fail_twice() -> bytes | None:
+        if len(patience.waits) in (2, 3):
+            raise StateUnavailable("HBase is away.")
+        return read()
+
+    monkeypatch.setattr(state, "lease", fail_twice)
+    with current.lease(state, MemoryStore(), patience) as lease:
+        assert lease.held
+    assert set(patience.waits) == {leases.STANDBY_SECONDS}
+    assert SECONDS < sum(patience.waits) <= SECONDS + 2 * leases.STANDBY_SECONDS
+    dead = "on standby: dead has the lea"
+    assert [record.message[:28] for record in caplog.records] == [dead, "on standby: HBase is away. T", dead]
 
 
 def test_standby_of_a_live_lease_holder_can_be_stopped(
