@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from threading import Event
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.builders import MINUTE, NOW_MS, SECOND
 from tests.kit.servers import DELAY_SECONDS, SECONDS, Contender, LeaseCell
-from tests.support import raising
+from tests.support import PATIENCE_SECONDS, raising
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
+from tms_core.server.ha import leadership
 from tms_core.server.ha.leadership import REACH_MS, LeaseWatcher, unknown_outcome_error
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
@@ -79,6 +81,26 @@ def test_leader_waits_for_work_of_its_previous_term(node: Nodes) -> None:
     assert not first.step()
     assert first.lease.held
     first.ready = True
+    assert first.step()
+
+
+def test_leader_that_cannot_prepare_a_term_lets_another_server_lead(
+    node: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = node("a"), node("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "prepare", raising(ZeroDivisionError("a bug")))
+        with pytest.raises(ZeroDivisionError):
+            first.step()
+        assert not first.lease.held
+        assert not first.step()
+        assert second.step()
+        second.leadership.resign()
+        node.clock.advance(SECONDS * SECOND)
+        assert not first.step()
+    node.clock.advance(SECONDS * SECOND + 1)
+    assert first.step()
+    first.leadership.resign()
     assert first.step()
 
 
@@ -292,6 +314,26 @@ def test_watch_that_cannot_give_the_lease_back_warns(
     with caplog.at_level(logging.WARNING):
         watch.stop()
     assert "HBase is away." in caplog.text
+
+
+def test_watch_after_an_unexpected_error_logs_it_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leadership, "CHECK_SECONDS", 0.01)
+    bugs, has_looked = iter([ZeroDivisionError("a bug"), ZeroDivisionError("a bug")]), Event()
+
+    def look() -> None:
+        if (bug := next(bugs, None)) is not None:
+            raise bug
+        has_looked.set()
+
+    watch = LeaseWatcher(look, lambda: None)
+    has_looked.wait(PATIENCE_SECONDS)
+    watch.stop()
+    assert has_looked.is_set()
+    [record] = caplog.records
+    assert "a bug" in record.message
+    assert record.exc_info is not None
 
 
 def test_metrics_of_two_servers_show_one_leader_and_the_term(node: Nodes) -> None:

@@ -573,6 +573,26 @@ def test_failed_snapshot_is_logged_and_retried(clock: ManualClock, caplog: pytes
         wait_until(lambda: storage.happened.count("save") > before)
 
 
+def test_periodic_task_with_a_bug_is_logged_and_repeated(
+    manager: TransactionManager, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bugs, expire = iter([ZeroDivisionError("a bug"), ZeroDivisionError("a bug")]), manager.expire
+
+    def expire_at_last() -> int:
+        if (bug := next(bugs, None)) is not None:
+            raise bug
+        return expire()
+
+    monkeypatch.setattr(manager, "expire", expire_at_last)
+    manager.start_short(1)
+    clock.advance(2_000)
+    with served(manager, cleanup_seconds=0.01):
+        wait_until(lambda: manager.invalid_size() == 1)
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "a bug" in record.message
+    assert record.exc_info is not None
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 

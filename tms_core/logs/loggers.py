@@ -70,12 +70,16 @@ class RateLimitedLogger:
         #: The earliest next time of each text, by the monotonic clock. Texts are constants, so they are few.
         self._next_time: dict[str, float] = {}
 
-    def log(self, level: int, text: str, *args: object) -> None:
-        """Log a line, unless a line with this text and any arguments was logged within the last minute."""
+    def log(self, level: int, text: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Log a line, unless a line with this text and any arguments was logged within the last minute.
+
+        Args:
+            exc_info: the error whose traceback follows the line.
+        """
         now = time.monotonic()
         if now >= self._next_time.get(text, 0.0):
             self._next_time[text] = now + _REPEAT_SECONDS
-            self._logger.log(level, text, *args)
+            self._logger.log(level, text, *args, exc_info=exc_info)
 
 
 class JsonFormatter(logging.Formatter):

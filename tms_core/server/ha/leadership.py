@@ -22,14 +22,15 @@ The cost is one read of HBase for each written batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, Unavailable
-from tms_core.logs.loggers import get_logger
+from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.tables.lease import Lease, LeaseRecord
 
 #: The interval between two checks of the leases, in seconds.
@@ -67,6 +68,8 @@ class Leadership:
         self._delay_ms = fencing_delay_seconds * 1000
         self._term: Term | None = None
         self._is_releasing = False
+        #: Whether the preparation of the last term has failed, so that other servers have precedence.
+        self._defers = False
         self._writes = 0
         self._lock = Lock()
         #: The start of the term by the monotonic clock, after the fencing delay.
@@ -171,7 +174,8 @@ class Leadership:
         """Renew the lease or try to acquire it, and start or stop a term.
 
         Args:
-            prepare: called before a term starts; returns False if the term cannot start yet.
+            prepare: called before a term starts; returns False if the term cannot start yet. If it raises, this server
+                releases the lease, and acquires it again only if no other server does so for the duration of a lease.
             patient, read: see :meth:`Lease.acquire`.
         """
         try:
@@ -183,7 +187,7 @@ class Leadership:
                 # The lease may have expired while the process was suspended: no request may use the old term while the
                 # lease is being acquired.
                 self._end()
-                self._lease.acquire(patient=patient, read=read)
+                self._lease.acquire(patient=patient or self._defers, read=read)
                 self._note_acquired()
             self._failure = ""
         except LeaseHeld:
@@ -275,8 +279,17 @@ class Leadership:
 
     def _start(self, prepare: Callable[[], bool]) -> None:
         previous = self._find_previous()
-        if prepare():
-            self._term = Term(self._lease.fence, previous)
+        try:
+            is_ready = prepare()
+        except Exception:
+            # Another server may be able to start a term, but not while this server renews the lease.
+            self._defers = True
+            self.hand_back()
+            with suppress(StoreError):
+                self._release()
+            raise
+        if is_ready:
+            self._term, self._defers = Term(self._lease.fence, previous), False
 
     def _end(self) -> None:
         self._term, self._is_releasing = None, False
@@ -292,6 +305,9 @@ def log_failure(error: StoreError, previous: str) -> str:
 class LeaseWatcher:
     """A thread that checks the leases each second.
 
+    It continues after any error: a server whose leases are not checked would never lead again. Requests do not depend
+    on the thread, because an unchecked lease expires.
+
     Args:
         check_leases: checks the leases once.
         resign: releases the slots of this server.
@@ -300,6 +316,7 @@ class LeaseWatcher:
     def __init__(self, check_leases: Callable[[], object], resign: Callable[[], object]) -> None:
         self._check_leases = check_leases
         self._resign = resign
+        self._seldom = RateLimitedLogger(logger)
         self._stop = Event()
         self._thread = Thread(target=self._run, name="leadership")
         self._thread.start()
@@ -315,7 +332,10 @@ class LeaseWatcher:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._check_leases()
+            try:
+                self._check_leases()
+            except Exception as error:  # noqa: BLE001 the next check may succeed
+                self._seldom.log(logging.ERROR, "the leadership could not be checked: %r", error, exc_info=error)
             self._stop.wait(CHECK_SECONDS)
 
 

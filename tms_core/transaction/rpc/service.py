@@ -544,6 +544,8 @@ class TransactionService:
                 await self._run_in_worker(work)
             except TmsError as error:
                 limiter.log(logging.ERROR, "%s", error)
+            except Exception as error:  # noqa: BLE001 without the next turn, transactions would never time out
+                limiter.log(logging.ERROR, "a periodic task of the transactions failed: %r", error, exc_info=error)
 
     async def _run_in_worker(self, work: Callable[..., T], *arguments: object) -> T:
         self._quick.under_way += 1
