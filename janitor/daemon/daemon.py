@@ -140,6 +140,7 @@ class Daemon:
         self._log = RunLog(deployment.arguments)
         self._failing: dict[str, str] = {}
         self._was_leader = True
+        self._is_start_recorded = False
         self._outdated = True
         self._collected_changes = plan.topic_changes()
         self._collected_ms = self._clock.monotonic_ms()
@@ -152,7 +153,6 @@ class Daemon:
 
     def run(self) -> None:
         """Run jobs until :attr:`stop` is set."""
-        self._state.save_note(collect.DAEMON_NOTE, {"started_ms": self._live().started_ms})
         self._schedule.start()
         try:
             while not self.stop.is_set():
@@ -300,6 +300,10 @@ class Daemon:
         except LeaseLost as error:
             logger.error("%s", error)
         live = self._live()
+        if not self._is_start_recorded:
+            # In a job, so that an unavailable state does not end the daemon, and the next tick tries again.
+            self._state.save_note(collect.DAEMON_NOTE, {"started_ms": live.started_ms})
+            self._is_start_recorded = True
         # One thread at a time: if an older status replaced a newer status, counters would decrease.
         with self._collecting:
             if self._outdated or self._ticked_ms - self._collected_ms >= COLLECT_SECONDS * 1000:

@@ -15,16 +15,16 @@ from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import interval_trigger
 from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
-from janitor.state.base import EVERYTHING, RunRecord
+from janitor.state.base import EVERYTHING, RunRecord, State
 from janitor.state.records import TopicCount
-from janitor.status.collect import Deployment
+from janitor.status.collect import DAEMON_NOTE, Deployment
 from janitor.status.health import judge
 from janitor.sweep import sweep
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, Snapshots, janitor, pointer, topic, watch
 from tests.support import raising
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
-from tms_core.errors import NoSnapshot, StoreError
+from tms_core.errors import NoSnapshot, StateUnavailable, StoreError
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -150,6 +150,18 @@ def test_job_with_a_bug_is_named_with_its_error() -> None:
     with daemon_kit() as kit:
         kit.daemon.failed("count", ZeroDivisionError("division by zero"))
         assert kit.daemon.status().failing == {"count": "ZeroDivisionError: division by zero"}
+
+
+def test_daemon_whose_start_cannot_be_recorded_records_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "save_note", raising(StateUnavailable("HBase is away.")))
+        with daemon_kit() as kit:
+            assert "tick" in kit.daemon.status().failing
+            patch.undo()
+            assert kit.janitor.state.note(DAEMON_NOTE) is None
+            kit.time.advance(5)
+            assert kit.janitor.state.note(DAEMON_NOTE) == {"started_ms": NOW_MS}
+            assert "tick" not in kit.daemon.status().failing
 
 
 def test_daemon_that_may_not_adopt_deletes_nothing_before_adoption() -> None:
