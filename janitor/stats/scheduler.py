@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Generic, Protocol, TypeVar
 
 from janitor.sweep.executor import Pacer
@@ -147,6 +148,11 @@ class CountScheduler(Generic[T]):
             if life not in self._failing:
                 self._failing.add(life)
                 self._counts.note_failure(life, error)
+        except BaseException:
+            # An error of the generator has ended it: continued, it would return None instead of a result.
+            if getgeneratorstate(counting) == GEN_CLOSED:
+                self._ended(life)
+            raise
         return rows
 
     def _ended(self, life: Life) -> None:

@@ -75,6 +75,23 @@ def test_size_leaves_out_other_generations_and_topics(place: Place, generation: 
     assert (found.messages, found.size_bytes) == (1, MESSAGE_KEY + 4 + PAYLOAD_KEY)
 
 
+def test_count_with_a_bug_keeps_the_previous_count_and_is_repeated(place: Place) -> None:
+    a = place.topic("a").plain(NOW_MS)
+    sizes, bugs = census(place), [True]
+    sizes.step()
+    a.plain(NOW_MS + 1)
+    watch(place.store, before=fail_at("message.rows", ZeroDivisionError("a bug"), lambda _: bugs))
+    place.clock.advance(61 * SECOND)
+    with pytest.raises(ZeroDivisionError):
+        sizes.step()
+    bugs.clear()
+    sizes.step()
+    assert counted(place) == {"a": 1}
+    place.clock.advance(61 * SECOND)
+    sizes.step()
+    assert counted(place) == {"a": 2}
+
+
 def test_size_excludes_unrecognized_rows(place: Place) -> None:
     a = place.topic("a").plain(NOW_MS, body=b"").stored(1, NOW_MS, body=b"")
     before = generation_prefix(a.id.prefix, 1)
