@@ -219,8 +219,9 @@ class ControlServer:
                         f"The janitor that holds the store already serves {MAX_CLIENTS} commands.", "Try again later."
                     ),
                 )
+            # Start it first, because `stop` waits for each registered thread.
+            thread.start()
             self._running[exchange] = thread
-        thread.start()
         return _Answer(exchange, self._pulse_seconds)
 
     def _work(self, exchange: _RunningCall, method: str, body: bytes, uid: int) -> None:

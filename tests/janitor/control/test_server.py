@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -204,6 +204,24 @@ def test_bug_is_sent_to_the_client_and_logged(kit: ControlKit, caplog: pytest.Lo
     assert "ZeroDivisionError" in kit.ask("verify")["error"]["message"]
     assert "ZeroDivisionError" in caplog.text
     assert kit.remote().process_identity.store == STORE
+
+
+def test_call_whose_thread_cannot_start_does_not_prevent_the_stop(
+    kit: ControlKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = kit.start()
+
+    class Unstartable(Thread):
+        start = raising(RuntimeError("can't start new thread"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_module, "Thread", Unstartable)
+        with kit.connect() as client:
+            client.ask("verify")
+            assert client.response.status == 500
+    assert kit.remote().process_identity.store == STORE
+    server.stop()
+    assert not (kit.folder / "control.sock").exists()
 
 
 def test_query_only_reads_the_store(kit: ControlKit) -> None:
