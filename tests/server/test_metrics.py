@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from tests.builders import NOW_MS
 from tests.support import raising
 from tms_core.clock import ManualClock
+from tms_core.consumers.claim_rows import all_claims
 from tms_core.errors import StoreError
 from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.service import MessagingService
@@ -98,6 +99,17 @@ def test_restart_finds_where_open_transactions_published(server: Server) -> None
     assert not server.manager.published()
     find_undecided(server.store, MemorySide(), server.manager)
     assert server.manager.published() == {pointer: {str(ORDERS): NOW_MS + 5}}
+
+
+def test_metrics_with_a_damaged_claim_still_show_late_transactions(server: Server) -> None:
+    transaction = server.manager.start_long("import")
+    server.service.publish(ORDERS, [b"one", b"two"], pointer=transaction.transaction_id)
+    server.service.consumers.put(ORDERS, "billing", MessageId(0, 0))
+    server.service.groups.poll(ORDERS, "billing", GroupPoll(transaction, 1, order=Order.NONE))
+    server.clock.advance(LATE_SECONDS * 1000)
+    [(key, _, _)] = all_claims(server.side)
+    server.side.put([(key, b"damaged")])
+    assert server.samples() == {(UNDECIDED, "default", "orders"): NOW_MS / 1000}
 
 
 def test_open_claims_count_only_transactions_in_progress(server: Server) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from tms_core.clock import CLOCK_ALLOWANCE_MS, Clock
 from tms_core.consumers.claim_rows import all_claims, release_void_claims
-from tms_core.errors import ConfigurationError, StoreError, TmsError, TransactionError
+from tms_core.errors import ConfigurationError, FormatError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.messaging.producers.rows import mark_void, started_transactions
@@ -347,8 +347,8 @@ class TransactionMetrics(Collector):
             "tms_oldest_open_claim_timestamp_seconds", "Start of the oldest transaction with an open claim."
         )
         if manager.is_running:
-            # A former leader yields families without samples.
-            with suppress(TransactionError, StoreError):
+            # A former leader yields families without samples. A damaged row must not hide the metrics of all others.
+            with suppress(TransactionError, StoreError, FormatError):
                 self._add_samples(undecided, claims, oldest)
         yield from (undecided, claims, oldest)
 
