@@ -190,7 +190,7 @@ def test_every_value_is_explained_and_in_the_schema() -> None:
 
 
 SERVER = "server.enabled=true,server.auth.kind=jwt,server.auth.key_file=/key"
-TRANSACTIONS = "transactions.source=manager,transactions.token_file=/etc/tms-secrets/transactions"
+TRANSACTIONS = "transactions.source=manager,transactions.token_file=/etc/tms-secrets/transactions,existingSecret=keys"
 MANAGER = f"{SERVER},{TRANSACTIONS},persistence.enabled=true"
 TLS = (
     "server.tls.certificate=/c,server.tls.key=/k,server.leader.ca_file=/ca,"

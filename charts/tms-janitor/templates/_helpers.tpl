@@ -118,6 +118,21 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if eq .Values.mode "cronjob" }}exporter{{ else }}janitor{{ end }}
 {{- end }}
 
+{{/* Whether a pod mounts files at /etc/tms-secrets: existingSecret, or a volume of the values. */}}
+{{- define "tms.mountsSecrets" -}}
+{{- if .Values.existingSecret }}yes{{ end }}
+{{- range .Values.extraVolumeMounts }}{{ if hasPrefix "/etc/tms-secrets" (toString .mountPath) }}yes{{ end }}{{ end }}
+{{- end }}
+
+{{/* The settings with a file in /etc/tms-secrets, one "NAME is PATH" a line. Takes a dict: name, value. */}}
+{{- define "tms.secretFiles" -}}
+{{- if kindIs "map" .value }}
+{{- range $key, $value := .value }}{{ include "tms.secretFiles" (dict "name" (printf "%s.%s" $.name $key) "value" $value) }}{{ end }}
+{{- else if hasPrefix "/etc/tms-secrets/" (toString .value) }}
+{{- printf "%s is %s\n" .name .value }}
+{{- end }}
+{{- end }}
+
 {{/* The settings file as JSON, which is valid YAML, because toYaml may write large integers with an exponent. */}}
 {{- define "tms.config" -}}
 {{- $settings := dict "storage" .Values.storage "transactions" .Values.transactions "janitor" .Values.janitor }}
@@ -127,6 +142,13 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- if .Values.server.enabled }}
 {{- $_ := set $settings "server" (omit .Values.server "enabled") }}
+{{- end }}
+{{- if not (include "tms.mountsSecrets" .) }}
+{{- range $name, $value := $settings }}
+{{- with include "tms.secretFiles" (dict "name" $name "value" $value) }}
+{{- fail (printf "%s, and existingSecret is empty, so no pod has this file. Set existingSecret to the Secret with the file." (first (splitList "\n" .))) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- toPrettyJson $settings }}
 {{- end }}
