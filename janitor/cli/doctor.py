@@ -259,7 +259,7 @@ def _snapshots(current: Session) -> Finding:
             "snapshots", "ok", "transactions.source is none: nothing is inverted and no boundary is published"
         )
     if state.problem is not None:
-        return Finding("snapshots", "warn", f"{state.message}; nothing is inverted without a snapshot")
+        return Finding("snapshots", "warn", f"{state.message.rstrip('.')}; nothing is inverted without a snapshot")
     return Finding("snapshots", "ok", f"{state.name}" + (f", {len(state.rejected)} skipped" if state.rejected else ""))
 
 

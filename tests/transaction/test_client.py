@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -23,6 +24,7 @@ from tms_core.errors import (
     NotInProgress,
     TruncateTimeError,
 )
+from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind, RpcMessage
@@ -255,10 +257,21 @@ def test_call_without_a_server_is_unavailable() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         with TransactionClient(f"127.0.0.1:{nobody.getsockname()[1]}") as client:
-            with pytest.raises(ServiceUnavailable, match="tms serve"):
+            with pytest.raises(ServiceUnavailable, match=r"transactions\.thrift"):
                 client.commit(7)
             with pytest.raises(NoSnapshot, match=f"{client.address} cannot be reached"):
                 client.latest()
+
+
+@pytest.mark.parametrize(("source", "is_of_tms_serve"), [("manager", True), ("thrift", False)])
+def test_hint_without_a_server_starts_only_the_service_of_these_settings(
+    source: Literal["manager", "thrift"], is_of_tms_serve: bool
+) -> None:
+    settings = TransactionSettings(source=source, thrift=free_address())
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable) as caught:
+        client.commit(7)
+    assert ("tms serve" in caught.value.hint) == is_of_tms_serve
+    assert "transactions.thrift" in caught.value.hint
 
 
 OK = wire.string(0, "OK")

@@ -16,6 +16,7 @@ from janitor.state.topic_history import save_sizes
 from janitor.stats.topic_sizes import TopicSizeCounter
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
+from tests.support import free_port
 from tms_core.clock import ManualClock
 from tms_core.tables.leveldb import library
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -214,6 +215,13 @@ def test_doctor_with_source_none_does_not_warn(kit: CommandKit) -> None:
         shown = kit.janitor(words)
         assert "transactions.directory" not in shown.out + shown.err
     assert "no transaction snapshot" in kit.janitor("plan").out
+
+
+def test_doctor_without_the_external_service_does_not_start_a_server(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("source: directory", f"source: thrift\n  thrift: '127.0.0.1:{free_port()}'"))
+    status, message = checks(kit)["snapshots"]
+    assert (status, "tms serve" in message, "transactions.thrift" in message) == ("warn", False, True)
+    assert ".;" not in message
 
 
 def test_doctor_with_a_nearly_full_disk_warns(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:

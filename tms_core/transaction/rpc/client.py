@@ -74,6 +74,11 @@ class ServiceSettings(Protocol):
     def snapshot_directory(self) -> str | None: ...
 
 
+#: The next step if a service cannot be reached; with source manager, it is the service of a server with these settings.
+_START_HINT = (
+    "Start the service there, or correct its address: transactions.thrift, --tx-server, transactions= of a Client."
+)
+_START_SERVER_HINT = "Start it (tms serve), or correct its address: transactions.thrift, --tx-server."
 #: The shortest time limit of a call, in seconds, because 0 would mean no limit.
 _SHORTEST_SECONDS = 0.001
 #: The result of a call to a service that does not know the method.
@@ -116,6 +121,7 @@ class TransactionClient:
         self.address = addresses[0]
         self.connect = connect or partial(SocketConnection, token_file=token_file, tls=tls)
         self._timeout_seconds = timeout_seconds
+        self._hint = _START_HINT
         self._connections = {one: IdleConnections(partial(self._open_connection, one)) for one in addresses}
         #: Whether the service knows `commitAndStart`; each new connection assumes that it does.
         self._has_commit_and_start = True
@@ -129,7 +135,10 @@ class TransactionClient:
         Raises:
             ConfigurationError: ``transactions.ca_file`` cannot be read.
         """
-        return cls(address or wanted.thrift, timeout_seconds, connect=connecting(wanted))
+        client = cls(address or wanted.thrift, timeout_seconds, connect=connecting(wanted))
+        if wanted.source == "manager":
+            client._hint = _START_SERVER_HINT
+        return client
 
     def __enter__(self) -> Self:
         return self
@@ -397,9 +406,7 @@ class TransactionClient:
             return self.connect(address, self._timeout_seconds / len(self._connections))
         except OSError as error:
             raise ServiceUnavailable(
-                f"The transaction service {address} cannot be reached: {error.strerror or error}.",
-                "Start it (tms serve), or correct its address: transactions.thrift, --tx-server, transactions= of a "
-                "Client.",
+                f"The transaction service {address} cannot be reached: {error.strerror or error}.", self._hint
             ) from error
 
     def _outcome_unknown(self, name: str, reason: str) -> OutcomeUnknown:
