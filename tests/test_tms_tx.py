@@ -17,6 +17,7 @@ from tms_core.cli.main import execute
 from tms_core.clock import ManualClock
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc import calls
 from tms_core.transaction.rpc.service import TransactionService
 
 Type = Callable[..., tuple[int, str, str]]
@@ -192,6 +193,19 @@ def test_truncate_of_an_id_that_is_not_invalid_fails_after_the_others(typed: Typ
     assert (code, out) == (1, "1 were invalid, 0 are left\n")
     assert "1 of 2 were not on the invalid list." in err
     assert f"tms tx show {open_}" in err
+
+
+def test_truncate_on_a_service_without_snapshots_removes_the_given_ids(
+    typed: Type, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(calls._CALLS, "getSnapshot")
+    ids = [manager.start_short().transaction_id for _ in range(3)]
+    for pointer in ids:
+        manager.invalidate(pointer)
+    assert typed("truncate", *ids[:2], "--yes")[:2] == (0, "3 were invalid, 1 are left\n")
+    code, _, err = typed("truncate", ids[0], "--yes")
+    assert (code, "1 of 1 were not on the invalid list" in err) == (1, True)
+    assert manager.visibility().invalid.tolist() == ids[2:]
 
 
 @pytest.mark.parametrize("before", [NOW_MS + 1_000, "2026-11-18T11:06:41Z", "2026-11-18T11:06:41"])

@@ -7,7 +7,7 @@ decimal text: they are above 2^53, where programs that calculate in doubles lose
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -21,7 +21,7 @@ from tms_core.cli.outcome import complete_hints
 from tms_core.cli.remote import OutputOptions, config_option, format_option
 from tms_core.cli.typed import AddressType, Moment, TimeType, TransactionIdType
 from tms_core.clock import SystemClock
-from tms_core.errors import NotInProgress, TransactionError
+from tms_core.errors import CannotSnapshot, NotInProgress, TransactionError
 from tms_core.logs.printable import columns, duration, moment, printable
 from tms_core.transaction.model import (
     InProgress,
@@ -244,12 +244,11 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
                 abort=True,
                 err=True,
             )
-        state = client.state()
-        size, missing = len(state.invalid), [one for one in transaction_ids if not state.is_invalid(one)]
-        if before_ms is None:
-            client.truncate_invalid(transaction_ids)
-        else:
+        size, missing = _invalid_before(client, transaction_ids)
+        if before_ms is not None:
             client.truncate_invalid_before(before_ms)
+        elif not client.truncate_invalid(transaction_ids):
+            missing = list(transaction_ids)
         left = client.invalid_size()
     options.print(
         {"invalid_before": size, "invalid_after": left}, lambda: iter([f"{size} were invalid, {left} are left"])
@@ -274,6 +273,17 @@ def _print_invalid(options: CommandOptions, state: VisibilityState) -> None:
 
     found = [{"id": pointer, "began_ms": began_ms} for pointer, began_ms in began.items()]
     options.print({**_summary(state), "invalid_transactions": found}, lines)
+
+
+def _invalid_before(client: TransactionClient, transaction_ids: Sequence[int]) -> tuple[int, list[int]]:
+    """Return the size of the invalid list, and the ids that it lacks; without a snapshot, only the size is known."""
+    from tms_core.transaction.rpc.connection import MethodUnknown  # noqa: PLC0415 as in CommandOptions.client
+
+    try:
+        state = client.state()
+    except (CannotSnapshot, MethodUnknown):
+        return client.invalid_size(), []
+    return len(state.invalid), [one for one in transaction_ids if not state.is_invalid(one)]
 
 
 def _transactions(state: VisibilityState) -> list[InProgress]:
