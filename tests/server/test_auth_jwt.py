@@ -19,7 +19,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tests.builders import NOW_MS
 from tests.server.identities import bearer, gate_of
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError, Unauthorized
+from tms_core.errors import ConfigurationError, Unauthorized, Unavailable
 from tms_core.server.auth.jwt import Jwt
 from tms_core.server.serving import make_gate
 from tms_core.settings.models import AuthSettings
@@ -335,6 +335,24 @@ def test_key_file_that_is_replaced_changes_which_tokens_are_good(tmp_path: Path)
     with pytest.raises(Unauthorized):
         gate.principal(old)
     assert gate.principal(new) == "ada"
+
+
+def test_jwt_that_a_bad_key_file_may_verify_is_not_wrong(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys", ManualClock(NOW_MS)
+    path.write_bytes(jwks(jwk(P256, kid="old")))
+    gate = gate_of(clock, kind="jwt", key_file=path)
+    path.write_bytes(b"half writ")
+    clock.advance(1000)
+    for token in (sign(OTHER, kid="new"), sign(OTHER)):
+        with pytest.raises(Unavailable):
+            gate.principal(bearer(token))
+    assert gate.principal(bearer(sign(P256, kid="old"))) == "ada"
+    for token in (sign(exp=NOW - 3600), "no token"):
+        with pytest.raises(Unauthorized):
+            gate.principal(bearer(token))
+    path.write_bytes(jwks(jwk(OTHER, kid="new")))
+    clock.advance(1000)
+    assert gate.principal(bearer(sign(OTHER, kid="new"))) == "ada"
 
 
 def test_cached_jwt_is_rejected_after_it_expires(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.builders import NOW_MS
+from tests.server.client import Client
+from tests.server.conftest import serving
 from tests.server.identities import bearer, gate_of
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError, Unauthorized, quoted
+from tms_core.errors import ConfigurationError, Unauthorized, Unavailable, quoted
 from tms_core.security.files import read_token
 from tms_core.server.auth import gate as auth
 from tms_core.server.auth.gate import Gate, Identity, Need, Rules, is_principal
@@ -209,6 +211,27 @@ def test_tokens_file_that_becomes_invalid_keeps_the_tokens_and_logs_once(
     clock.advance(1000)
     assert tokens.refresh()
     assert tokens.identify(ADA.encode()).principal == "bob"
+
+
+@pytest.mark.parametrize("harm", [spoil, open_to_all, Path.unlink])
+def test_token_that_a_bad_tokens_file_may_have_is_not_wrong(
+    file: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
+) -> None:
+    clock = ManualClock(NOW_MS)
+    gate = gate_of(clock, kind="tokens", tokens_file=file)
+    write(file, ("ada", ADA), ("bob", ADA_AGAIN))
+    harm(file)
+    clock.advance(1000)
+    with serving(gate=gate) as server, Client(server.port) as client:
+        answered = {
+            token: client.ask("GET", "/v1/topics", authorization=f"Bearer {token}") for token in (BOB, ADA_AGAIN)
+        }
+        nameless = client.ask("GET", "/v1/topics")
+    assert (answered[BOB].status, answered[ADA_AGAIN].status, nameless.status) == (200, 503, 401)
+    assert answered[ADA_AGAIN].headers["x-tms-error"] == Unavailable.code
+    assert "retry-after" in answered[ADA_AGAIN].headers
+    assert str(file) not in answered[ADA_AGAIN].text
+    assert f"server.auth.tokens_file {file}" in caplog.text
 
 
 @pytest.mark.parametrize("contents", ["", "# nobody\n", "\n\n"])

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.server.test_protocol import make_certificate
-from tests.support import raising
+from tests.support import PATIENCE_SECONDS, raising
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, FormatError, NotInProgress, StoreError, TmsError, TransactionError
@@ -239,6 +239,23 @@ def test_damaged_log_is_reported_to_callers_and_at_the_start(caplog: pytest.LogC
         assert not node.check_leases()
     assert "does not start" in caplog.text
     node.stop()
+
+
+def test_forwarding_server_without_its_token_names_the_file_in_the_log_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(b"secret" * 8)
+    with ExitStack() as stack:
+        servers = Servers(stack, token)
+        connection = SocketConnection(servers.second.service.address, PATIENCE_SECONDS, token)
+        stack.callback(connection.close)
+        token.unlink()
+        with pytest.raises(ServiceUnavailable) as caught:
+            connection.call("startShort", (), PATIENCE_SECONDS)
+    assert "token" in caught.value.message
+    assert str(tmp_path) not in str(caught.value)
+    assert f"{token} cannot be read" in caplog.text
 
 
 def test_bad_calls_are_forwarded_and_get_the_response_of_the_leader(servers: Servers) -> None:

@@ -32,6 +32,7 @@ from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Unavailable
+from tms_core.logs.loggers import AUDIT
 from tms_core.security.files import read_token
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.settings.models import TransactionSettings
@@ -45,7 +46,7 @@ from tms_core.transaction.manager.storage import Log, MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import METHODS, answer
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.connection import LENGTH, ServiceUnavailable, TokenRequired, as_text
+from tms_core.transaction.rpc.connection import LENGTH, ServiceUnavailable, TokenRequired, TokenUnreadable, as_text
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, Level, TransactionService
 from tms_core.web.failed_attempts import FailedAttempts
 
@@ -814,10 +815,44 @@ def test_missing_or_empty_token_file_is_named_in_the_error(
     assert_refused("cannot be read")
     (tmp_path / "none").write_bytes(b"\n")
     assert_refused("is empty")
-    (tmp_path / "none").write_bytes(b"secret")
-    (tmp_path / "token").unlink()
+    (tmp_path / "none").write_bytes(b"other")
     assert_refused("rejects the token")
-    assert "cannot be read" in caplog.text
+    assert "cannot be read" not in caplog.text
+
+
+def test_unreadable_token_of_the_service_is_an_error_of_the_service(
+    guarded: TransactionService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine").write_bytes(b"secret")
+    (tmp_path / "token").unlink()
+    settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "mine")
+    with TransactionClient.configured(settings) as client:
+        for _ in range(2):
+            with pytest.raises(TokenUnreadable) as caught:
+                client.start_short()
+            assert str(tmp_path) not in str(caught.value)
+        assert caught.value.code == ServiceUnavailable.code
+        (tmp_path / "token").write_bytes(b"secret")
+        client.commit(client.start_short().transaction_id)
+    assert caplog.text.count(f"token_file {tmp_path / 'token'} cannot be read") == 1
+    assert not [record for record in caplog.records if record.name == AUDIT]
+
+
+def test_unreadable_administrative_token_leaves_the_calls_of_clients(
+    manager: TransactionManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "client").write_bytes(b"of clients")
+    (tmp_path / "mine").write_bytes(b"of operators")
+    files = {Level.ADMIN: tmp_path / "admin", Level.CLIENT: tmp_path / "client"}
+    tokens = {level: partial(read_token, "token_file", file, 1) for level, file in files.items()}
+    with served(manager, tokens=tokens) as service:
+        settings = TransactionSettings(thrift=service.address, token_file=tmp_path / "client")
+        with TransactionClient.configured(settings) as client:
+            client.commit(client.start_short().transaction_id)
+        admin = settings.model_copy(update={"admin_token_file": tmp_path / "mine"})
+        with TransactionClient.configured(admin) as operator, pytest.raises(TokenUnreadable):
+            operator.encoded_snapshot()
+    assert f"{tmp_path / 'admin'} cannot be read" in caplog.text
 
 
 def test_token_for_a_service_without_authentication_is_ignored(service: TransactionService, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class WatchedFiles(Generic[T]):
 
     The files are read completely, at most once a second: a comparison of contents detects every change, and a
     comparison of modification times does not. If the files are unusable (deleted, half written, writable by others),
-    the previous value stays in force, because rejecting every client would be worse. The log reports this once.
+    the previous value stays in force, because rejecting every client would be worse. The log reports this once, and
+    :attr:`is_outdated` is true until the files are usable again.
 
     Args:
         files: each file by its setting.
@@ -70,6 +71,11 @@ class WatchedFiles(Generic[T]):
         self.is_public = False
         self._contents = self._read()
         self.value = self._parsed(self._contents)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether the files were unusable at the last read, so that :attr:`value` is the previous value."""
+        return bool(self._complaint)
 
     def refresh(self) -> bool:
         """Read the files again if the last read is a second old; return whether :attr:`value` has changed."""

@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 from tms_core.clock import Clock
-from tms_core.errors import Forbidden, Unauthorized, shortened
+from tms_core.errors import Forbidden, Unauthorized, Unavailable, shortened
 from tms_core.server.auth.quotas import Quotas
 from tms_core.settings.models import AuthQuota, AuthRule
 from tms_core.topic import TopicId, cache_names
@@ -132,6 +132,7 @@ class Authenticator(Protocol):
 
         Raises:
             Unauthorized: the token is not valid.
+            Unavailable: the file of tokens or keys is unusable, and the token is not valid by its previous contents.
         """
         ...
 
@@ -167,6 +168,7 @@ class Gate:
 
         Raises:
             Unauthorized: the request has no valid token.
+            Unavailable: as :meth:`Authenticator.identify`.
         """
         token = _bearer(headers)
         if self._authenticator.refresh():
@@ -221,6 +223,14 @@ class Gate:
     def visible(self, principal: str, topics: Iterable[TopicId]) -> list[TopicId]:
         """Return the topics on which a principal has any permission."""
         return [topic for topic in topics if self._rules.permissions_of(principal, topic)]
+
+
+def unverifiable_error() -> Unavailable:
+    """Return the error for a token that may be valid by the contents of an unusable file."""
+    return Unavailable(
+        "This server cannot read its file of tokens or keys, so it cannot verify the token.",
+        "Try again later. The operator of this server finds the file and the reason in its log.",
+    )
 
 
 def _bearer(headers: Headers) -> bytes:

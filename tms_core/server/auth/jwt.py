@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, Unauthorized
+from tms_core.errors import ConfigurationError, MessagingError, Unauthorized
 from tms_core.security.files import WatchedFiles
-from tms_core.server.auth.gate import Identity, is_principal
+from tms_core.server.auth.gate import Identity, is_principal, unverifiable_error
 from tms_core.settings.models import AuthSettings
 
 PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
@@ -76,9 +76,12 @@ class Jwt:
         Raises:
             Unauthorized: the signature is not valid, the audience is not this server, the token is not valid yet or has
                 expired, or it has no principal.
+            Unavailable: no key verifies the signature, and the key file is unusable.
         """
         try:
             claims = self._claims(token)
+        except jwt.InvalidSignatureError as error:
+            raise self._unverified(type(error).__name__) from error
         except jwt.PyJWTError as error:
             # Use only the name of the error, because PyJWT's messages may contain parts of the token.
             raise _rejection(type(error).__name__) from error
@@ -97,7 +100,7 @@ class Jwt:
             if algorithm in key.algorithms and (name is None or key.name in (None, name))
         ]
         if len(fitting) != 1:
-            raise _rejection("its kid and algorithm do not match exactly one key of this server")
+            raise self._unverified("its kid and algorithm do not match exactly one key of this server")
         [key] = fitting
         claims: dict[str, object] = jwt.decode(
             token,
@@ -108,6 +111,10 @@ class Jwt:
             options=_OPTIONS,
         )
         return claims
+
+    def _unverified(self, why: str) -> MessagingError:
+        """Return the error for a token that no key in force verifies."""
+        return unverifiable_error() if self._file.is_outdated else _rejection(why)
 
     def _check_times(self, claims: Mapping[str, object]) -> int:
         """Check the times of a token, and return its expiry in milliseconds.

@@ -21,7 +21,7 @@ from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized, quoted
 from tms_core.logs.loggers import get_logger
 from tms_core.security.files import WatchedFiles
-from tms_core.server.auth.gate import Identity, is_principal
+from tms_core.server.auth.gate import Identity, is_principal, unverifiable_error
 
 logger = get_logger(__name__)
 
@@ -76,9 +76,12 @@ class Tokens:
 
         Raises:
             Unauthorized: the token is unknown or expired.
+            Unavailable: the token is unknown, and the file is unusable.
         """
         digest = sha256(token).digest()
         found = [entry.principal for entry in self._file.value if hmac.compare_digest(entry.digest, digest)]
+        if not found and self._file.is_outdated:
+            raise unverifiable_error()
         if not found:
             raise Unauthorized("Unknown or expired token.", "Ask the operator of this server for a token.")
         return Identity(found[0], None)

@@ -7,6 +7,7 @@ servers are empty, and their services forward calls to the leader. Therefore a c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
@@ -14,7 +15,7 @@ from typing import Self
 
 from tms_core.clock import Clock
 from tms_core.errors import FormatError, StoreError, TmsError, TransactionError
-from tms_core.logs.loggers import get_logger
+from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.server.ha.leadership import CHECK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import LeaseCheck, SideStorage, read_root
 from tms_core.tables.side import SideTable
@@ -27,6 +28,7 @@ from tms_core.transaction.rpc.connection import (
     IdleConnections,
     ServiceUnavailable,
     SocketConnection,
+    TokenUnreadable,
     as_text,
 )
 
@@ -78,6 +80,7 @@ class SharedManager:
         self._clock = clock
         self._remote: RemoteService | None = None
         self._checked_ms = 0
+        self._seldom = RateLimitedLogger(logger)
         self._lock = Lock()
 
     def __enter__(self) -> Self:
@@ -118,6 +121,10 @@ class SharedManager:
         remote = self._find_service()
         try:
             return remote.forward_call(frame)
+        except TokenUnreadable as error:
+            # The error may have a path of this machine, which is only for the log.
+            self._seldom.log(logging.ERROR, "calls cannot be forwarded to the leader: %s", error)
+            raise _unavailable(remote.address, "its token or the token of this server cannot be read") from error
         except ServiceUnavailable:
             # Not for a broken connection, because a client with invalid calls must not close the connections of others.
             self._close_remote()

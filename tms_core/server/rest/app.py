@@ -276,11 +276,11 @@ async def identify_principal(gate: Gate, scope: Scope) -> str:
     """Return the principal of a request; rejections are delayed after repeated failures of an address.
 
     Raises:
-        Unauthorized: the request has no valid token.
+        Unauthorized, Unavailable: as :meth:`Gate.principal`.
     """
     try:
         return gate.principal(scope["headers"])
-    except Unauthorized:
+    except (Unauthorized, Unavailable):
         await gate.failed.delay(address_of(scope))
         raise
 

@@ -36,6 +36,8 @@ TLS_ONLY = "This transaction service speaks TLS only"
 #: The responses of a service with tokens to a call without its token, and to an administrative call without that token.
 UNAUTHORIZED = "This transaction service demands a token"
 NOT_ADMINISTRATIVE = "This call needs the administrative token (transactions.admin_token_file)"
+#: The response to a token that the service cannot compare, because the file with its own token is unusable.
+TOKEN_UNREADABLE = "This transaction service cannot read its token"  # noqa: S105 a message
 _CHUNK_BYTES = 1 << 18
 #: The length of a call or a response, which precedes it.
 LENGTH = struct.Struct(">i")
@@ -67,6 +69,10 @@ class TokenRequired(ServiceUnavailable):
     """The service requires a token, and the call had none or another token."""
 
     code = "TMS-TRANSACTION-TOKEN-REQUIRED"
+
+
+class TokenUnreadable(ServiceUnavailable):
+    """The file of the token is unusable, in this process or in the service; an operator may write it later."""
 
 
 class RpcConnection(Protocol):
@@ -173,11 +179,11 @@ class SocketConnection:
             self.call(AUTHENTICATE, (wire.string(1, token),), seconds)
         except MethodUnknown:
             return  # the service requires no token
-        except TlsRequired:
-            self.close()
-            raise
         except (TransactionError, FormatError, EOFError) as error:
             self.close()
+            if isinstance(error, ServiceUnavailable) and not isinstance(error, TokenRequired):
+                # Another token would not help: the service requires TLS, cannot read its own token, or is not reached.
+                raise
             kind = TokenRequired if isinstance(error, TokenRequired) else ServiceUnavailable
             raise kind(
                 f"The transaction service at {self._address} rejects the token of transactions.token_file.",
@@ -259,7 +265,7 @@ def _token(file: Path) -> bytes:
     try:
         return read_token("transactions.token_file", file, 1)
     except ConfigurationError as error:
-        raise ServiceUnavailable(error.message, error.hint) from error
+        raise TokenUnreadable(error.message, error.hint) from error
 
 
 def _wrap_tls(plain: socket.socket, address: str, tls: ssl.SSLContext, name: str) -> ssl.SSLSocket:
@@ -300,6 +306,8 @@ def _application_error(name: str, fields: Fields) -> TransactionError:
         return MethodUnknown(f"The transaction service does not know {name}.", hint)
     if as_text(fields, 1) == TLS_ONLY:
         return TlsRequired(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
+    if as_text(fields, 1) == TOKEN_UNREADABLE:
+        return TokenUnreadable(f"{TOKEN_UNREADABLE}.", "Its log names the setting, the file and the reason.")
     if as_text(fields, 1) == UNAUTHORIZED:
         return TokenRequired(f"{UNAUTHORIZED}.", "Set transactions.token_file to a copy of the server's token file.")
     if as_text(fields, 1) == NOT_ADMINISTRATIVE:

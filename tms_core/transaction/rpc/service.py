@@ -48,6 +48,7 @@ from tms_core.transaction.rpc.connection import (
     NOT_ADMINISTRATIVE,
     NOT_MANAGED_HERE,
     TLS_ONLY,
+    TOKEN_UNREADABLE,
     UNAUTHORIZED,
     ServiceUnavailable,
 )
@@ -353,7 +354,7 @@ class TransactionService:
                 if level is Level.NONE:
                     await self.failed.delay(_host(writer))
                     await self._send(writer, data)
-                    raise FormatError("it has not sent the required token (transactions.token_file)")
+                    raise FormatError("it is not authenticated (transactions.token_file)")
                 await self._send(writer, data)
                 wait_seconds = None
                 protocol.note_response(LENGTH.size + size)
@@ -371,10 +372,10 @@ class TransactionService:
     async def _reply(self, frame: bytes, level: Level, direct: bool, address: str) -> tuple[Level, bool, bytes]:
         """Return the connection's new permission level and forwarding state, and the response to a frame."""
         if self._tokens and _is_call(frame, (AUTHENTICATE,)):
-            level, data = await self._run_in_worker(self._authenticate, frame)
-            if level is Level.NONE:
+            granted, data = await self._run_in_worker(self._authenticate, frame)
+            if granted is Level.NONE:
                 self._record_refusal(Event.UNAUTHORIZED, AUTHENTICATE, address)
-            return level, direct, data
+            return level if granted is None else granted, direct, data
         if refused := self._refuse_forbidden(frame, level, address):
             return level, direct, refused
         found, direct = await self._execute(frame, direct, address)
@@ -434,22 +435,29 @@ class TransactionService:
             return Level.NONE
         return Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
 
-    def _authenticate(self, frame: bytes) -> tuple[Level, bytes]:
-        """Return the permissions that the token in a frame grants, and the response."""
+    def _authenticate(self, frame: bytes) -> tuple[Level | None, bytes]:
+        """Return the permissions that the token in a frame grants, and the response.
+
+        The permissions are None if no token matches and a token of the service is unreadable: this is not a failed
+        attempt of the client.
+        """
         request = wire.read_message(frame)
         token = request.fields.get(1)
         highest = Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
+        is_unreadable = False
         for demands, level in ((Level.ADMIN, Level.ADMIN), (Level.CLIENT, highest)):
             demanded = self._tokens.get(demands)
             try:
                 is_good = demanded is not None and isinstance(token, bytes) and compare_digest(token, demanded())
             except TmsError as error:
-                logger.error("%s", error)
-                text = "This transaction service cannot read its token"
-                return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, text)
+                # The error has a path, which is only for the log.
+                self._limiter.log(logging.ERROR, "%s", error)
+                is_good, is_unreadable = False, True
             if is_good:
                 return level, wire.message(MessageKind.REPLY, request.name, request.number)
-        return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, UNAUTHORIZED)
+        if is_unreadable:
+            return None, _refusal(request, TOKEN_UNREADABLE)
+        return Level.NONE, _refusal(request, UNAUTHORIZED)
 
     def _request_limit(self) -> int:
         """Return the size limit of a request: a transaction with all listed ids, and a margin for new ids."""
