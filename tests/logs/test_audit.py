@@ -106,6 +106,17 @@ def test_requests_that_administer_force_or_are_rejected_are_audited(lines: Lines
     assert {line["address"] for line in lines()} == {"127.0.0.1"}
 
 
+def test_refused_requests_of_a_principal_without_permissions_are_limited(lines: Lines, tmp_path: Path) -> None:
+    identities = TokenIdentities(tmp_path)
+    with serving(gate=identities.gate) as server, Client(server.port) as client:
+        known = {"authorization": f"Bearer {identities.good('stranger')}"}
+        # The requests may start in one minute and end in the next.
+        for _ in range(2 * MAX_LINES_PER_MINUTE + 1):
+            assert client.ask("PUT", f"{TOPICS}/a.b", b"", **known).status == 400
+    assert {line["event"] for line in lines()} == {"topic.create"}
+    assert MAX_LINES_PER_MINUTE <= len(lines()) <= 2 * MAX_LINES_PER_MINUTE
+
+
 def test_rollback_is_audited(lines: Lines) -> None:
     with serving() as server, Client(server.port) as client:
         server.service.create_topic(TopicId("default", "t"))

@@ -363,8 +363,12 @@ class RequestMiddleware:
             return
         names = scope["path_params"]
         on = f"{names['namespace']}:{names['topic']}" + (f"/{names['name']}" if "name" in names else "")
-        result = "done" if status < 400 else "refused" if status < 500 and status != _CLIENT_DISCONNECTED else "failed"
-        record(event, principal=who, address=address, verb=method, object_=on, result=result)
+        if 400 <= status < 500 and status != _CLIENT_DISCONNECTED:
+            # Limited, because a wrong name is refused before the permissions are checked.
+            self._bounded.record(event, principal=who, address=address, verb=method, object_=on)
+        else:
+            result = "done" if status < 400 else "failed"
+            record(event, principal=who, address=address, verb=method, object_=on, result=result)
 
     def _check(self, scope: Scope) -> None:
         if names_two_hosts(scope):
