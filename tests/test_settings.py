@@ -208,6 +208,7 @@ def test_unknown_setting_names_what_was_meant(tmp_path: Path, yaml: str, path: s
     [
         ("server:\n  port: 1\n  host: a\n  port: 2\n", "line 4 .*port .*twice"),
         ("server:\n  port: [\n", "line 3 "),
+        ("server:\n  ? [port]\n  : 1\n", "line 2 .*list"),
         ("server: {port: 2024-13-45}", "month"),
         ("server: '\x00'", "YAML"),
         ("- server", "mapping"),
