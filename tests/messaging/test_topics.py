@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from tests.builders import MINUTE, NOW_MS, Call, watch
 from tests.builders import topic as topic_of
-from tests.kit.messaging import Kit, P, named
+from tests.kit.messaging import Kit, P, leveldb, named
 from tests.support import each_raises
 from tms_core.errors import BadRequest, MetadataError, TopicNotFound, Unavailable
 from tms_core.messaging.topics.catalog import TopicRegistry
@@ -123,6 +125,22 @@ def test_list_of_topics_has_undeleted_topics_in_key_order(kit: Kit) -> None:
     assert kit.service.topics("default") == ["orders", "t1-x", "t10", "t1"]
     assert kit.service.topics("zoo") == ["lion"]
     assert kit.service.topics("none") == []
+
+
+def test_deleted_topics_keep_no_properties_in_memory(tmp_path: Path) -> None:
+    number, size = 20, 50_000
+    with closing(leveldb(tmp_path)) as kit:
+        tracemalloc.start()
+        try:
+            for name in (f"t{at}" for at in range(number)):
+                kit.create(name, note="x" * size)
+                assert kit.service.topic(named(name))["note"]
+                kit.service.delete_topic(named(name))
+            assert kit.service.topics("default") == []
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert kept < number * size / 2
 
 
 def test_row_formatted_unlike_gson_can_be_changed(kit: Kit) -> None:

@@ -226,7 +226,12 @@ class TopicRegistry:
         if known is not None and known[0] == raw:
             return known[1]
         parsed = TopicMetadata.parse(topic.prefix, raw)
-        self._parsed[topic] = (raw, parsed)
+        if parsed.deleted:
+            # A quota limits the topics of a principal, but not how many of them it deletes.
+            self._parsed.pop(topic, None)
+            self._current.pop(topic, None)
+        else:
+            self._parsed[topic] = (raw, parsed)
         return parsed
 
     def _with_defaults(self, properties: Mapping[str, str]) -> dict[str, str]:
