@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 import zlib
 
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.types import Message
 
-from tms_core.server.rest.body import GZIP, BodyLimit, decompress_body
+from tms_core.server.memory import Memory
+from tms_core.server.rest.body import GZIP, BodyLimit, decompress_body, read_body
 
 
 def test_unpack_of_a_bomb_holds_no_more_than_the_limit() -> None:
@@ -20,5 +23,26 @@ def test_unpack_of_a_bomb_holds_no_more_than_the_limit() -> None:
         with pytest.raises(HTTPException, match="1000000"):
             decompress_body(bomb, BodyLimit(1_000_000, "a test"))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_body_in_pieces_of_two_bytes_takes_a_small_multiple_of_its_size() -> None:
+    size, memory = 100_000, Memory()
+    left = size
+
+    async def receive() -> Message:
+        nonlocal left
+        left -= 2
+        return {"type": "http.request", "body": bytes((left & 255, left & 127)), "more_body": left > 0}
+
+    async def read() -> bytes:
+        return await read_body({}, receive, BodyLimit(size, "a test"), memory.share(lambda: None))
+
+    tracemalloc.start()
+    try:
+        assert len(asyncio.run(read())) == size
+        assert memory.used_bytes == 2 * size
+        assert tracemalloc.get_traced_memory()[1] < 10 * size
     finally:
         tracemalloc.stop()

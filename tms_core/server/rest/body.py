@@ -22,7 +22,7 @@ Headers = dict[bytes, bytes]
 GZIP = 31
 #: The highest compression ratio of gzip (RFC 1951: 258 bytes from two bits).
 _GZIP_RATIO = 1032
-#: The memory for each byte of a body: its pieces, and the joined body.
+#: The memory for each byte of a body: the growing body, and its copy.
 _COPIES = 2
 
 
@@ -55,22 +55,25 @@ async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share:
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > limit.bytes:
         raise _too_large(limit)
-    parts: list[bytes] = []
-    size = 0
+    # Not a list of pieces: a client can send pieces of a byte, each of which would take the memory of an object.
+    body = bytearray()
     while True:
         share.begin_waiting()
         message = await receive()
         share.end_waiting()
         if message["type"] == "http.disconnect":
             raise Disconnected
-        parts.append(message["body"])
-        size += len(parts[-1])
+        piece: bytes = message["body"]
+        size = len(body) + len(piece)
         if size > limit.bytes:
             raise _too_large(limit)
         if size > FREE_BYTES:
             await share.take(_COPIES * size - share.size)
+        if not (message["more_body"] or body):
+            return piece
+        body += piece
         if not message["more_body"]:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return bytes(body)
 
 
 def decompressed_bytes(size: int, limit: BodyLimit) -> int:
