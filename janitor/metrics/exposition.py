@@ -6,14 +6,12 @@ the janitor: its counters continue from the state, and a 0 before that would loo
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from janitor.metrics import series
@@ -25,11 +23,7 @@ from janitor.status.health import Condition, find_problems
 from janitor.status.status import Status
 from janitor.sweep.transactions import Problem
 from tms_core.transaction.model import transaction_ms
-
-#: The version of OpenMetrics that prometheus-client writes.
-OPENMETRICS_VERSION = "1.0.0"
-
-OPENMETRICS, TEXT = "application/openmetrics-text", "text/plain"
+from tms_core.web.exposition import render
 
 
 class Metrics(Collector):
@@ -70,31 +64,11 @@ class Metrics(Collector):
         Args:
             accept: the ``Accept`` header of the request; it may request OpenMetrics.
         """
-        # The library fails for unexpected headers, so do not pass the header of the client.
-        encode, content_type = choose_encoder(OPENMETRICS if wants_openmetrics(accept or "") else TEXT)
-        return encode(self.registry), content_type
+        return render(self.registry, accept or "")
 
     def collect(self) -> Iterable[Metric]:
         """Return the prepared metrics; the registry calls this."""
         return self._families
-
-
-def wants_openmetrics(accept: str) -> bool:
-    """Return whether an ``Accept`` header prefers OpenMetrics, in the written version, to text."""
-    qualities = {OPENMETRICS: 0.0, TEXT: 0.0}
-    for part in accept.lower().replace(" ", "").split(","):
-        kind, *rest = part.split(";")
-        parameters = {name: value.strip('"') for name, _, value in (text.partition("=") for text in rest)}
-        if kind == OPENMETRICS and parameters.get("version", OPENMETRICS_VERSION) != OPENMETRICS_VERSION:
-            continue
-        if kind in qualities:
-            qualities[kind] = max(qualities[kind], _quality(parameters.get("q", "1")))
-    return qualities[OPENMETRICS] > 0 and qualities[OPENMETRICS] >= qualities[TEXT]
-
-
-def _quality(text: str) -> float:
-    """Return a quality value of HTTP; 1 if it is invalid."""
-    return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 1.0
 
 
 # -- counters: the sums of all runs in the state -----------------------------------------------------------------------

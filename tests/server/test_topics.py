@@ -31,6 +31,14 @@ def test_topics_of_an_invalid_namespace_are_400(client: Client) -> None:
     assert client.ask("GET", "/v1/namespaces/a-b/topics").status == 400
 
 
+@pytest.mark.parametrize("version", ["1.0.0", '"1.0.0"', "one"])
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+def test_metrics_are_text_whatever_version_a_request_accepts(client: Client, kind: str, version: str) -> None:
+    answer = client.ask("GET", "/metrics", accept=f"{kind}; version={version}")
+    assert answer.status == 200
+    assert "tms_messages_published_total" in answer.text
+
+
 def test_metrics_count_published_and_fetched_messages(topic: TopicClient) -> None:
     def figures() -> dict[str, float]:
         lines = topic.client.ask("GET", "/metrics").text.splitlines()

@@ -15,7 +15,6 @@ from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -23,6 +22,7 @@ from tms_core.messaging.publish.open_topics import BOUNDS_MS
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.topic import TopicId
+from tms_core.web.exposition import render
 
 #: The histogram buckets of requests in seconds: from a publish on a fast disk to a publish on a slow disk.
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -201,8 +201,7 @@ class ServerMetrics(Collector):
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in the format of the ``Accept`` header, and their content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return render(self.registry, accept)
 
 
 class _ServiceMetrics(Collector):
