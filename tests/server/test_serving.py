@@ -292,28 +292,38 @@ def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known
     (tmp_path / "tokens").write_text(f"{token_line('ada', ada)}\n{token_line('ben', ben)}\n")
     rules = [{"principal": "*", "topics": ["*:*"], "can": ["admin", "publish", "consume"]}]
     auth = {"kind": "tokens", "tokens_file": "tokens", "rules": rules} if known else {}
-    config = memory(tmp_path, auth=auth, max_connections=5)
+    config = memory(tmp_path, auth=auth, max_connections=7)
     path = "/v1/namespaces/default/topics/t"
     of_ada, of_ben = ({"authorization": f"Bearer {token}", "content_type": JSON} for token in (ada, ben))
     with serving(config, {}, {}, janitor=False) as started, ExitStack() as stack:
-        clients = [stack.enter_context(Client(port_of(started.url))) for _ in range(5)]
+        clients = [stack.enter_context(Client(port_of(started.url))) for _ in range(7)]
         assert clients[0].ask("PUT", path, b"", **of_ada).status == 200
-        for client in clients[:3]:
-            client.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ada)
-        if known:
-            # Two of five places may be taken by those of ada: any of the three is one too many.
-            [refused], _, _ = select([one.socket for one in clients[:3]], [], [], PATIENCE_SECONDS)
-            [late] = [one for one in clients[:3] if one.socket is refused]
+
+        def find_refused(waiting: list[Client], principal: str) -> Client:
+            [refused], _, _ = select([one.socket for one in waiting], [], [], PATIENCE_SECONDS)
+            [late] = [one for one in waiting if one.socket is refused]
             answer = late.answer()
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-            assert "polls of ada" in answer.text
+            assert f"polls of {principal}" in answer.text
+            return late
+
+        for client in clients[:4]:
+            client.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ada)
+        if known:
+            # Polls of ada may wait on three of seven connections: any of the four is one too many.
+            late = find_refused(clients[:4], "ada")
             # Who need not wait is answered, and so is who asks again.
             assert late.ask("POST", f"{path}/poll", b"{}", **of_ada).json == []
             assert late.ask("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ada).status == 503
             late.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ben)
-        clients[3].send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ben)
-        assert clients[4].ask("POST", f"{path}/publish", b'{"messages": ["a"]}', **of_ben).status == 200
-        for client in clients[:4]:
+        for client in clients[4:6]:
+            client.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ben)
+        waiting = clients[:6]
+        if known:
+            # Polls of ben may wait on half of the four connections that are left.
+            waiting.remove(find_refused([late, *clients[4:6]], "ben"))
+        assert clients[6].ask("POST", f"{path}/publish", b'{"messages": ["a"]}', **of_ben).status == 200
+        for client in waiting:
             [message] = client.answer().json
         # There is room again.
         after_message = {"startFrom": {"id": message["id"]}, "inclusive": False, "waitSeconds": 1}

@@ -164,8 +164,7 @@ def serving(
                 start = partial(function, companion_context)
                 started[name] = companion = start() if member is None else companions.start_companion(name, start)
                 stack.callback(companion.stop)
-        # The waiting polls of one principal may use at most half of the connections.
-        waiting = WaitingPolls(max(1, connection_limit(settings.server.max_connections) // 2))
+        waiting = WaitingPolls(connection_limit(settings.server.max_connections))
         forwarder = member.forwarder if member else None
         listener = _listen(settings, service, gate, registry, forwarder, waiting, transactions, started, stack)
         if member is None:

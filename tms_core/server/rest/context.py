@@ -92,16 +92,17 @@ class WaitingPolls:
     """The waiting polls of a server.
 
     Args:
-        max_each: the maximum number of waiting polls of a principal; None: unlimited.
+        connections: the number of connections. The polls of a principal wait on at most half of those that polls of
+            other principals leave; None: unlimited.
 
     Attributes:
         closed: whether polls may no longer wait.
         polls: for each waiting poll a function that wakes it; thread-safe.
     """
 
-    def __init__(self, max_each: int | None = None) -> None:
+    def __init__(self, connections: int | None = None) -> None:
         self.closed = False
-        self._max_each = max_each
+        self._connections = connections
         self.polls: dict[Callable[[], None], None] = {}
         self._each: Counter[str | None] = Counter()
 
@@ -116,10 +117,11 @@ class WaitingPolls:
         Raises:
             Unavailable: the principal has too many waiting polls.
         """
-        limit = self._max_each
-        if principal is not None and limit is not None and self._each[principal] >= limit:
+        own = self._each[principal]
+        left = None if self._connections is None else self._connections - (len(self.polls) - own)
+        if principal is not None and left is not None and own >= max(1, left // 2):
             raise Unavailable(
-                f"{limit} polls of {principal} are waiting, half of the connections of this server.",
+                f"{own} polls of {principal} are waiting, half of the connections that other principals leave.",
                 "Try again later, use fewer waiting polls, or increase server.max_connections.",
             )
         self.polls[wake] = None
