@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import threading
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
+from uuid import UUID
 
 import pytest
+from starlette.requests import Request
 from starlette.types import Message
 
 from tests.support import in_event_loop
 from tms_core.messaging.service import MessagingService
+from tms_core.server.codec.json_text import read_properties, read_registration
 from tms_core.server.metrics import ServerMetrics
+from tms_core.server.rest.body import BodyLimit
 from tms_core.server.rest.context import ServerContext, ThreadShares
 
 ZIPPED = {b"content-encoding": b"gzip"}
@@ -39,6 +46,35 @@ def test_loop_does_not_parse_a_large_body(headers: dict[bytes, bytes], body: byt
         share = context.memory.share(lambda: None)
         thread = asyncio.run(context.read({}, headers, receive, lambda _: threading.current_thread(), share))
     assert (thread is not threading.current_thread()) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("decode", "body"),
+    [
+        (read_properties, json.dumps({f"{number:x}": "" for number in range(20_000)})),
+        (read_properties, json.dumps({f"{number:x}": number for number in range(20_000)})),
+        (read_registration, json.dumps({"instance": str(UUID(int=1)), "ended": dict.fromkeys(range(9000), "aborted")})),
+    ],
+    ids=["empty properties", "numbers", "outcomes"],
+)
+def test_decoded_fields_take_no_more_memory_than_reserved(decode: Callable[[bytes], object], body: str) -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body.encode(), "more_body": False}
+
+    async def use(context: ServerContext) -> tuple[int, int]:
+        request = Request({"type": "http", "headers": [], "state": {"abort": lambda: None}}, receive)
+        async with context.body_of(request, decode, BodyLimit(1_000_000, "a test")):
+            return context.memory.used_bytes, tracemalloc.get_traced_memory()[1]
+
+    with ThreadPoolExecutor(1) as threads:
+        context = ServerContext(cast("MessagingService", None), threads, cast("ServerMetrics", None), 1_000_000)
+        tracemalloc.start()
+        try:
+            reserved, peak = asyncio.run(use(context))
+        finally:
+            tracemalloc.stop()
+    assert peak <= reserved
+    assert context.memory.used_bytes == 0
 
 
 async def _settle() -> None:

@@ -33,6 +33,8 @@ POLL_MESSAGES = 1000
 _COPIES, _WIDE_COPIES = 3, 9
 #: The maximum memory of the value that follows each of these characters, in bytes.
 _OBJECT_BYTES = {b"{": 300, b"[": 100, b",": 60}
+#: The maximum memory of a field in addition to its value, in bytes: its name, and its places in a pair and an object.
+_FIELD_BYTES = 150
 _RANGE = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
 
 
@@ -65,8 +67,7 @@ class JsonCodec:
 
     def publish_cost(self, body: bytes) -> int:
         """Return the memory of the copies of a body, and of as many objects as the body can have, in bytes."""
-        objects = sum(size * body.count(mark) for mark, size in _OBJECT_BYTES.items())
-        return (_COPIES if body.isascii() else _WIDE_COPIES) * len(body) + objects
+        return _memory(body)
 
     def read_rollback(self, body: bytes) -> RollbackRange | int:
         fields = _object(body, {"transactionWritePointer", "rollbackRange"})
@@ -164,6 +165,16 @@ def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]
     if not isinstance(ended, dict) or not all(outcome in ("committed", "aborted") for outcome in ended.values()):
         raise BadRequest('ended: this is not an object with the value "committed" or "aborted" for each transaction.')
     return found, {_number("ended", name): TransactionOutcome(outcome) for name, outcome in ended.items()}
+
+
+def memory_of_fields(body: bytes) -> int:
+    """Return the memory for decoding an object whose fields the client names, in bytes."""
+    return _memory(body) + _FIELD_BYTES * body.count(b":")
+
+
+def _memory(body: bytes) -> int:
+    objects = sum(size * body.count(mark) for mark, size in _OBJECT_BYTES.items())
+    return (_COPIES if body.isascii() else _WIDE_COPIES) * len(body) + objects
 
 
 def _object(body: bytes, fields: set[str]) -> dict[str, Any]:

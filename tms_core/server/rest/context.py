@@ -22,7 +22,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.server.auth.gate import Gate
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import MESSAGE_BYTES, Codec
-from tms_core.server.codec.json_text import JsonCodec
+from tms_core.server.codec.json_text import JsonCodec, memory_of_fields
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.body import BodyLimit, Headers, decompress_body, decompressed_bytes, is_compressed, read_body
@@ -296,11 +296,13 @@ class ServerContext:
         async with self._decoding:
             return await _run_in(self.threads, partial(decode, body))
 
-    async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
-        """Read and decode a small body."""
-        with self.share(request.scope) as share:
-            return await self.read(
-                request.scope, headers_of(request.scope), request.receive, decode, share, limit=limit
+    @asynccontextmanager
+    async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> AsyncIterator[T]:
+        """Yield the decoded body of a request; its memory is reserved during the block."""
+        scope = request.scope
+        with self.share(scope) as share:
+            yield await self.read(
+                scope, headers_of(scope), request.receive, decode, share, limit=limit, cost=memory_of_fields
             )
 
     @property

@@ -51,8 +51,10 @@ class ProducerRoutes(ContextRoute):
         context, topic, name = self._context, topic_of(request.scope), request.path_params["name"]
         producers, principal = context.service.producers, request.scope.get("principal")
         if request.method == "POST":
-            instance, ended = await context.body_of(request, read_registration, _REGISTRATION)
-            known = await context.in_thread(request.scope, producers.register, topic, name, instance, ended, principal)
+            async with context.body_of(request, read_registration, _REGISTRATION) as (instance, ended):
+                known = await context.in_thread(
+                    request.scope, producers.register, topic, name, instance, ended, principal
+                )
             undecided = [str(pointer) for pointer in known.undecided]
             fields = {
                 "generation": str(known.generation),

@@ -64,8 +64,8 @@ class TopicRoutes(ContextRoute):
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""
         context, topic = self._context, topic_of(request.scope)
         if request.method == "PUT":
-            properties = await context.body_of(request, read_properties, _PROPERTIES)
-            await self._change(request, context.service.create_topic, topic, properties)
+            async with context.body_of(request, read_properties, _PROPERTIES) as properties:
+                await self._change(request, context.service.create_topic, topic, properties)
         elif request.method == "DELETE":
             await context.in_thread(request.scope, context.service.delete_topic, topic)
         else:
@@ -89,8 +89,8 @@ class TopicRoutes(ContextRoute):
     async def properties(self, request: Request) -> Response:
         """``PUT …/topics/{topic}/properties``: replaces all properties."""
         context, topic = self._context, topic_of(request.scope)
-        properties = await context.body_of(request, read_properties, _PROPERTIES)
-        await self._change(request, context.service.update_topic, topic, properties)
+        async with context.body_of(request, read_properties, _PROPERTIES) as properties:
+            await self._change(request, context.service.update_topic, topic, properties)
         return Response()
 
     async def _change(
@@ -141,10 +141,10 @@ class Consumers(ContextRoute):
         context, topic, name = self._context, topic_of(request.scope), request.path_params["name"]
         principal = request.scope.get("principal")
         if request.method == "PUT":
-            message = await context.body_of(request, read_position, _POSITION)
             only_new = request.headers.get("if-none-match", "").strip() == "*"
             put = partial(context.service.consumers.put, force=_forces(request), only_new=only_new, principal=principal)
-            await context.in_thread(request.scope, put, topic, name, message)
+            async with context.body_of(request, read_position, _POSITION) as message:
+                await context.in_thread(request.scope, put, topic, name, message)
         elif request.method == "DELETE":
             delete = partial(context.service.consumers.delete, force=_forces(request), principal=principal)
             await context.in_thread(request.scope, delete, topic, name)
