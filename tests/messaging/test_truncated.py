@@ -13,6 +13,8 @@ import pytest
 from tests.builders import NOW_MS
 from tests.kit.messaging import GROUP, ORDERS, GroupKit, group_kit
 from tests.messaging.test_producers import BILLS, Instance
+from tests.transaction.managers import served
+from tms_core.consumers.claim_rows import all_claims
 from tms_core.errors import StoreError
 from tms_core.messaging.producers.rows import TransactionOutcome
 from tms_core.server.managing import release_rows
@@ -20,6 +22,8 @@ from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.connection import OutcomeUnknown
 
 #: A time at which nothing has begun yet, and one that all transactions of a test began before.
 LATER_MS = NOW_MS + 60_000
@@ -139,6 +143,21 @@ def test_truncation_of_ids_that_are_not_listed_gives_up_nothing(kit: GroupKit) -
     kit.commit(tx)
     assert not kit.manager.truncate_invalid([tx.transaction_id])
     assert kit.service.consumers.get(ORDERS, GROUP).id == kit.ids()[-1]
+
+
+def test_truncate_with_a_damaged_claim_is_a_fault_of_the_server(
+    kit: GroupKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.publish(b"a")
+    tx = kit.begin()
+    assert kit.poll(tx) == [b"a"]
+    kit.time_out(tx)
+    [(key, _, _)] = all_claims(kit.side)
+    kit.side.put([(key, b"damaged")])
+    with served(kit.manager) as service, TransactionClient(service.address) as client, pytest.raises(OutcomeUnknown):
+        client.truncate_invalid([tx.transaction_id])
+    assert kit.manager.invalid_size() == 1
+    assert "truncateInvalidTx failed" in caplog.text
 
 
 def test_release_of_rows_reads_no_manager_and_changes_nothing_of_others() -> None:

@@ -165,10 +165,14 @@ def release_rows(side: SideTable, is_leaving: Callable[[int], bool]) -> None:
         is_leaving: selects the ids.
 
     Raises:
-        StoreError, FormatError: the table could not be read or written, or a row is damaged.
+        StoreError: the table could not be read or written, or a row is damaged.
     """
-    freed = release_void_claims(side, is_leaving, lambda _: False)
-    marked = mark_void(side, is_leaving)
+    try:
+        freed = release_void_claims(side, is_leaving, lambda _: False)
+        marked = mark_void(side, is_leaving)
+    except FormatError as error:
+        # The service would report a FormatError as a fault of the client's call, and not log it.
+        raise StoreError(error.message, error.hint) from error
     if freed or marked:
         text = "released %d claims of groups and %d transactions of producers before their ids leave the invalid list"
         logger.info(text, freed, marked)
