@@ -167,7 +167,9 @@ def _wait_out(lease: Lease, until: Event) -> None:
 
     Raises:
         LeaseHeld: its holder has renewed it, or ``until`` was set.
+        StateError: the state could not be read at first, or at the last attempt.
     """
+    rejection: LeaseHeld | StateError
     try:
         lease.acquire()
     except LeaseHeld as error:
@@ -182,7 +184,7 @@ def _wait_out(lease: Lease, until: Event) -> None:
             break
         try:
             lease.acquire()
-        except LeaseHeld as error:
+        except (LeaseHeld, StateError) as error:
             rejection = error
         else:
             return

@@ -13,7 +13,7 @@ from janitor.settings import LeaseSettings
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import NOW_MS
 from tms_core.clock import ManualClock
-from tms_core.errors import LeaseHeld
+from tms_core.errors import LeaseHeld, StateUnavailable
 from tms_core.tables.lease import Lease, LeaseRecord
 
 WANTED = LeaseSettings(seconds=60)
@@ -57,6 +57,22 @@ def test_run_once_waits_out_the_lease_of_a_dead_holder(
         assert 60 <= until.seconds <= 70
     assert "the run before has the lease" in caplog.text
     assert "If that process is dead, this run starts in 60 s." in caplog.text
+
+
+def test_run_once_waits_for_the_lease_while_its_state_fails(
+    clock: ManualClock, state: SqliteState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until, read = Waits(clock), state.lease
+
+    def fail_twice() -> bytes | None:
+        if until.seconds in (10, 15):
+            raise StateUnavailable("HBase is away.")
+        return read()
+
+    monkeypatch.setattr(state, "lease", fail_twice)
+    with hold_lease(WANTED, state, clock, sole=False, until=until) as lease:
+        assert lease.held
+    assert 60 <= until.seconds <= 70
 
 
 def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: SqliteState) -> None:
