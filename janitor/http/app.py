@@ -39,7 +39,7 @@ from janitor.state.values import pack
 from janitor.status import past
 from janitor.status.health import judge
 from janitor.status.status import Status
-from tms_core.errors import INTERNAL, BadRequest, Forbidden, code_of_status
+from tms_core.errors import INTERNAL, BadRequest, Forbidden, StateBusy, StateUnavailable, TmsError, code_of_status
 from tms_core.logs.printable import complete, complete_command
 from tms_core.settings.models import is_loopback
 from tms_core.topic import TopicId
@@ -262,7 +262,10 @@ async def _reject(_: Request, error: Exception) -> Response:
 
 async def _report_failure(request: Request, error: Exception) -> Response:
     logger.error("no response to %s: %s", request.url.path, error, exc_info=error)
-    return problem.response(500, INTERNAL, "the response failed; the janitor's log has the reason")
+    # The message may have a path of this machine, so it is only in the log.
+    status = 503 if isinstance(error, (StateBusy, StateUnavailable)) else 500
+    code = error.code if isinstance(error, TmsError) else INTERNAL
+    return problem.response(status, code, "the response failed; the janitor's log has the reason")
 
 
 # -- protection --------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from tests.janitor.http import statuses
 from tests.janitor.http.conftest import Answer, Direct, HttpKit
 from tests.janitor.http.statuses import StillViews
 from tests.support import raising
+from tms_core.errors import StateBusy, StateError, StateUnavailable
 
 PATHS = ("/", "/api/status", "/api/runs", "/healthz", "/readyz", "/metrics")
 
@@ -229,6 +230,17 @@ def test_view_that_fails_responds_500_and_logs_the_error(
     assert record.getMessage().endswith(f" {path}: a bug of ours")
     assert record.exc_info
     assert [app.ask(other).status for other in ("/", "/readyz")] == [200, 200]
+
+
+@pytest.mark.parametrize(("error", "status"), [(StateUnavailable, 503), (StateBusy, 503), (StateError, 500)])
+def test_view_without_its_state_responds_with_the_code_of_the_error(
+    views: StillViews, caplog: pytest.LogCaptureFixture, error: type[StateError], status: int
+) -> None:
+    views.past = raising(error("/srv/state cannot be read."))  # type: ignore[method-assign]
+    answer = Direct(views).ask("/api/runs")
+    assert (answer.status, problem_of(answer)[0]) == (status, error.code)
+    assert "/srv/state" not in str(problem_of(answer))
+    assert "/srv/state cannot be read." in caplog.text
 
 
 @pytest.mark.parametrize("path", PATHS)
