@@ -122,20 +122,23 @@ def test_standby_janitor_waits_and_can_be_stopped(caplog: pytest.LogCaptureFixtu
     waiting.stop()
     assert janitor.requests == 1
     assert "the janitor of this server waits: another one has the lease." in caplog.text
+    with pytest.raises(StoreError):
+        start_companion("janitor", Janitor(StoreError("HBase is away.")))
 
 
-def test_standby_run_now_reaches_only_a_running_janitor() -> None:
-    janitor = Janitor(HELD)
-    waiting = Standby("janitor", janitor, retry_seconds=3600)
+def test_standby_calls_reach_only_a_running_janitor() -> None:
+    waiting = Standby("janitor", Janitor(HELD), retry_seconds=3600)
     waiting.run_now()
+    assert waiting.hold_seconds is None
     waiting.stop()
-    janitor = Janitor()
+    janitor = Janitor(HELD, HELD)
     running = Standby("janitor", janitor, retry_seconds=0.01)
     assert janitor.runs.wait(PATIENCE_SECONDS)
     running._thread.join()
     running.run_now()
+    assert (janitor.hurried, running.hold_seconds) == (1, 7200)
     running.stop()
-    assert janitor.hurried == 1
+    assert not janitor.runs.is_set()
 
 
 @pytest.mark.parametrize("error", [StoreError("HBase is away."), ZeroDivisionError("HBase is away.")], ids=repr)
