@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.builders import HOUR, MINUTE, NOW_MS, SECOND
 from tests.kit.messaging import GROUP, ORDERS, READ_NONE, GroupKit, group_kit
 from tests.support import raising
 from tms_core.consumers.claim_rows import release_void_claims
+from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
 from tms_core.messaging.groups import claims as groups
 from tms_core.messaging.groups.claims import GroupPoll, Order
@@ -672,6 +674,22 @@ def test_poll_of_a_transaction_that_ends_takes_its_claim_back(kit: GroupKit, mon
         kit.poll(one)
     # It counts as no delivery, so not even a mark is left.
     assert kit.claims() == []
+
+
+def test_poll_of_a_transaction_that_ends_before_its_claim_writes_none(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.publish(b"a")
+    one, lock = kit.begin(), kit.service.consumers.lock
+
+    def late(group: ConsumerGroup) -> AbstractContextManager[object]:
+        kit.manager.abort(one)
+        return lock(group)
+
+    monkeypatch.setattr(kit.service.consumers, "lock", late)
+    monkeypatch.setattr(kit.side, "exchange", raising(AssertionError("a claim is written")))
+    with pytest.raises(ConsumerConflict, match="not in progress"):
+        kit.poll(one)
 
 
 @pytest.mark.parametrize("end", ["abort", "commit"])

@@ -6,8 +6,9 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -344,6 +345,7 @@ def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: 
 
     late.before = concurrent_action
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    assert manager.is_running
     assert [manager.status(one) for one in transaction_ids] == ["in progress"] * len(transaction_ids)
     assert calls > at
 
@@ -388,6 +390,25 @@ def test_late_snapshot_of_a_previous_manager_loses_nothing(shared: Shared, clock
         previous.take_snapshot()
     manager = TransactionManager(shared(), clock)
     assert [manager.status(one) for one in transaction_ids] == ["in progress"] * 2
+
+
+def test_snapshot_of_a_previous_manager_deletes_no_later_snapshot(
+    shared: Shared, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    previous = TransactionManager(SideStorage(shared.side, lambda: lambda: True), clock)
+    transaction_id = previous.start_short().transaction_id
+    page = shared.side.rows
+
+    def take_over(start: bytes, *rest: Any) -> Page[list[tuple[bytes, bytes]]]:
+        if start == b"xs":
+            monkeypatch.undo()
+            TransactionManager(shared(), clock)
+        return page(start, *rest)
+
+    monkeypatch.setattr(shared.side, "rows", take_over)
+    with suppress(StoreUnavailable):
+        previous.take_snapshot()
+    assert TransactionManager(shared(), clock).status(transaction_id) == "in progress"
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from janitor.state import values
 from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, ControlKit
-from tests.support import raising
+from tests.support import raising, wait_until
 from tms_core.errors import GuardTripped, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs.loggers import AUDIT
 from tms_core.topic import TopicId
@@ -274,6 +274,33 @@ def test_stop_during_a_query_reports_the_stop_to_its_client(kit: ControlKit) -> 
         assert endless.began.wait(60)
         server.stop()
         assert kind_of(client.answer()) == "StopRequested"
+
+
+def test_client_that_connects_during_a_stop_is_disconnected(kit: ControlKit) -> None:
+    began, stops, go = Event(), Event(), Event()
+
+    def act(_: Observer, is_stopping: Callable[[], bool]) -> Audit:
+        began.set()
+        wait_until(is_stopping)
+        stops.set()
+        assert go.wait(60)
+        return Audit(None)
+
+    kit.act = act
+    server = kit.start(request_seconds=600)
+    path, link = kit.folder / api.SOCKET_NAME, kit.folder / "link"
+    link.hardlink_to(path)
+    with kit.connect() as client, ThreadPoolExecutor(1) as threads:
+        client.ask("verify")
+        assert began.wait(60)
+        stopped = threads.submit(server.stop)
+        assert stops.wait(60)
+        link.rename(path)
+        with kit.connect() as late:
+            late.socket.settimeout(server_module.STOP_SECONDS / 2)
+            assert late.socket.recv(1) == b""
+        go.set()
+        stopped.result()
 
 
 def test_query_with_unread_progress_completes(kit: ControlKit) -> None:
