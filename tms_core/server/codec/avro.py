@@ -208,7 +208,7 @@ class _Reader:
     def take_array(self, limit: int) -> list[bytes]:
         """Return an array of byte strings; the frequent lengths of one or two bytes are decoded inline for speed."""
         found: list[bytes] = []
-        add, data, total = found.append, self._data, len(self._data)
+        add, data = found.append, self._data
         while count := self.take_long():
             # In Avro, the size of the block in bytes follows a negative count; a reader may ignore it.
             if count < 0:
@@ -230,9 +230,8 @@ class _Reader:
                     at = self._at
                 if length & 1:
                     raise self.wrong("a length is negative")
+                # A length beyond the end of the body makes the next read raise the IndexError.
                 end = at + (length >> 1)
-                if end > total:
-                    raise IndexError
                 add(data[at:end])
                 at = end
             self._at = at
