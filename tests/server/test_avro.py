@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, MessageList, RollbackRange, SharedList
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.topic import INT_MAX
@@ -77,8 +78,9 @@ def decoded(answer: bytes) -> list[tuple[bytes, bytes]]:
 # --- worked examples -------------------------------------------------------------------------------------------------
 
 
-def test_avro_poll_without_a_start_and_a_limit_reads_all() -> None:
+def test_avro_poll_is_decoded() -> None:
     assert AVRO.read_poll(bytes.fromhex("04 01 02 02")) == FetchRequest(None, True, INT_MAX)
+    assert AVRO.read_poll(b"\x02" + long(T) + bytes.fromhex("00 00 14 02")) == FetchRequest(T, False, 10)
 
 
 def test_avro_poll_in_a_transaction_is_cdaps_example() -> None:
@@ -119,13 +121,26 @@ def test_avro_messages_are_decoded_in_order(payloads: list[list[bytes]]) -> None
     assert decoded(b"".join(AVRO.write_messages(pages))) == expected
 
 
+def block_sizes(*pages: Sequence[FetchedMessage]) -> list[int]:
+    """Return the number of messages in each written piece."""
+    return [len(decoded(piece.removesuffix(b"\0") + b"\0")) for piece in AVRO.write_messages(pages)]
+
+
 def test_avro_messages_are_written_in_blocks_of_60000_bytes() -> None:
     # id, payload and 8 make 1,000 bytes a message, so 60 of them close a block
-    message = FetchedMessage(ID.pack(), b"x" * 972)
-    pieces = list(AVRO.write_messages([[message] * 100, [message] * 30]))
-    assert [len(decoded(piece.removesuffix(b"\0") + b"\0")) for piece in pieces] == [60, 60, 10]
-    assert pieces[-1].endswith(b"\0")
-    assert len(decoded(b"".join(pieces))) == 130
+    message, large = (FetchedMessage(ID.pack(), b"x" * size) for size in (972, 100_000))
+    pages = [[message] * 100, [], [message] * 30]
+    assert block_sizes(*pages) == [60, 0, 60, 10]
+    assert len(decoded(b"".join(AVRO.write_messages(pages)))) == 130
+    assert block_sizes([message, large, large, message]) == [2, 1, 1]
+
+
+def test_avro_shared_messages_are_encoded_once_in_blocks_of_60000_bytes() -> None:
+    shared = SharedList(MessageList([ID.pack()] * 25, [b"x" * 979] * 25))
+    assert block_sizes(shared, shared, shared) == [50, 25]
+    encoded = shared.encoded
+    assert block_sizes(shared) == [25]
+    assert shared.encoded is encoded
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

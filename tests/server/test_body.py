@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tracemalloc
 import zlib
 
@@ -10,6 +11,9 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message
 
+from tms_core.server.codec.avro import AvroCodec
+from tms_core.server.codec.bodies import Codec
+from tms_core.server.codec.json_text import JsonCodec
 from tms_core.server.memory import Memory
 from tms_core.server.rest.body import GZIP, BodyLimit, decompress_body, read_body
 
@@ -44,5 +48,24 @@ def test_body_in_pieces_of_two_bytes_takes_a_small_multiple_of_its_size() -> Non
         assert len(asyncio.run(read())) == size
         assert memory.used_bytes == 2 * size
         assert tracemalloc.get_traced_memory()[1] < 10 * size
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("codec", "body"),
+    [
+        (AvroCodec(), b"\x02\xa0\x9c\x01" + bytes(10_000) + b"\0"),
+        (JsonCodec(), json.dumps({"messages": [""] * 10_000}).encode()),
+        (JsonCodec(), json.dumps({"messages": [{"base64": ""}] * 10_000}).encode()),
+        (JsonCodec(), json.dumps({"messages": ["\U0001f600" + "a" * 100_000]}, ensure_ascii=False).encode()),
+    ],
+    ids=["avro", "json", "base64", "wide"],
+)
+def test_publish_cost_covers_the_memory_of_decoding(codec: Codec, body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        codec.read_publish(body)
+        assert tracemalloc.get_traced_memory()[1] <= codec.publish_cost(body)
     finally:
         tracemalloc.stop()

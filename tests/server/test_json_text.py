@@ -18,6 +18,7 @@ from tms_core.server.codec.json_text import POLL_MESSAGES, JsonCodec, read_prope
 JSON = JsonCodec()
 T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
 ID = MessageId(T, 3)
+RANGE = {"startTimestamp": T, "startSequenceId": 0, "endTimestamp": T, "endSequenceId": 1}
 
 
 def body(value: Any) -> bytes:
@@ -62,8 +63,8 @@ def test_published_range_has_its_64_bit_numbers_as_text_and_is_read_again() -> N
 
 
 def test_messages_beyond_a_chunk_are_pieces_of_one_array() -> None:
-    pieces = list(JSON.write_messages([[FetchedMessage(ID.pack(), b"x" * 1000)] * 200]))
-    assert len(pieces) > 1
+    pieces = list(JSON.write_messages([[], [FetchedMessage(ID.pack(), b"x" * 1000)] * 200]))
+    assert (pieces[0], len(pieces) > 2) == (b"", True)
     assert max(map(len, pieces)) < CHUNK_BYTES + 1100
     assert len(json.loads(b"".join(pieces))) == 200
 
@@ -127,6 +128,20 @@ def test_invalid_json_publish_is_rejected_with_the_reason(data: bytes, reason: s
 def test_invalid_json_poll_is_rejected_with_the_reason(given_: Any, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         JSON.read_poll(body(given_))
+
+
+@pytest.mark.parametrize(
+    ("given_", "reason"),
+    [
+        ({"rollbackRange": None}, "rollbackRange: .* not an object"),
+        ({"rollbackRange": RANGE | {"start": 0}}, "rollbackRange.start: "),
+        ({"rollbackRange": RANGE | {"endSequenceId": 2**31}}, "rollbackRange.endSequenceId: .*32-bit"),
+        ({"rollbackRange": RANGE | {"endTimestamp": 2**63}}, "rollbackRange.endTimestamp: .*64-bit"),
+    ],
+)
+def test_invalid_json_rollback_is_rejected_with_the_reason(given_: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        JSON.read_rollback(body({"transactionWritePointer": W} | given_))
 
 
 @pytest.mark.parametrize(
