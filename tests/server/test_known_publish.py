@@ -433,12 +433,26 @@ def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serv
         for part in (data + data, data[:-1], data[-1:], data):
             connection.send(part)
         assert [status(connection.answer()) for _ in range(4)] == [200] * 4
+        # Nor one inside a head, which begins in the segment of another body.
+        unknown = publishing(topic, avro(b"a"), AVRO, "X-Trace: 1")
+        assert ask(connection, unknown + b"GET /ping HTTP/1.1\r\nX-Trace: ") == 200
+        connection.send(data)
+        assert connection.answer().endswith(b"OK.")
         head, body = data[: -len(avro(inside))], avro(inside)
         # As many bytes as the head says, and no more, belong to its body.
         connection.send(head + body[:10])
         connection.send(body[10:] + inside)
         assert [status(connection.answer()) for _ in range(2)] == [200, 200]
         assert ask(connection, _on_topic("GET", None)(topic)) == 404
+
+
+def test_publish_that_closes_its_connection_is_parsed_each_time(both: list[Serving], served: list[bytes]) -> None:
+    with topic_on(both[0]) as (_, topic):
+        for _ in range(3):
+            with Connection(both[0].port) as connection:
+                connection.send(publishing(topic, avro(b"a"), AVRO, "Connection: close"))
+                assert b"connection: close" in connection.answer()
+    assert served == []
 
 
 def test_heads_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch, served: list[bytes]) -> None:
@@ -527,10 +541,7 @@ def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(serve
         with Connection(server.port) as other:
             assert ask(other, data) == 200
             assert len(served) == 1
-            thread = server.listener._server
-            assert thread is not None
-            open_ = [one for one in thread._server.server_state.connections if isinstance(one, HttpProtocol)]
-            [found] = [one for one in open_ if one._last is None]
+            [found] = [one for one in open_connections(server) if one._last is None]
             assert (found._is_idle, found._owing_since) == (True, None)
 
 
@@ -546,6 +557,57 @@ def test_server_that_stops_during_a_request_responds(
     assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     stopping.join()
     assert len(served) == 1
+
+
+def test_publish_with_a_known_head_waits_for_the_request_before_it(served: list[bytes]) -> None:
+    may, begun = Event(), Event()
+
+    def wait(call: Call) -> None:
+        if call.name == "message.put" and stored(server, topic)[0]:
+            begun.set()
+            assert may.wait(PATIENCE_SECONDS)
+
+    with serving() as server, topic_on(server) as (connection, topic):
+        watch(server.store, before=wait)
+        data = publishing(topic, avro(b"a"))
+        assert ask(connection, data) == 200
+        connection.send(publishing(topic, avro(b"b"), AVRO, "X-Trace: 1"))
+        assert begun.wait(PATIENCE_SECONDS)
+        connection.send(data)
+        wait_until_read(server)
+        may.set()
+        assert [status(connection.answer()) for _ in range(2)] == [200, 200]
+    assert served == []
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("Not now.", "Later.")])
+def test_served_publish_whose_client_closes_its_half_is_answered(error: Unavailable | None) -> None:
+    may = Event()
+
+    def wait(call: Call) -> None:
+        if call.name == "message.put" and stored(server, topic)[0]:
+            assert may.wait(PATIENCE_SECONDS)
+            if error is not None:
+                raise error
+
+    with serving() as server, topic_on(server) as (connection, topic):
+        watch(server.store, before=wait)
+        data = publishing(topic, avro(b"a"))
+        assert ask(connection, data) == 200
+        connection.send(data)
+        connection.shut()
+        [known] = open_connections(server)
+        wait_until(lambda: known._half_closed)
+        may.set()
+        answer = connection.answer()
+        assert (status(answer), b"connection: close" in answer) == (200 if error is None else 503, True)
+        assert connection.answer() == b""
+
+
+def open_connections(server: Serving) -> list[HttpProtocol]:
+    thread = server.listener._server
+    assert thread is not None
+    return [one for one in thread._server.server_state.connections if isinstance(one, HttpProtocol)]
 
 
 def _is_open(port: int) -> bool:
@@ -755,7 +817,7 @@ def test_permission_for_the_home_of_a_producer_is_checked(tmp_path: Path, served
         require = jwt.gate.require
 
         def refuse(principal: str, topic: TopicId, need: Need, name: str = "") -> None:
-            if topic == topics[1]:
+            if (topic, name) == (topics[1], "p"):
                 raise Forbidden("Not there.", "Ask.")
             require(principal, topic, need, name)
 

@@ -216,6 +216,16 @@ def test_nonsense_after_a_request_does_not_change_its_response(echo: Echo, port:
     assert echo.requests == [("POST", "/a", b"one")]
 
 
+def test_nonsense_in_a_second_request_is_not_answered_in_place_of_the_first(echo: Echo, port: int) -> None:
+    echo.may_answer.clear()
+    with Client(port) as client:
+        client.socket.sendall(request("POST", "/a", b"one"))
+        wait_until(lambda: echo.requests)
+        client.socket.sendall(b"POST /b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nnone\r\n")
+        assert b"400" not in rest(client)
+    assert echo.requests == [("POST", "/a", b"one")]
+
+
 def test_client_that_closes_its_half_after_a_request_gets_a_response(echo: Echo, port: int) -> None:
     echo.may_answer.clear()
     with Client(port) as client:
@@ -331,6 +341,11 @@ def test_connections_above_the_limit_serve_only_probes(echo: Echo) -> None:
             assert (answered.status, answered.headers["connection"]) == (200, "close")
         with Client(port) as other:
             assert other.ask("POST", "/pings", b"a").status == 503
+        if echo.heads is not None:
+            echo.heads.at_once = True
+        with Client(port) as known:
+            known.socket.sendall(request("POST", "/a", b"a"))
+            assert known.answer().status == 503
     assert [path for _, path, _ in echo.requests] == ["/", "/ping"]
 
 
@@ -619,6 +634,14 @@ def test_head_is_written_with_the_first_piece(data: list[bytes | None], written:
     for piece in data:
         joining.close() if piece is None else joining.write(piece)
     assert transport.pieces == written
+
+
+def test_head_is_not_written_to_a_closed_connection() -> None:
+    transport = Written(closed=True)
+    joining = protocol._Joining(transport)  # type: ignore[arg-type]
+    joining.write(HEAD)
+    joining.close()
+    assert transport.pieces == [None]
 
 
 def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
