@@ -154,6 +154,11 @@ def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded
                 assert ({"401", "403"} <= set(operation["responses"])) != open_to_all
 
 
+def test_document_of_a_server_with_tokens_requires_them(client: Client, identities: Identities) -> None:
+    document = client.ask("GET", "/openapi.json", b"", **headers(identities.good("stranger"))).json
+    assert document == openapi(secured=True)
+
+
 def test_page_lists_the_permission_of_each_route() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/rest-consumers.md").read_text(encoding="utf-8")
     table = page.partition("| needs | routes |")[2].partition("\n\n")[0]

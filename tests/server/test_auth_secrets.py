@@ -102,6 +102,7 @@ OPEN = {"allow_without_token": True}
         ({}, {"thrift": "0.0.0.0:1"} | OPEN, ["set transactions.admin_token_file"]),
         # Without the setting, the server refuses to start.
         ({}, {"thrift": "0.0.0.0:1"}, []),
+        ({}, {"thrift": "0.0.0.0:1", "source": "thrift"} | OPEN, []),
         ({"auth": TOKENS}, {"thrift": "tx-1:1"} | OPEN, ["set transactions.admin_token_file"]),
     ],
 )

@@ -199,6 +199,18 @@ async def test_request_that_waits_too_long_for_memory_is_rejected(monkeypatch: p
     assert shares.memory.waiting == 0
 
 
+@in_event_loop
+async def test_request_that_gives_up_lets_the_next_one_continue() -> None:
+    shares = Shares(10)
+    await shares.held("holder", 8)
+    large, small = (asyncio.ensure_future(shares().take(size)) for size in (5, 2))
+    await settle()
+    assert not small.done()
+    large.cancel()
+    await settle()
+    assert small.done()
+
+
 def test_borrower_that_leaves_while_room_comes_gives_it_back() -> None:
     async def scene(steps: int) -> None:
         shares = Shares(10)

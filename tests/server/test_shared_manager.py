@@ -22,7 +22,7 @@ from tests.support import PATIENCE_SECONDS, raising
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, FormatError, NotInProgress, StoreError, TmsError, TransactionError
-from tms_core.server import serving
+from tms_core.server import managing, serving
 from tms_core.server.ha import shared_manager
 from tms_core.server.ha.leadership import Leadership
 from tms_core.server.ha.manager_log import SideStorage, read_root
@@ -627,6 +627,14 @@ def test_first_shared_log_of_inverted_messages_needs_no_folder(tmp_path: Path) -
         # Readers never see messages that were rolled back, whatever the manager knows.
         assert made(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE)).shared is not None
     assert not (tmp_path / "tx").exists()
+
+
+def test_search_for_transactions_in_doubt_after_many_rows_finds_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "MAX_ROWS", 4)
+    monkeypatch.setattr(managing, "PAGE_ROWS", 2)
+    assert not managing.may_have_undecided(store_with(*[None] * 4))
+    assert managing.may_have_undecided(store_with(*[None] * 5))
+    assert managing.may_have_undecided(store_with(None, None, BASE))
 
 
 def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

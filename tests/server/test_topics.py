@@ -93,6 +93,7 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
             if method in known:
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
     assert len(paths) == 18
+    assert not [path for path, item in paths.items() for call in item.values() if "security" in call]
     assert json.dumps(paths)
 
 
