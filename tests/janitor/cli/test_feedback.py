@@ -46,12 +46,17 @@ def settings(source: str, thrift: str, janitor: str = ON) -> str:
     return SETTINGS.replace("source: directory", f"source: {source}\n  thrift: '{thrift}'").replace(JANITOR, janitor)
 
 
-def test_inspect_snapshot_of_a_service_shows_its_current_state(kit: CommandKit, address: str) -> None:
+def test_inspect_snapshot_of_a_service_shows_its_current_state(
+    kit: CommandKit, manager: TransactionManager, address: str
+) -> None:
+    manager.checkpoint(manager.start_short())
     kit.set(settings("thrift", address, JANITOR))
     shown = kit.janitor("inspect snapshot")
     assert shown.code == 0
     assert f"source: the transaction service {address}" in shown.out
     assert f"{INVALID}  invalid" in shown.out
+    assert "in progress, short" in shown.out
+    assert "in progress, checkpoint" in shown.out
     kit.clock.advance(HOUR)
     assert "problem" not in kit.janitor("inspect snapshot").out
 

@@ -14,10 +14,11 @@ from janitor.state.records import TopicCount
 from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import save_sizes
 from janitor.stats.topic_sizes import TopicSizeCounter
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
 from tests.support import free_port
 from tms_core.clock import ManualClock
+from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb import library
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
@@ -67,6 +68,16 @@ def test_inspect_message_decodes_counts_and_consumes_nothing(kit: CommandKit) ->
         assert (row["topic"], row["publish_ms"], row["kind"]) == ("default:orders", NOW_MS - 3 * DAY, "plain")
 
 
+def test_inspect_message_shows_the_start_of_the_oldest_transaction(kit: CommandKit) -> None:
+    assert "oldest transaction: 2023-11-14 18:13:20 UTC" in kit.janitor("inspect message").out
+
+
+def test_inspect_with_a_pattern_counts_its_topics_only(kit: CommandKit) -> None:
+    for table, counts in (("message", {"plain": 1}), ("meta", {"deleted": 1}), ("payload", {})):
+        found = kit.janitor(f"inspect {table} --topic '*:retired' --format json").json
+        assert found["counts"] == counts
+
+
 def test_inspect_of_an_empty_table_prints_no_rows(kit: CommandKit) -> None:
     assert kit.janitor("inspect payload").out == "no rows\n"
 
@@ -74,10 +85,12 @@ def test_inspect_of_an_empty_table_prints_no_rows(kit: CommandKit) -> None:
 def test_inspect_meta_of_an_unreadable_topic_escapes_its_text(kit: CommandKit) -> None:
     with LevelDBStore(kit.store) as store:
         store.metadata.compare_and_set(b"default:odd:", None, b'{"ttl":"\x1b[2J"}')
+        store.metadata.compare_and_set(b"unrecognized", None, b"{}")
     shown = kit.janitor("inspect meta")
     assert "default:odd" in shown.out
+    assert b"unrecognized".hex() in shown.out
     assert "\x1b" not in shown.out
-    assert "1 deleted, 1 topics, 1 unreadable" in shown.out
+    assert "1 deleted, 1 topics, 2 unreadable" in shown.out
 
 
 def test_inspect_snapshot_shows_transactions_with_their_times(kit: CommandKit) -> None:
@@ -85,6 +98,14 @@ def test_inspect_snapshot_shows_transactions_with_their_times(kit: CommandKit) -
     assert "source: snapshot.1699999999000" in shown
     assert "timestamp_ms: 1699999999000 (2023-11-14 22:13:19 UTC)" in shown
     assert f"{INVALID}  invalid  2023-11-14 18:13:20 UTC" in shown
+    assert kit.janitor("inspect snapshot --limit 0 --format json").json["invalid"] == []
+
+
+def test_inspect_with_a_stale_snapshot_shows_the_problem_and_does_not_use_it(kit: CommandKit) -> None:
+    kit.clock.advance(HOUR)
+    assert "1 h 1 s old" in kit.janitor("inspect snapshot --format json").json["problem"]
+    assert "1 h 1 s old" in kit.janitor("inspect snapshot").out
+    assert kit.janitor("inspect message --format json").json["counts"]["positive"] == 1
 
 
 def test_inspect_snapshot_without_a_snapshot_exits_1_with_a_hint(kit: CommandKit) -> None:
@@ -109,6 +130,17 @@ def test_verify_of_a_true_boundary_proves_it(kit: CommandKit) -> None:
     proven = kit.janitor("verify")
     assert proven.code == 0
     assert f"proven: no row up to {INVALID}" in proven.out
+
+
+def test_verify_of_an_invalid_row_above_the_boundary_refutes_nothing(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    later = pointer(NOW_MS - MINUTE)
+    with LevelDBStore(kit.store) as store:
+        store.message.put([(b"unrecognized", MessageValue(later, b"?"))])
+    kit.snapshot((INVALID, later), age_ms=500)
+    found = kit.janitor("verify --format json")
+    assert (found.code, found.json["refuted"], found.json["open_cells"]) == (0, 0, 1)
+    assert "(1 of them with unrecognized keys)" in kit.janitor("verify").out
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -87,7 +87,7 @@ def test_row_with_numbers_cdap_never_writes_is_unrecognized() -> None:
     assert {(row["kind"], row["topic"]) for row in found.rows} == {("unrecognized", "default:orders")}
     assert sorted(row["generation"] for row in found.rows) == [-3, 0, 1]
     assert found.counts == {"unrecognized": 3, "invalid": 1}, "where the key parses, the pointer counts (L4)"
-    assert inspect.payloads(store, SNAPSHOT, (), 100, nobody).counts == {"unrecognized": 2}
+    assert inspect.payloads(store, SNAPSHOT, (), 100, nobody)[1:] == ({"unrecognized": 2}, None)
 
 
 @pytest.mark.parametrize("value", [b"", b"\x01short"])
@@ -117,6 +117,7 @@ def test_inspect_messages_with_a_limit_decodes_that_many_and_counts_all(
 ) -> None:
     found = inspect.messages(store, SNAPSHOT, (), limit, nobody)
     assert len(found.rows) == shown
+    assert len(inspect.payloads(store, SNAPSHOT, (), limit, nobody).rows) == min(shown, 4)
     assert sum(found.counts[kind] for kind in ("plain", "transactional", "reference", "unrecognized")) == 7
 
 
@@ -178,6 +179,8 @@ def test_snapshot_figures_have_ids_as_strings_and_limited_lists() -> None:
     assert json.loads(json.dumps(figures)) == figures
     assert figures["invalid_count"] == 3
     assert figures["invalid"] == [str(INVALID), str(INVALID + 1)]
+    several = visibility(NOW_MS, [], [OPEN, COMMITTED])
+    assert len(inspect.snapshot_figures(several, "snapshot.1", 1)["in_progress"]) == 1
     [entry] = figures["in_progress"]
     assert entry == {
         "write_pointer": str(OPEN),
