@@ -9,6 +9,7 @@ import resource
 import select
 import socket
 import ssl
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -660,6 +661,30 @@ def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
         assert early.started.wait(PATIENCE_SECONDS)
         client.socket.sendall(b"no chunk\r\n")
         assert rest(client).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_disconnect_ends_the_request_before_a_pipelined_one(caplog: pytest.LogCaptureFixture) -> None:
+    class Waiting(Echo):
+        """Waits until its client disconnects, and then answers."""
+
+        ended = Event()
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            self.started.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            await respond(send, 200, b"late")
+            self.ended.set()
+
+    waiting = Waiting()
+    with listening(waiting) as port:
+        with Client(port) as client:
+            client.socket.sendall(request("GET", "/first") + request("GET", "/second"))
+            assert waiting.started.wait(PATIENCE_SECONDS)
+            # Reset the connection, because a client that only closes its half still gets its responses.
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert waiting.ended.wait(PATIENCE_SECONDS)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("body", [b"", b"body", LARGE], ids=["none", "small", "large"])

@@ -192,6 +192,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._activity_at = self.loop.time()
         self._has_head_start = False
+        #: The request that was passed to the application last; None: no request.
+        self._running: RequestResponseCycle | None = None
         #: The request that a function is serving by its head; empty: none.
         self._served = b""
         #: The data that arrived after that request, and the error of the function.
@@ -296,7 +298,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
+        if (running := self._running) is not None and not running.response_complete:
+            # uvicorn tells only the last request, but an earlier pipelined request may be running.
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_too_slow(self, stretch: _Stretch, now: float) -> bool:
         """Return whether too little of a body arrived in a complete period; then start the next period."""
