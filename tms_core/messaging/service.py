@@ -292,9 +292,10 @@ class MessagingService:
 
         Returns:
             A future that is done when the messages are durable. Its result is the range to roll back, or None outside
-            transactions. It fails with ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError`` or
-            ``ProducerFenced`` (nothing was written), with ``TransactionEnded`` (readers in transactions see no message
-            of the request), or with ``StoreError`` (messages of a transaction are rolled back if possible).
+            transactions. It fails with ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError``,
+            ``ProducerFenced``, or ``BadRequest`` if no higher id exists (nothing written), with ``TransactionEnded``
+            (readers in transactions see no message of the request), or with ``StoreError`` (messages of a transaction
+            are rolled back if possible).
 
         Raises:
             BadRequest: the request has neither messages nor a transaction, or a number is invalid.
