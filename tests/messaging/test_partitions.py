@@ -616,6 +616,13 @@ def test_hash_key_is_the_crc_of_its_bytes() -> None:
 
 
 def test_topic_with_unreadable_families_is_damaged() -> None:
-    for wrong in ("", "1", "1:2 ", "a:2", "1:2:x"):
+    many = " ".join(f"{number}:1" for number in range(MAX_FAMILIES + 1))
+    for wrong in ("", "1", "1:2 ", "a:2", "1:2:x", "1:0", "1:1001", "1:999999999", f"1:2:{'9' * 5000}", many):
         with pytest.raises(MetadataError):
             layout_of(ORDERS, {"families": wrong})
+
+
+@pytest.mark.parametrize("routes", [{}, {"routes": "{"}, {"routes": '{"users": 0}'}])
+def test_topic_with_unreadable_routes_is_damaged(routes: dict[str, str]) -> None:
+    with pytest.raises(MetadataError):
+        layout_of(ORDERS, {"families": "routes", **routes})

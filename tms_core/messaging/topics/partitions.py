@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _ROUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 #: Reserved names: suffixes of families and of the dead letter topic.
 _RESERVED = re.compile(r"f[0-9]+|dead")
-_FAMILY = re.compile(r"(\d+):(\d+)(?::(\d+))?")
+_FAMILY = re.compile(r"(\d{1,9}):([1-9]\d{0,3})(?::(\d{1,19}))?")
 
 
 class Family(NamedTuple):
@@ -154,7 +154,7 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
     """Return the layout of a topic with these properties; None: its messages are in the topic itself.
 
     Raises:
-        MetadataError: the property ``families`` is invalid.
+        MetadataError: the property ``families`` or ``routes`` is invalid.
     """
     text = properties.get(FAMILIES)
     if text is None:
@@ -165,7 +165,9 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
     families = [
         Family(int(one[1]), int(one[2]), None if one[3] is None else int(one[3])) for one in found if one is not None
     ]
-    if len(families) < len(found):
+    # A larger layout was not written by this program, and its list of partitions could fill the memory.
+    is_too_large = len(found) > MAX_FAMILIES or any(family.partitions > MAX_PARTITIONS for family in families)
+    if len(families) < len(found) or is_too_large:
         raise MetadataError(f"topic {topic}: its families {quoted(text)} cannot be read")
     return Layout(topic, tuple(families))
 
@@ -182,8 +184,18 @@ def layout_properties(layout: Layout, routes: Mapping[str, int] | None = None) -
 
 
 def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of partitions of each route of a topic; empty for a topic without routes."""
-    return _routes(properties[ROUTES]) if properties.get(FAMILIES) == ROUTES else {}
+    """Return the number of partitions of each route of a topic; empty for a topic without routes.
+
+    Raises:
+        MetadataError: the property ``routes`` is invalid.
+    """
+    if properties.get(FAMILIES) != ROUTES:
+        return {}
+    text = properties.get(ROUTES, "")
+    try:
+        return _routes(text)
+    except BadRequest as error:
+        raise MetadataError(f"the routes {quoted(text)} of a topic cannot be read") from error
 
 
 def _routes(text: str) -> dict[str, int]:
