@@ -232,13 +232,15 @@ def _assemble(
             reader=partial(_reader, source),
         )
         jobs.append(Job("lag", COUNT_SECONDS, lags.step, after_sweeps=True))
+    metrics = Metrics(janitor.metrics.per_topic, janitor.metrics.top, current.registry)
+    stack.callback(metrics.close)
     daemon = Daemon(
         engine,
         watched,
         source,
         schedule,
         replace(current.deployment(), arguments=current.common.arguments(anywhere=True)),
-        Metrics(janitor.metrics.per_topic, janitor.metrics.top, current.registry),
+        metrics,
         DaemonPlan(
             trigger,
             adopt=adopt,

@@ -43,8 +43,13 @@ class Metrics(Collector):
         self._families: tuple[Metric, ...] = ()
         self.registry = registry or CollectorRegistry()
         self.registry.register(self)
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
+        process, platform = ProcessCollector(registry=self.registry), PlatformCollector(registry=self.registry)
+        self._collectors = (self, process, platform)
+
+    def close(self) -> None:
+        """Remove the metrics from the registry, so that another janitor of this process can add its own."""
+        for collector in self._collectors:
+            self.registry.unregister(collector)
 
     def update(self, status: Status) -> None:
         """Prepare the metrics of a status; until then, scrapes get the metrics of the previous status."""

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
-from janitor.app import embedded
+from janitor.app import embedded, serve
 from janitor.app.embedded import GENTLE_BATCH_ROWS, Embedded, EmbeddedSession, start
 from janitor.cli.main import cli
 from tests.builders import HOUR, Call, topic, watch
@@ -134,6 +134,20 @@ def test_start_that_fails_records_a_failed_run_unless_hbase_is_away(
     with EmbeddedSession(server.host, stack).place.state() as state:
         assert [run.result for run in state.runs(100)].count("failed") == failed_runs
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_start_after_a_failed_attempt_shows_each_metric_once(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, stack)
+    with monkeypatch.context() as patch:
+        patch.setattr(serve, "_open_servers", raising(StoreError("It is away.")))
+        with pytest.raises(StoreError):
+            start(server.host)
+    server.start()
+    until(server.has_swept)
+    names = [line for line in generate_latest(server.registry).decode().splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("participants", ["messaging", "messaging, datasets"])
