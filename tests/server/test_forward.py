@@ -382,11 +382,14 @@ def test_forward_leaves_the_leader_with_the_client(following: Following, body: b
         (False, "127.0.0.1", "localhost", 503),
     ],
 )
-def test_forward_over_tls_checks_the_authority(tmp_path: Path, trusts: bool, host: str, name: str, status: int) -> None:
+def test_forward_over_tls_checks_the_authority(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trusts: bool, host: str, name: str, status: int
+) -> None:
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     with ExitStack() as stack:
         client = follow_over_tls(stack, tls, (tls if trusts else other).certificate, host, name)
-        assert client.ask("GET", PATH).status == status
+        assert [client.ask("GET", PATH).status for _ in range(2)] == [status, status]
+    assert caplog.text.count("certificate verify failed") == (status == 503)
 
 
 def follow_over_tls(

@@ -12,6 +12,7 @@ otherwise a client would wait as long as that server is suspended.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tms_core.errors import Unanswered, Unavailable
+from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.security.tls import ClientTls
 from tms_core.server.ha.leadership import CHECK_SECONDS, Leadership
 from tms_core.server.ha.slot_assignment import Slots
@@ -80,6 +82,7 @@ class Forwarder:
         self._context: ssl.SSLContext | None = None
         self._transport: httpx2.AsyncHTTPTransport
         self._opened: AsyncExitStack | None = None
+        self._seldom = RateLimitedLogger(get_logger(__name__))
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Return an application that passes requests for this server's slots to ``app``, and forwards the others."""
@@ -126,7 +129,7 @@ class Forwarder:
         leader = _address(leadership)
         if not leader or self._opened is None or any(name == FORWARDED for name, _ in scope["headers"]):
             raise _unavailable("No server is the leader at the moment.")
-        forwarded = _ForwardedRequest(scope, receive, send, self._extensions)
+        forwarded = _ForwardedRequest(scope, receive, send, self._extensions, self._seldom)
         transport = await self._current(self._opened)
         running = asyncio.ensure_future(forwarded.run(transport, leader))
         disconnect, leader_change = (
@@ -167,7 +170,10 @@ async def _wait_for_leader_change(leadership: Leadership, leader: str) -> None:
 class _ForwardedRequest:
     """A request that is being forwarded to the leader."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, extensions: dict[str, Any]) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, extensions: dict[str, Any], seldom: RateLimitedLogger
+    ) -> None:
+        self._seldom = seldom
         self._scope = scope
         self._extensions = extensions
         self._receive = receive
@@ -188,7 +194,9 @@ class _ForwardedRequest:
                 await self._send_to_leader(response)
             finally:
                 await response.aclose()
-        except _NOT_SENT:
+        except _NOT_SENT as error:
+            # Clients try again, so only the log shows a wrong address or an authority that is not trusted.
+            self._seldom.log(logging.WARNING, "the leader %s cannot be reached: %s", leader, error)
             raise _unavailable("The leader cannot be reached.") from None
         except httpx2.TransportError as error:
             raise _unanswered(f"The leader did not respond: {error!r}.") from error
