@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
+import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -25,6 +26,7 @@ from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import ServerMetrics
+from tms_core.server.rest import forward
 from tms_core.server.rest.app import make_app
 from tms_core.server.rest.context import ServerContext
 from tms_core.server.rest.forward import Forwarder
@@ -180,20 +182,23 @@ def test_forwarded_request_keeps_the_token_and_drops_hop_headers(following: Foll
     with scripted(following, behave):
         answer = client.ask(
             "POST",
-            f"{PATH}/publish?a=%2F",
+            f"{PATH}/p%75blish?a=%2F",
             b"body",
             authorization="Bearer t",
             connection="keep-alive, x-gone",
             x_gone="1",
+            te="trailers",
+            trailer="x",
+            keep_alive="5",
         )
     assert (answer.body, answer.headers["x-kept"]) == (b"ok", "2")
     assert {"x-mine", "connection"}.isdisjoint(answer.headers)
     assert answer.headers["date"] != "never"
     line, *headers = heads[0].lower().partition(b"\r\n\r\n")[0].split(b"\r\n")
-    assert line == f"POST {PATH}/publish?a=%2F HTTP/1.1".lower().encode()
+    assert line == f"POST {PATH}/p%75blish?a=%2F HTTP/1.1".lower().encode()
     names = [header.partition(b":")[0] for header in headers]
     assert {b"authorization: bearer t", b"content-length: 4", b"x-tms-forwarded: 1"} <= set(headers)
-    assert {b"x-gone", b"transfer-encoding", b"accept-encoding"}.isdisjoint(names)
+    assert {b"x-gone", b"te", b"trailer", b"keep-alive", b"transfer-encoding", b"accept-encoding"}.isdisjoint(names)
     assert names.count(b"host") == 1
     assert names.count(b"connection") <= 1
 
@@ -290,6 +295,16 @@ def test_forward_to_a_leader_that_dies_is_unanswered(following: Following, clien
     with scripted(following, behave):
         answer = client.ask("POST", f"{PATH}/publish", b"body")
     assert (answer.status, answer.headers["x-tms-error"]) == (502, "TMS-UNANSWERED")
+
+
+def test_forward_to_a_leader_that_is_silent_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_TIMEOUT", httpx2.Timeout(0.1, connect=PATIENCE_SECONDS).as_dict())
+    over = Event()
+    with ExitStack() as stack:
+        following = Following(stack)
+        with scripted(following, lambda _: over.wait(PATIENCE_SECONDS)), Client(following.port) as client:
+            assert client.ask("POST", f"{PATH}/publish", b"body").status == 502
+            over.set()
 
 
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])

@@ -16,7 +16,7 @@ from tests.server.client import JSON, Answer, Client
 from tests.server.conftest import Serving, serving
 from tests.server.identities import TokenIdentities
 from tms_core.clock import ManualClock
-from tms_core.errors import ConsumerConflict, TransactionEnded, Unavailable
+from tms_core.errors import ConsumerConflict, TransactionEnded
 from tms_core.rowkey import MessageId
 from tms_core.server.managing import offset
 from tms_core.tables.base import MESSAGES
@@ -38,7 +38,8 @@ class Tenants:
         self, server: Serving, client: Client, identities: TokenIdentities, manager: TransactionManager
     ) -> None:
         self.server, self.client, self.manager = server, client, manager
-        self.tokens = {"victim": identities.good("owner"), "attacker": identities.good("stranger")}
+        roles = {"victim": "owner", "colleague": "publisher", "attacker": "stranger"}
+        self.tokens = {who: identities.good(role) for who, role in roles.items()}
         for topic in (TopicId("default", "orders"), TopicId("other", "mine")):
             server.service.create_topic(topic)
             server.service.publish(topic, [b"a", b"b"])
@@ -174,22 +175,19 @@ def test_consumer_change_that_is_rejected_takes_no_transaction(tenants: Tenants)
 
 def test_registration_waits_for_transactions_of_another_principal(tenants: Tenants) -> None:
     generation = tenants.register("victim", VICTIMS).json["generation"]
-    tx, topic = tenants.manager.start_short(), TopicId("default", "orders")
+    tx = tenants.manager.start_short()
     signed = {"x_tms_producer": "default:orders/p", "x_tms_generation": generation, "x_tms_sequence": "1"}
     assert tenants.publish("victim", VICTIMS, tx.write_pointer, **signed).status == 200
-    producers, instance = tenants.server.service.producers, uuid4()
-    for _ in range(2):
-        with pytest.raises(Unavailable, match="belongs to another principal"):
-            producers.register(topic, "p", instance, principal="colleague")
-    with pytest.raises(Unavailable, match="belongs to another principal"):
-        producers.delete(topic, "p", principal="colleague")
+    for answer in (
+        *(tenants.register("colleague", VICTIMS) for _ in range(2)),
+        tenants.ask("colleague", "DELETE", f"{VICTIMS}/producers/p"),
+    ):
+        assert (answer.status, "belongs to another principal" in answer.text) == (503, True)
     # Its owner is fenced, and may end it.
     assert tenants.publish("victim", VICTIMS, tx.write_pointer, **{**signed, "x_tms_sequence": "2"}).status == 409
     assert tenants.manager.status(tx.transaction_id) == "in progress"
     tenants.manager.commit(tx.transaction_id)
-    previous = producers.register(topic, "p", instance, principal="colleague").previous
-    assert previous is not None
-    assert previous.outcome.value == "committed"
+    assert tenants.register("colleague", VICTIMS).json["former"]["outcome"] == "committed"
 
 
 # --- roll backs ------------------------------------------------------------------------------------------------------

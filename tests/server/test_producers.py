@@ -83,7 +83,10 @@ def test_register_ends_an_announced_transaction_without_messages(producer: Produ
     nothing = {"transactionWritePointer": str(tx.write_pointer)}
     for _ in range(2):
         assert producer.send("store", generation, 1, nothing, x_tms_label="file%201").status == 200
-    previous = {"transaction": str(tx.write_pointer), "label": "file 1", "outcome": "aborted"}
+    started = {"transaction": str(tx.write_pointer), "label": "file 1"}
+    shown = {"generation": generation, "updatedMs": str(NOW_MS), "former": None, "open": [started]}
+    assert producer.ask("GET", producer.path).json == shown
+    previous = {**started, "outcome": "aborted"}
     assert producer.register(uuid4()).json["former"] == previous
     assert not producer.manager.is_in_progress(tx.write_pointer)
     assert producer.send("store", generation, 2, nothing).headers["x-tms-fenced"] == "true"
@@ -98,6 +101,9 @@ def test_register_ends_an_announced_transaction_without_messages(producer: Produ
     "headers",
     [
         {"x_tms_generation": "1"},
+        {"x_tms_sequence": "1"},
+        {"x_tms_label": "a"},
+        {"x_tms_oldest_open": "1"},
         {"x_tms_producer": "bills/importer", "x_tms_generation": "1", "x_tms_sequence": "1"},
         {"x_tms_producer": "default:bills", "x_tms_generation": "1", "x_tms_sequence": "1"},
         {"x_tms_producer": "default:bills/importer", "x_tms_generation": "1"},
