@@ -157,6 +157,9 @@ def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded
 def test_document_of_a_server_with_tokens_requires_them(client: Client, identities: Identities) -> None:
     document = client.ask("GET", "/openapi.json", b"", **headers(identities.good("stranger"))).json
     assert document == openapi(secured=True)
+    calls = [call for item in document["paths"].values() for call in item.values() if isinstance(call, dict)]
+    schemes = {name for call in calls for scheme in call.get("security", []) for name in scheme}
+    assert schemes == document["components"]["securitySchemes"].keys()
 
 
 def test_page_lists_the_permission_of_each_route() -> None:

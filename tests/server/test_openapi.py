@@ -8,16 +8,25 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import httpx2
 import pytest
+import schemathesis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.client import Client
+from tests.builders import DAY, NOW_MS
+from tests.server.client import Client, TopicClient
 from tests.server.conftest import Serving, serving
+from tests.server.test_groups import GroupClient
+from tms_core.clock import ManualClock
 from tms_core.server.rest.openapi import openapi
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
 
 DOCUMENT = openapi()
+TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"
 CALLS = [
     (method, path)
     for path, item in DOCUMENT["paths"].items()
@@ -100,6 +109,28 @@ def test_document_tried_by_schemathesis_promises_every_answer(server: Serving, t
     )
     assert done.returncode == 0, done.stdout
     assert f"Tested: {len(CALLS) + 2}" in done.stdout
+
+
+def test_responses_about_a_used_topic_match_their_schemas() -> None:
+    described, clock = schemathesis.openapi.from_dict(DOCUMENT), ManualClock(NOW_MS, monotonic_ms=DAY)
+    with (
+        TransactionManager(MemoryStorage(), clock) as manager,
+        serving(clock=clock, transactions=manager) as running,
+        Client(running.port) as client,
+    ):
+        group = GroupClient(TopicClient(client, "orders").create(), manager, running.service)
+        working, failing = manager.start_short(), manager.start_short()
+        assert all(group.poll(tx, 1, x_tms_order="none").json for tx in (working, failing))
+        group.ask("rollback", {"transactionWritePointer": str(failing.transaction_id)})
+        generation = group.topic.post("producers/billing", {"instance": str(UUID(int=1))}).json["generation"]
+        sent = {"x_tms_producer": "default:orders/billing", "x_tms_generation": generation, "x_tms_sequence": "1"}
+        body = {"transactionWritePointer": str(working.transaction_id), "messages": ["a"]}
+        assert group.topic.post("publish", body, x_tms_label="a", **sent).status == 200
+        for end in ("", "/ages", "/consumers", "/consumers/{name}", "/producers", "/producers/{name}"):
+            url = f"http://127.0.0.1:{running.port}{group.topic.path}{end.format(name='billing')}?olderThanSeconds=1"
+            described[f"{TOPIC}{end}"]["GET"].validate_response(httpx2.get(url))
+        shown = group.shown()
+    assert {"claims", "failed"} <= shown.keys()
 
 
 def test_every_reference_in_the_document_leads_somewhere() -> None:
