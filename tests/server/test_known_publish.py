@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.builders import NOW_MS, Call, watch
-from tests.server.client import AVRO, JSON
+from tests.server.client import AVRO, JSON, Client, TopicClient
 from tests.server.conftest import Serving, serving
 from tests.server.identities import JwtIdentities, gate_of
 from tests.server.test_avro import block
@@ -787,6 +787,13 @@ def test_permission_is_checked_though_the_head_is_known(tmp_path: Path, served: 
         connection.send(data)
         assert status(connection.answer()) == 403
     assert served == [data]
+
+
+def test_response_to_a_served_publish_has_the_date(served: list[bytes]) -> None:
+    with serving() as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        assert all("date" in topic.publish("a").headers for _ in range(3))
+    assert len(served) == 2
 
 
 def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:
