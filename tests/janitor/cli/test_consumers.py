@@ -85,6 +85,11 @@ def test_run_without_consumers_holds_nothing_and_makes_no_file(kit: CommandKit) 
     assert not side_path(kit.store).exists()
 
 
+def test_run_without_a_floor_ignores_consumers(consumer: CommandKit) -> None:
+    consumer.set(SETTINGS)
+    assert consumer.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
+
+
 FIGURES = {
     "tms_namespace": "default",
     "topic": "orders",

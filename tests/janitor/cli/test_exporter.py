@@ -87,6 +87,12 @@ def test_exporter_needs_no_store_and_leaves_the_state_unchanged(
     assert {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()} == before
 
 
+def test_status_of_runs_by_a_cronjob_shows_their_schedule(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("{state: data/janitor}", '{state: data/janitor, started_by: "CronJob 10 3 * * *"}'))
+    sweep(kit)
+    assert kit.janitor("status --format json").json["schedule"] == "CronJob 10 3 * * *"
+
+
 def test_exporter_of_a_corrupt_state_keeps_the_last_values(exporter: Exporter, kit: CommandKit, memory: Path) -> None:
     sweep(kit)
     exporter.refresh()

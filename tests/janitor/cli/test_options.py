@@ -65,6 +65,12 @@ def test_options_before_and_after_the_command_count_and_later_ones_win(kit: Comm
     assert done.json["totals"]["expired"] == 2
 
 
+@pytest.mark.parametrize(("patterns", "rows"), [("'*:ret*'", 1), ("'a:*'", 0), ("default:orders --topic '*:ret*'", 4)])
+def test_topic_patterns_select_the_rows_of_a_plan(kit: CommandKit, patterns: str, rows: int) -> None:
+    found = kit.janitor(f"plan --topic {patterns} --format json").json
+    assert sum(entry["rows"] for entry in found["topics"]) == rows
+
+
 def test_config_show_names_the_origin_of_each_value(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMS_JANITOR__BATCH_ROWS", "7")
     shown = kit.janitor("config show --snapshots elsewhere --format json").json

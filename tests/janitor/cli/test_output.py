@@ -275,6 +275,16 @@ def test_progress_on_a_terminal_is_one_line_cleared_at_the_end(monkeypatch: pyte
     assert written.endswith("\r\x1b[K")
 
 
+def test_progress_without_a_terminal_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter(range(100))
+    monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: next(moments))
+    stream = io.StringIO()
+    with progress(stream) as observer:
+        for _ in range(10):
+            observer("message", None, 1000)
+    assert stream.getvalue() == ""
+
+
 def test_progress_with_counts_shows_share_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
