@@ -299,7 +299,7 @@ class Families:
                     self._create_one(member, properties)
 
     def _update_routes(self, row: TopicMetadata, request: PartitionRequest, permit: Permit) -> None:
-        topic, old_routes = row.topic, routes_of(row.properties)
+        topic, old_routes = row.topic, routes_of(row.topic, row.properties)
         if not old_routes or request.partitions is not None:
             raise BadRequest(
                 f"Topic {topic} has routes, so it cannot have partitions."

@@ -160,7 +160,7 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
     if text is None:
         return None
     if text == ROUTES:
-        return Layout(topic, routes=tuple(routes_of(properties)))
+        return Layout(topic, routes=tuple(routes_of(topic, properties)))
     found = [_FAMILY.fullmatch(one) for one in text.split(" ")]
     families = [
         Family(int(one[1]), int(one[2]), None if one[3] is None else int(one[3])) for one in found if one is not None
@@ -183,7 +183,7 @@ def layout_properties(layout: Layout, routes: Mapping[str, int] | None = None) -
     return {PARTITIONS: str(layout.families[-1].partitions), FAMILIES: " ".join(families)}
 
 
-def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
+def routes_of(topic: TopicId, properties: Mapping[str, str]) -> dict[str, int]:
     """Return the number of partitions of each route of a topic; empty for a topic without routes.
 
     Raises:
@@ -195,7 +195,7 @@ def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
     try:
         return _routes(text)
     except BadRequest as error:
-        raise MetadataError(f"the routes {quoted(text)} of a topic cannot be read") from error
+        raise MetadataError(f"topic {topic}: its routes {quoted(text)} cannot be read") from error
 
 
 def _routes(text: str) -> dict[str, int]:
