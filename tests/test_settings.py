@@ -71,6 +71,15 @@ def test_load_of_flags_overrides_file_and_environment(tmp_path: Path) -> None:
     assert found.origin("transactions.source") == "flag --snapshots"
 
 
+def test_load_in_a_deleted_folder_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = tmp_path / "deleted"
+    deleted.mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
+    with pytest.raises(ConfigurationError, match="deleted"):
+        load(None, {}, {"leveldb": str(tmp_path)})
+
+
 def test_load_of_relative_paths_starts_at_folder_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standing = tmp_path / "standing"
     standing.mkdir()

@@ -71,10 +71,14 @@ def load_as(
         known_flags: the settings that each flag sets.
 
     Raises:
-        ConfigurationError: a setting is invalid; the message names the setting, its source and a valid value.
+        ConfigurationError: a setting is invalid; the message names the setting, its source and a valid value. Or the
+            current folder, from which relative paths start, was deleted.
     """
     known = dict(fields(model))
-    folder = (Path() if file is None else file.parent).absolute()
+    try:
+        folder = (Path() if file is None else file.parent).absolute()
+    except FileNotFoundError as error:
+        raise ConfigurationError("The current folder was deleted.", "Change to an existing folder: cd DIR") from error
     sources = {
         path: _SourcedValue(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)
     }
