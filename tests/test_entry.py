@@ -41,6 +41,18 @@ sys.stdin.readline()
 """
 
 
+#: A command that needs all standard streams, and that nothing else has their descriptors.
+CHECKING = """
+import os, sys
+def main():
+    sys.stdin.read()
+    for stream in (sys.stdout, sys.stderr):
+        print("text", file=stream, flush=True)
+    null = os.stat(os.devnull).st_rdev
+    raise SystemExit(7 if all(os.fstat(number).st_rdev == null for number in range(3)) else 8)
+"""
+
+
 @pytest.fixture
 def first_process() -> list[str]:
     """What a command line begins with whose process is to be the first one of a process namespace."""
@@ -60,6 +72,22 @@ def test_first_process_ends_by_sigterm_during_its_imports(first_process: list[st
         [child] = _children(process.pid)
         os.kill(child, signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
+
+
+def test_closed_standard_streams_are_the_null_device(tmp_path: Path) -> None:
+    (tmp_path / "checking.py").write_text(CHECKING)
+    script = f"exec {sys.executable} -c \"from tms_core.cli.entry import main; main('checking')\" <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", script], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
+    assert done.returncode == 7
+
+
+def test_full_standard_output_is_an_error() -> None:
+    tms = Path(sys.executable).with_name("tms")
+    script = f"exec {tms} admin token ada >/dev/full"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("TMS-ERROR")) == (1, 1)
+    assert "Standard output" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("blocked", [True, False], ids=["blocked as in images", "not blocked"])

@@ -13,9 +13,11 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 #: The longest wait of the signal thread for the message to be printed, in seconds.
@@ -28,10 +30,21 @@ def main(module: str = "tms_core.cli.main") -> None:
     Args:
         module: the name of the module with the command's ``main``, imported late because the import is slow.
     """
+    _replace_closed_streams()
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, _exit_at_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     importlib.import_module(module).main()
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for each closed standard stream, so that no other file gets its descriptor.
+
+    Otherwise a message for standard error could be written into a file of the store.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 it stays open
 
 
 def _exit_at_once(number: int, _: FrameType | None) -> None:

@@ -8,6 +8,7 @@ With ``--format json``, standard error has a JSON object instead, with ``code``,
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -35,6 +36,10 @@ CODES: tuple[tuple[type[TmsError], int], ...] = (
     (StoreBusy, BUSY),
     (StateBusy, BUSY),
 )
+
+
+#: The errors of a write to a full or failed disk.
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 @contextmanager
@@ -99,14 +104,27 @@ def execute(
         click.echo(interrupted(), err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe has exited. Python's flush at shutdown must not report that again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the pipe has exited.
+        _discard_output()
+        return FAILED
+    except OSError as error:
+        # Errors of other files are errors of the tree, so this is standard output.
+        if error.errno not in _UNWRITABLE:
+            raise
+        _discard_output()
+        message = f"Standard output cannot be written: {error.strerror}."
+        _show(as_json, TmsError.code, message, "Free space on its disk, or write the output to another file.")
         return FAILED
     except TmsError as error:
         # An error may quote text from a server, a store or a client; escape control characters.
         message, hint = (printable(complete(text, typed())) for text in (error.message, error.hint))
         _show(as_json, error.code, message, hint)
         return next((code for kind, code in codes if isinstance(error, kind)), FAILED)
+
+
+def _discard_output() -> None:
+    """Discard the rest of standard output, so that Python's flush at shutdown does not report the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show(as_json: bool, code: str, message: str, hint: str) -> None:
