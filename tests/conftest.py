@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import size
-from tms_core.logs.loggers import AUDIT
+from tms_core.logs.loggers import AUDIT, LOGGERS
 
 _COMMON = settings(
     deadline=None,
@@ -80,8 +80,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_log() -> Iterator[None]:
-    """Restore the handlers of loggers after each test, because the streams of a command's log are closed then."""
-    loggers = [logging.root, logging.getLogger(AUDIT)]
+    """Restore the loggers after each test: a command sets their levels, and closes the streams of their handlers."""
+    loggers = [logging.root, *map(logging.getLogger, (AUDIT, *LOGGERS))]
     before = [(one, one.level, one.propagate, list(one.handlers)) for one in loggers]
     yield
     for one, level, propagate, handlers in before:
