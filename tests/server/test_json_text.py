@@ -62,6 +62,11 @@ def test_published_range_has_its_64_bit_numbers_as_text_and_is_read_again() -> N
     assert json.loads(answer) == {"transactionWritePointer": str(W), "rollbackRange": span}
 
 
+def test_json_rollback_of_a_group_may_have_the_id_to_start_after() -> None:
+    assert JSON.read_group_rollback(body({"transactionWritePointer": W})) == (W, None)
+    assert JSON.read_group_rollback(body({"transactionWritePointer": W, "after": str(ID)})) == (W, ID)
+
+
 def test_messages_beyond_a_chunk_are_pieces_of_one_array() -> None:
     pieces = list(JSON.write_messages([[], [FetchedMessage(ID.pack(), b"x" * 1000)] * 200]))
     assert (pieces[0], len(pieces) > 2) == (b"", True)

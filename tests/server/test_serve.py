@@ -82,6 +82,14 @@ def test_serve_on_sighup_sweeps_at_once_and_continues(tmp_path: Path) -> None:
         server.end()
 
 
+def test_serve_without_a_janitor_ignores_sighup(tmp_path: Path) -> None:
+    with Serve(configure(tmp_path)) as server, Client(server.port) as client:
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP ignored" in server.log)
+        assert client.ask("GET", "/ping").status == 200
+        server.end()
+
+
 def test_status_after_a_topic_update_has_the_new_ttl_at_once(tmp_path: Path) -> None:
     config = configure(tmp_path)
     config.write_text(config.read_text().replace("every_seconds: 1", "every_seconds: 3600"))

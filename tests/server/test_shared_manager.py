@@ -24,7 +24,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, FormatError, NotInProgress, StoreError, TmsError, TransactionError
 from tms_core.server import managing, serving
 from tms_core.server.ha import shared_manager
-from tms_core.server.ha.leadership import Leadership
+from tms_core.server.ha.leadership import CHECK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import SideStorage, read_root
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import RemoteService, SharedManager
@@ -153,6 +153,13 @@ def test_either_of_two_servers_uses_the_manager_of_the_leader(servers: Servers) 
     assert other.latest().snapshot.open_pointers == one.latest().snapshot.open_pointers == frozenset(ids[1:])
     assert (servers.first.takeovers, servers.second.takeovers) == (1, 0)
     assert not servers.second.shared.manager.is_running
+
+
+def test_search_for_the_same_leader_keeps_its_connections(servers: Servers) -> None:
+    servers.clients[1].start_short()
+    known = servers.second.shared._find_service()
+    servers.clock.advance(int(CHECK_SECONDS * 1000))
+    assert servers.second.shared._find_service() is known
 
 
 def test_call_for_a_missing_leader_is_unavailable(servers: Servers) -> None:

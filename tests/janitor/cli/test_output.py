@@ -218,6 +218,13 @@ def test_clone_without_links_says_that_it_copied(kit: CommandKit, monkeypatch: p
     assert "copied" in kit.janitor("plan").err
 
 
+def test_clone_that_a_crash_left_is_removed_by_the_next_command(kit: CommandKit) -> None:
+    stale = kit.folder / "data/janitor/leveldb-clone-abandoned"
+    stale.mkdir(parents=True)
+    assert kit.janitor("plan").code == 0
+    assert not stale.exists()
+
+
 class Terminal(io.StringIO):
     """A stream that takes itself for a terminal."""
 

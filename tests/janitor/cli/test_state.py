@@ -197,6 +197,7 @@ def test_ledger_of_a_topic_pattern_or_run_shows_only_its_entries(kit: CommandKit
     assert found("") == ["other", "orders"]
     assert found("--topic default:orders") == ["orders"]
     assert found("--topic 'default:o*' --limit 1") == ["other"]
+    assert found("--topic default:nothing --topic default:orders") == ["orders"]
     assert found("--run next") == ["other"]
     assert found("--run next --topic default:orders") == []
     assert found("--run next --topic default:nothing") == []

@@ -236,6 +236,11 @@ def test_query_only_reads_the_store(kit: ControlKit) -> None:
     assert {name.partition(".")[2] for name in requested} <= {"rows", "get", "keys", "cells"}
 
 
+def test_plan_of_another_process_has_the_digest_of_its_settings(kit: ControlKit) -> None:
+    kit.start()
+    assert kit.remote().plan(digest="mine").document["config_digest"] == SETTINGS
+
+
 def test_query_reports_its_progress(kit: ControlKit) -> None:
     kit.start()
     heard: list[tuple[str, TopicId | None, int]] = []

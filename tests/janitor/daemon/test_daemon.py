@@ -15,6 +15,7 @@ from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import interval_trigger
 from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
+from janitor.report import Report
 from janitor.state.base import EVERYTHING, RunRecord, State
 from janitor.state.records import TopicCount
 from janitor.status.collect import DAEMON_NOTE, Deployment
@@ -55,6 +56,7 @@ def daemon_kit(
     mode: Literal["apply", "plan_only"] = "apply",
     leased: bool = False,
     jobs: tuple[Job, ...] = (),
+    patterns: tuple[str, ...] = (),
     **options: Any,
 ) -> Iterator[DaemonKit]:
     """A daemon that sweeps every minute, started; it does something when time is let pass."""
@@ -73,7 +75,7 @@ def daemon_kit(
             time.schedule,
             Deployment("memory", mode, "every 60 s", kit.engine.deps.terms),
             Metrics("top", 200),
-            DaemonPlan(interval_trigger(60), adopt=adopt, jobs=jobs),
+            DaemonPlan(interval_trigger(60), adopt=adopt, patterns=patterns, jobs=jobs),
         )
         time.schedule.start()
         time.advance(0)
@@ -90,6 +92,18 @@ def test_daemon_sweeps_every_minute_and_deletes_expired_rows() -> None:
         assert kit.results == ["done"]
         kit.time.advance(120)
         assert (kit.results, orders.times()) == (["done"] * 3, [])
+
+
+@pytest.mark.parametrize("mode", ["apply", "plan_only"])
+def test_daemon_with_patterns_sweeps_only_their_topics(mode: Literal["apply", "plan_only"]) -> None:
+    store = MemoryStore()
+    for name in ("orders", "bills"):
+        topic(store, f"default:{name}", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR)
+    with daemon_kit(store, mode=mode, patterns=("*:ord*",)) as kit:
+        state = kit.janitor.state
+        report = state.report(state.runs(1)[0].id, Report)
+        assert report is not None
+        assert [entry.topic.topic for entry in report.topics] == ["orders"]
 
 
 def test_watched_run_with_counts_knows_how_much_is_left() -> None:

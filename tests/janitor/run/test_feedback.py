@@ -21,7 +21,7 @@ from janitor.run.prepare import Feedback, Truncator
 from janitor.state.base import EVERYTHING
 from janitor.status.collect import Deployment, collect
 from janitor.sweep.executor import never
-from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor
+from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor, pointer, topic
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot, StoreError
 from tms_core.messaging.model import FetchRequest
@@ -232,6 +232,14 @@ def test_id_within_the_boundary_that_is_not_closed_stays_listed(ready: FeedbackK
     )
     ready.feed_back(proxy)
     assert (ready.run().truncated, proxy.ids) == (2, [first, last])
+
+
+def test_verify_reads_each_part_of_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = MemoryStore(), MemoryStore()
+    for store in stores:
+        topic(store, "default:orders", ttl_seconds=60).tx(pointer(NOW_MS - HOUR), NOW_MS)
+    monkeypatch.setattr(stores[0], "parts", lambda: stores)
+    assert janitor(stores[0]).engine.verify().cells == 2
 
 
 def test_proven_ids_exclude_closed_ids_above_the_boundary() -> None:
