@@ -26,10 +26,12 @@ from janitor.app.options import Common
 from janitor.app.serve import open_daemon
 from janitor.app.session import Session
 from janitor.cli.main import execute
+from janitor.daemon.daemon import DaemonPlan
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit, Outcome
 from tests.janitor.control.holder import token_hex
 from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
 from tms_core.rowkey import MessageId
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -371,6 +373,21 @@ def test_pause_and_resume_on_a_locked_store_show_in_status_at_once(make_kit: Mak
         assert kit.janitor(f"{words} --format json").json["paused"] == paused
         holder.hear("refreshed")
         assert kit.janitor("status --format json").json["paused"] == paused
+
+
+def test_run_of_a_daemon_with_patterns_plans_sweeps_of_their_topics(
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[DaemonPlan] = []
+
+    def refuse(*parts: object) -> None:
+        plans.extend(part for part in parts if isinstance(part, DaemonPlan))
+        raise StoreError("the daemon does not start.")
+
+    monkeypatch.setattr("janitor.app.serve.Daemon", refuse)
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
+    assert kit.janitor("run --topic 'default:ord*'").code == 1
+    assert [plan.patterns for plan in plans] == [("default:ord*",)]
 
 
 def test_page_of_a_daemon_shows_commands_for_any_folder(kit: CommandKit) -> None:
