@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from janitor.app.options import Common
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
-from tests.janitor.cli.conftest import CommandKit
+from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tests.support import free_port
 from tms_core.cli.typed import Moment, parse_time
 
@@ -67,8 +67,10 @@ def test_options_before_and_after_the_command_count_and_later_ones_win(kit: Comm
 
 @pytest.mark.parametrize(("patterns", "rows"), [("'*:ret*'", 1), ("'a:*'", 0), ("default:orders --topic '*:ret*'", 4)])
 def test_topic_patterns_select_the_rows_of_a_plan(kit: CommandKit, patterns: str, rows: int) -> None:
-    found = kit.janitor(f"plan --topic {patterns} --format json").json
-    assert sum(entry["rows"] for entry in found["topics"]) == rows
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
+    for command in ("plan", "run --once"):
+        found = kit.janitor(f"{command} --topic {patterns} --format json").json
+        assert sum(entry["rows"] for entry in found["topics"]) == rows
 
 
 def test_config_show_names_the_origin_of_each_value(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
