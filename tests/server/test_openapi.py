@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,8 +130,16 @@ def test_responses_about_a_used_topic_match_their_schemas() -> None:
         for end in ("", "/ages", "/consumers", "/consumers/{name}", "/producers", "/producers/{name}"):
             url = f"http://127.0.0.1:{running.port}{group.topic.path}{end.format(name='billing')}?olderThanSeconds=1"
             described[f"{TOPIC}{end}"]["GET"].validate_response(httpx2.get(url))
-        shown = group.shown()
-    assert {"claims", "failed"} <= shown.keys()
+        assert {"claims", "failed"} <= group.shown().keys()
+        manager.abort(failing)
+        for verb in ("publish", "store"):
+            answer = group.topic.post(verb, body | {"transactionWritePointer": str(failing.transaction_id)})
+            assert str(answer.status) in DOCUMENT["paths"][f"{TOPIC}/{verb}"]["post"]["responses"]
+
+
+def test_every_path_in_the_document_has_its_parameters() -> None:
+    for path, item in DOCUMENT["paths"].items():
+        assert re.findall(r"{(\w+)}", path) == [parameter["name"] for parameter in item.get("parameters", [])]
 
 
 def test_every_reference_in_the_document_leads_somewhere() -> None:
