@@ -37,6 +37,16 @@ def test_run_with_one_paused_topic_sweeps_only_the_others(kit: CommandKit) -> No
     assert (totals["expired"], totals["old_generation"], totals["kept"]["held"]) == (0, 1, 2)
 
 
+@pytest.mark.parametrize(
+    ("pauses", "named"), [(["'default:*'"], " 'default:*'"), ([""], ""), (["default:orders", "default:retired"], "")]
+)
+def test_plan_with_all_topics_paused_names_the_only_pattern(kit: CommandKit, pauses: list[str], named: str) -> None:
+    kit.janitor("adopt")
+    for pause in pauses:
+        kit.janitor(f"pause {pause}")
+    assert f"next: janitor resume{named} --config janitor.yaml\n" in kit.janitor("plan").out
+
+
 def test_pause_of_a_locked_store_succeeds(kit: CommandKit) -> None:
     with LevelDBStore(kit.store):
         assert kit.janitor("pause").code == 0
