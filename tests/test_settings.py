@@ -256,6 +256,8 @@ def test_load_of_a_yaml_tag_that_runs_code_is_rejected(tmp_path: Path) -> None:
         ("storage: {hbase: {namespace: 'a:b'}}", "storage.hbase.namespace = 'a:b'", "pattern"),
         ("storage: {leveldb: {path: ''}}", "storage.leveldb.path = ''", "not a path"),
         ("storage: {leveldb: {path: ~/store}}", "storage.leveldb.path = '~/store'", "expanded"),
+        ('storage: {leveldb: {path: "/a\\0b"}}', r"storage.leveldb.path = '/a\x00b'", "full path"),
+        ('storage: {leveldb: {path: "/\\ud800"}}', r"storage.leveldb.path = '/\ud800'", "full path"),
         ("storage: {leveldb: {path: 5}}", "storage.leveldb.path = 5", "path"),
         ("transactions: {snapshot_interval_seconds: 0}", "transactions.snapshot_interval_seconds = 0", "equal to 1"),
         ("transactions: {grace_seconds: -1}", "transactions.grace_seconds = -1", "equal to 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +181,9 @@ def _resolve_path(path: str, field: FieldInfo, value: _SourcedValue) -> object:
     if not extra(field, "place") or not isinstance(value.value, str | Path):
         return value.value
     place = str(value.value)
-    if not place or place.startswith("~"):
+    # No file has such a name, and Python's errors for it are not errors of the system.
+    is_name = "\0" not in place and not re.search("[\ud800-\udbff]", place)
+    if not place or place.startswith("~") or not is_name:
         raise ConfigurationError(
             f"{path} = {place!r} ({value.origin}) is not a path.", "Write the full path; ~ is not expanded."
         )
