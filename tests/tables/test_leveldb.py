@@ -27,6 +27,7 @@ from tms_core.tables.base import (
     TxCell,
     cells_of,
 )
+from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore, decode, encode
 
@@ -246,6 +247,14 @@ def test_open_of_cdap_6_layout_is_rejected(tmp_path: Path, entry: str, create: b
     with pytest.raises(StoreLayoutError, match=re.escape(entry)):
         LevelDBStore(tmp_path, create=create)
     assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_open_of_a_folder_with_too_long_a_name_is_an_error_of_the_store(tmp_path: Path, create: bool) -> None:
+    with pytest.raises(StoreError):
+        LevelDBStore(tmp_path / ("a" * 300), create=create)
+    with pytest.raises(StoreError):
+        holds_database(tmp_path / ("a" * 300))
 
 
 def test_open_without_current_file_removes_nothing(sample: Path) -> None:

@@ -71,12 +71,12 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
     Raises:
         StoreNotFound, StoreLayoutError, StoreError: as :class:`LevelDBStore`.
     """
-    if not path.is_dir():
-        raise StoreNotFound(
-            f"Folder {path} does not exist.",
-            "Set the folder that contains system.tms.meta (--leveldb, or storage.leveldb.path).",
-        )
     with convert_errors(path):
+        if not path.is_dir():
+            raise StoreNotFound(
+                f"Folder {path} does not exist.",
+                "Set the folder that contains system.tms.meta (--leveldb, or storage.leveldb.path).",
+            )
         _refuse_cdap_6(path)
         folders: dict[TableName, Path] = {name: path / folder for name, folder in FOLDERS.items()}
         found = {name: folder for name, folder in folders.items() if holds_database(folder)}
@@ -94,13 +94,15 @@ def holds_database(folder: Path) -> bool:
     """Return whether a folder has a LevelDB database.
 
     Raises:
-        StoreError: the folder has the files of a database, but not ``CURRENT``, which names its MANIFEST.
+        StoreError: the folder has the files of a database, but not ``CURRENT``, which names its MANIFEST; or it cannot
+            be read.
     """
-    if not folder.is_dir():
-        return False
-    if (folder / "CURRENT").exists():
-        return True
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".ldb", ".sst", ".log"))
+    with convert_errors(folder):
+        if not folder.is_dir():
+            return False
+        if (folder / "CURRENT").exists():
+            return True
+        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".ldb", ".sst", ".log"))
     if names:
         # LevelDB would create an empty database here and remove the files.
         raise StoreError(
