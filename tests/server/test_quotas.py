@@ -149,8 +149,8 @@ def test_list_of_producers_hides_the_transactions_of_others(tenants: Tenants) ->
     shown = {who: tenants.ask(who, "GET", "/t/producers").json for who in ("ada", "ben")}
     assert [one["open"] for one in shown["ada"]] == [[{"transaction": pointer, "label": "bill"}]]
     assert [(one["name"], one["open"]) for one in shown["ben"]] == [("ada-p", [])]
-    instance = {"instance": "00000000-0000-0000-0000-000000000002", "ended": {pointer: "committed"}}
-    assert tenants.ask("ada", "POST", "/t/producers/ada-p", instance).status == 200
+    newer = {"instance": "00000000-0000-0000-0000-000000000002", "ended": {pointer: "committed"}}
+    assert tenants.ask("ada", "POST", "/t/producers/ada-p", newer).status == 200
     [ada], [ben] = (tenants.ask(who, "GET", "/t/producers").json for who in ("ada", "ben"))
     assert (ada["former"]["transaction"], ben["former"]) == (pointer, None)
 
