@@ -92,7 +92,7 @@ def test_the_table_of_metrics_has_every_metric(client: Client) -> None:
     client.ask("GET", "/ping")
     shown = set(re.findall(r"^# TYPE (\w+)", client.ask("GET", "/metrics").text, flags=re.MULTILINE))
     leads = LeadershipMetrics(Mock(leaderships=[Mock(leads=True, fence=1)], led=1))
-    late = TransactionMetrics(Mock(running=False), MemorySide(), ManualClock(NOW_MS))
+    late = TransactionMetrics(Mock(is_running=False), MemorySide(), ManualClock(NOW_MS))
     shown |= {metric.name for collector in (leads, late) for metric in collector.collect()}
     [rows] = [rows for head, *rows in tables(PAGE) if head[0] == "metric"]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
