@@ -446,6 +446,17 @@ def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serv
         assert ask(connection, _on_topic("GET", None)(topic)) == 404
 
 
+def test_publish_in_a_transaction_with_a_known_head_is_parsed(both: list[Serving], served: list[bytes]) -> None:
+    inside = json.dumps({"messages": ["a"], "transactionWritePointer": NOW_MS * TX_PER_MS})
+    outside = json.dumps({"messages": ["a"]}).ljust(len(inside))
+    with topic_on(both[0]) as (connection, topic):
+        for _ in range(2):
+            assert ask(connection, publishing(topic, outside.encode(), JSON)) == 200
+        connection.send(publishing(topic, inside.encode(), JSON))
+        assert b"rollbackRange" in connection.answer()
+    assert len(served) == 1
+
+
 def test_publish_that_closes_its_connection_is_parsed_each_time(both: list[Serving], served: list[bytes]) -> None:
     with topic_on(both[0]) as (_, topic):
         for _ in range(3):
