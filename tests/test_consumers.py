@@ -97,7 +97,7 @@ def test_position_of_an_invalid_row_raises() -> None:
     assert list(Positions(table).all()) == [(ORDERS.topic, 1)]
 
 
-# --- what is held ----------------------------------------------------------------------------------------------------
+# --- holds -----------------------------------------------------------------------------------------------------------
 
 
 def cutoff_ms(store: Store, *positions: Position, max_hold_seconds: int = 86400, due: Cutoff = DUE) -> int:
@@ -173,7 +173,7 @@ def test_cutoff_of_a_consumer_without_due_unread_rows_reads_nothing(store: Store
     assert cutoff_at(ORDERS, NOW_MS, floor, DUE.ms - 1) == Cutoff(DUE.ms - 5)
 
 
-# --- how far behind --------------------------------------------------------------------------------------------------
+# --- lag -------------------------------------------------------------------------------------------------------------
 
 
 def counted(

@@ -403,7 +403,7 @@ def test_every_group_of_metrics_has_a_section_on_the_page_of_alerts() -> None:
     ] == []
 
 
-# --- commands, wherever they are -------------------------------------------------------------------------------------
+# --- commands in all places ------------------------------------------------------------------------------------------
 
 
 def typed(text: str) -> Iterator[str]:

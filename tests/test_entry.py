@@ -131,7 +131,7 @@ def _children(process: int) -> list[int]:
     return [int(number) for number in children.split()]
 
 
-# --- what people and shells wait for ---------------------------------------------------------------------------------
+# --- start-up time ---------------------------------------------------------------------------------------------------
 
 #: What takes most of the time of a command that does something; a help text needs none of it.
 HEAVY = {

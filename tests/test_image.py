@@ -203,7 +203,7 @@ def test_libraries_with_a_missing_library_exits_with_its_name(monkeypatch: pytes
     assert rootfs.libraries([Path("/a/libx.so.1"), Path("/a/liby.so")]) == {Path("/lib/libc.so.6")}
 
 
-# --- what the image for Spark starts ---------------------------------------------------------------------------------
+# --- entry point of the Spark image ----------------------------------------------------------------------------------
 
 TOLD = {
     "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.1:7078",

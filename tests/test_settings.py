@@ -191,7 +191,7 @@ def test_environment_in_small_letters_is_rejected_and_never_wins(tmp_path: Path,
     assert "Did you mean TMS_SERVER__PORT?" in message
 
 
-# --- files that are not right ----------------------------------------------------------------------------------------
+# --- invalid files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_load_of_a_yaml_tag_that_runs_code_is_rejected(tmp_path: Path) -> None:
     assert "YAML" in refused(tmp_path, "server: {host: !!python/object/apply:os.getcwd []}")
 
 
-# --- values that are not right ---------------------------------------------------------------------------------------
+# --- invalid values --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_hbase_side_without_namespace_raises_with_the_create_command(hbase_table
         HBaseSide(pool, "nowhere")
 
 
-# --- when messages come due ------------------------------------------------------------------------------------------
+# --- due messages ----------------------------------------------------------------------------------------------------
 
 
 def message(sequence: int, generation: int = 1, publish_ms: int = NOW_MS) -> MessageKey:

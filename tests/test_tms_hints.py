@@ -83,7 +83,7 @@ def test_ended_transaction_hints_at_its_status(typed: Type, server: RunningServe
     assert typed(*words)[0] == 0
 
 
-# --- all there are ---------------------------------------------------------------------------------------------------
+# --- completeness ----------------------------------------------------------------------------------------------------
 
 
 def texts(package: Path) -> Iterator[str]:

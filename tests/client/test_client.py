@@ -137,7 +137,7 @@ def test_name_that_cannot_be_a_consumer_is_rejected(client: Client, name: str) -
         client.set_position(TOPIC, name, MessageId(0, 0))
 
 
-# --- again -----------------------------------------------------------------------------------------------------------
+# --- repeated requests -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

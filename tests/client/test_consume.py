@@ -134,7 +134,7 @@ def test_consume_of_a_missing_topic_fails_at_once(client: Client) -> None:
         next(client.consume("default:missing", consumer="billing"))
 
 
-# --- its end ---------------------------------------------------------------------------------------------------------
+# --- end of a loop ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_closing", [False, True])
@@ -231,7 +231,7 @@ def test_consume_of_a_closed_client_ends_and_logs_the_position(
         client.position(ORDERS, "billing")
 
 
-# --- only what is committed ------------------------------------------------------------------------------------------
+# --- committed messages only -----------------------------------------------------------------------------------------
 
 
 def test_consume_of_committed_messages_keeps_their_order(server: InProcess, client: Client) -> None:

@@ -117,7 +117,7 @@ def payloads(client: Client, topic: str = ORDERS) -> list[bytes]:
     return [message.payload for message in client.poll(topic)]
 
 
-# --- some time -------------------------------------------------------------------------------------------------------
+# --- long outages and delivery reports -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("away_seconds", [1, 59, 119.9])
@@ -226,7 +226,7 @@ def test_publish_async_with_a_ttl_keeps_the_other_messages(
     assert payloads(client) == [b"1", b"3"]
 
 
-# --- who is asked, and when ------------------------------------------------------------------------------------------
+# --- choice of the server --------------------------------------------------------------------------------------------
 
 
 def test_no_request_comes_before_retry_after(server: InProcess, network: Network) -> None:
@@ -284,7 +284,7 @@ def test_client_with_an_invalid_url_is_rejected(url: Any) -> None:
         Client(url)
 
 
-# --- how long --------------------------------------------------------------------------------------------------------
+# --- timeouts --------------------------------------------------------------------------------------------------------
 
 
 def test_within_ends_a_call_in_time_and_not_others(server: InProcess, network: Network) -> None:
@@ -340,7 +340,7 @@ def test_call_with_a_slow_response_ends_at_its_limit(server: InProcess) -> None:
         client.within(0.01).topic(ORDERS)
 
 
-# --- what is told of requests ----------------------------------------------------------------------------------------
+# --- hooks -----------------------------------------------------------------------------------------------------------
 
 
 def test_hook_surrounds_each_request_and_adds_headers(server: InProcess, network: Network) -> None:

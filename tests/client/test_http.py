@@ -87,7 +87,7 @@ def url(port: int) -> str:
     return f"http://127.0.0.1:{port}"
 
 
-# --- what went wrong -------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_refused_connection_is_unavailable_without_tracebacks_of_the_library() -> None:
@@ -175,7 +175,7 @@ def test_request_without_a_free_connection_does_nothing() -> None:
         client.topics()
 
 
-# --- where to --------------------------------------------------------------------------------------------------------
+# --- URLs and addresses ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

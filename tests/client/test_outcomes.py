@@ -333,7 +333,7 @@ def test_rejected_publish_rolls_back_and_aborts(case: Case) -> None:
     assert case.settled() == []
 
 
-# --- what a hook is told ---------------------------------------------------------------------------------------------
+# --- events of hooks -------------------------------------------------------------------------------------------------
 
 
 def test_measure_receives_counts_and_errors_of_each_publish_and_poll(server: InProcess) -> None:

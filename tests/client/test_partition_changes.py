@@ -185,7 +185,7 @@ class History:
             return
         self.reached["cut off"] += 1
 
-    # -- what must be true --------------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------------------
 
     def batch(self, who: int) -> Batch:
         """Return the batch of a worker."""

@@ -72,7 +72,7 @@ def test_unregistered_or_badly_named_producer_is_rejected(client: Client) -> Non
         pass
 
 
-# --- transactions in which nothing is sent ---------------------------------------------------------------------------
+# --- empty transactions ----------------------------------------------------------------------------------------------
 
 
 class File(Participant):

@@ -276,7 +276,7 @@ def test_backup_restored_during_a_run_proves_nothing(store: Store) -> None:
     assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
-# --- normal changes are not a restore ---------------------------------------------------------------------------------
+# --- changes that are no restore --------------------------------------------------------------------------------------
 
 
 def assert_known(kit: Kit, folder: Path) -> None:

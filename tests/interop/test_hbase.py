@@ -72,7 +72,7 @@ def kit(hbase_tables: Tables, our_tables: str) -> Iterator[Kit]:
     made.close()
 
 
-# --- tables made by CDAP ---------------------------------------------------------------------------------------------
+# --- tables of CDAP --------------------------------------------------------------------------------------------------
 
 
 def test_sweep_of_cdap_tables_on_hbase_keeps_live_messages(
@@ -131,7 +131,7 @@ def test_cdap_tables_have_same_attributes_as_created_tables(
     admin.close()
 
 
-# --- tables made by us -----------------------------------------------------------------------------------------------
+# --- own tables ------------------------------------------------------------------------------------------------------
 
 
 def test_created_tables_are_read_and_written_by_cdap(start: Callable[[], Program], kit: Kit) -> None:

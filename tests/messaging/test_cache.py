@@ -32,7 +32,7 @@ def filled() -> MessageCache:
     return cache
 
 
-# --- what it answers -------------------------------------------------------------------------------------------------
+# --- reads -----------------------------------------------------------------------------------------------------------
 
 
 def test_cache_without_room_forgets_the_oldest_runs_of_all_topics() -> None:
@@ -217,7 +217,7 @@ def test_fetch_after_a_failed_batch_returns_the_stored_rows(kit: Kit) -> None:
     assert kit.payloads() == [b"a", b"b", b"d"]
 
 
-# --- what several readers share --------------------------------------------------------------------------------------
+# --- shared messages -------------------------------------------------------------------------------------------------
 
 MANY = [b"%04d" % number + bytes(96) for number in range(1000)]
 

@@ -56,7 +56,7 @@ def test_position_ahead_of_the_clock_within_the_allowance_precedes_new_ids(kit: 
     assert kit.ids() == [last._replace(sequence=6)]
 
 
-# --- what is visible -------------------------------------------------------------------------------------------------
+# --- visibility ------------------------------------------------------------------------------------------------------
 
 
 def test_unread_message_after_its_ttl_stays_visible_until_read(held: Kit) -> None:
@@ -137,7 +137,7 @@ def test_unread_payloads_of_a_transaction_stay_visible(held: Kit) -> None:
     assert shown(held) == b""
 
 
-# --- how many there may be -------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 def test_consumer_beyond_the_most_names_is_rejected(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_consumers_of_another_server_count_after_forget(kit: Kit, monkeypatch: p
         put(kit, READ_NONE, "d")
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 def test_lags_of_consumers_match_a_poll_and_move_nothing(held: Kit) -> None:
@@ -219,7 +219,7 @@ def test_lag_of_a_consumer_that_sleeps_past_the_ttl_reports_the_loss(kit: Kit) -
     assert not found.expired
 
 
-# --- who may be one --------------------------------------------------------------------------------------------------
+# --- valid names and positions ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

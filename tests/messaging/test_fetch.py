@@ -38,7 +38,7 @@ def test_fetch_of_an_empty_topic_yields_no_page(kit: Kit) -> None:
     assert list(kit.service.fetch(named("orders"), FetchRequest())) == []
 
 
-# --- where it begins -------------------------------------------------------------------------------------------------
+# --- start positions -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_fetch_skips_unrecognized_rows(kit: Kit) -> None:
     assert in_steps(kit, 1) == [b"ours", b"a"]
 
 
-# --- who sees what ---------------------------------------------------------------------------------------------------
+# --- visibility ------------------------------------------------------------------------------------------------------
 
 
 def mixed(kit: Kit) -> RollbackRange:
@@ -410,7 +410,7 @@ def test_fetch_of_a_message_with_a_ttl_longer_than_the_topic_uses_that_of_the_to
     assert kit.payloads("short") == []
 
 
-# --- a ttl of their own ----------------------------------------------------------------------------------------------
+# --- TTLs of messages ------------------------------------------------------------------------------------------------
 
 
 def test_fetch_after_the_own_ttl_of_a_reference_hides_its_payloads(kit: Kit) -> None:

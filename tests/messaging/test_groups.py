@@ -500,7 +500,7 @@ def test_roll_back_of_a_message_given_alone_logs_its_failure(kit: GroupKit, capl
     assert f"message {kit.ids()[0]} of default:orders has failed 2 times for consumer billing" in caplog.text
 
 
-# --- what a turn costs -----------------------------------------------------------------------------------------------
+# --- cost of a poll --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["commit", "roll_back"])
@@ -750,7 +750,7 @@ def test_trap_c_late_claim_of_a_previous_server_is_rejected(kit: GroupKit, monke
     next_one.close()
 
 
-# --- what goes wrong -------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_poll_with_a_failing_side_table_claims_nothing(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def polled(service: MessagingService, topic: str, group: str = GROUP, *, commit:
     return given
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- rejections ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_interrupted_topic_change_is_finished_by_a_repeat(
             service.delete_topic(ORDERS)
 
 
-# --- another number --------------------------------------------------------------------------------------------------
+# --- changes of the number of partitions -----------------------------------------------------------------------------
 
 
 def test_change_of_partitions_seals_the_old_ones_and_groups_read_them_first(service: MessagingService) -> None:
@@ -490,7 +490,7 @@ def test_change_of_partitions_deletes_families_without_messages(store: Cut, serv
     assert set(seen(service)) == {"orders", *(one.topic for one in layout.parts)}
 
 
-# --- what a group has read to its end --------------------------------------------------------------------------------
+# --- partitions that a group has read completely ---------------------------------------------------------------------
 
 
 def changed(service: MessagingService, *groups: str) -> None:

@@ -1114,7 +1114,7 @@ def held(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         batch()
 
 
-# --- what comes late -------------------------------------------------------------------------------------------------
+# --- late writes -----------------------------------------------------------------------------------------------------
 
 
 def concurrent_action(

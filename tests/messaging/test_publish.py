@@ -39,7 +39,7 @@ def rows(kit: Kit) -> list[tuple[MessageKey | None, MessageValue]]:
     return [(MessageKey.parse(key), value) for key, value in found]
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
+# --- written rows ----------------------------------------------------------------------------------------------------
 
 
 def test_publish_writes_the_rows_of_cdap(kit: Kit) -> None:
@@ -96,7 +96,7 @@ def test_publish_to_a_closed_service_is_unavailable(kit: Kit) -> None:
     assert kit.payloads() == [b"%d" % n for n in range(50)]
 
 
-# --- transactions that may not write any more ------------------------------------------------------------------------
+# --- transactions that must not write --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("age_ms", "late"), [(HOUR - 1, False), (HOUR, True), (HOUR + 1, True)])
@@ -237,7 +237,7 @@ def test_publish_after_a_row_with_the_highest_id_is_rejected_for_good(kit: Kit) 
         kit.publish("orders", b"a")
 
 
-# --- a clock that jumps ----------------------------------------------------------------------------------------------
+# --- clock steps -----------------------------------------------------------------------------------------------------
 
 
 def test_publish_after_a_clock_jump_is_rejected_until_it_is_right(kit: Kit) -> None:
@@ -274,7 +274,7 @@ def test_fetch_after_a_clock_jump_expires_no_message_early(kit: Kit) -> None:
     assert kit.payloads("short") == []
 
 
-# --- a store that fails ----------------------------------------------------------------------------------------------
+# --- store failures --------------------------------------------------------------------------------------------------
 
 
 class Outage:
@@ -403,7 +403,7 @@ def test_publish_that_fails_keeps_the_error_of_a_rejected_request(kit: Kit) -> N
         failed.result(PATIENCE_SECONDS)
 
 
-# --- transactions, as the topic wants them ---------------------------------------------------------------------------
+# --- transactions as the topic requires ------------------------------------------------------------------------------
 
 
 def test_publish_against_the_transaction_rule_of_a_topic_is_rejected(kit: Kit) -> None:
@@ -444,7 +444,7 @@ def test_create_with_a_bad_transaction_rule_is_rejected(kit: Kit) -> None:
             kit.create("other", transactions=word)
 
 
-# --- what is stored, and then published with messages ----------------------------------------------------------------
+# --- stored payloads -------------------------------------------------------------------------------------------------
 
 
 def test_publish_with_pending_stored_payloads_is_rejected(kit: Kit) -> None:
@@ -506,7 +506,7 @@ def test_publish_in_a_transaction_after_the_start_asks_no_payloads(kit: Kit, mon
         kit.publish("orders", b"d", pointer=new + 2)
 
 
-# --- all of a transaction taken back ---------------------------------------------------------------------------------
+# --- rollback of a whole transaction ---------------------------------------------------------------------------------
 
 
 def test_rollback_of_a_pointer_covers_all_its_messages_in_the_topic(kit: Kit) -> None:

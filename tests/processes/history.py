@@ -318,7 +318,7 @@ class History:
                 self._producers[place] = self._producer(program.name)
                 self.events["fenced"] += 1
 
-    # -- the end ------------------------------------------------------------------------------------------------------
+    # -- end ----------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Repair all faults, stop the producers, and check the invariants."""

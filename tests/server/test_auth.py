@@ -187,7 +187,7 @@ def test_route_without_its_permission_is_rejected_at_once(monkeypatch: pytest.Mo
         app.make_app(ServerContext(server.service, threads, server.metrics, 1))
 
 
-# --- what one may not see --------------------------------------------------------------------------------------------
+# --- hidden topics ---------------------------------------------------------------------------------------------------
 
 
 def test_topic_without_permission_is_forbidden_whether_or_not_it_exists(

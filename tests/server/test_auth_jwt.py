@@ -76,7 +76,7 @@ def segment(value: object) -> str:
     return urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
-# --- good ones -------------------------------------------------------------------------------------------------------
+# --- valid tokens ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_jwt_of_another_issuer_or_audience_is_rejected(tmp_path: Path) -> None:
         refused(known, sign(**right | wrong))
 
 
-# --- tokens that are none --------------------------------------------------------------------------------------------
+# --- malformed tokens ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_cached_jwt_is_rejected_after_it_expires(tmp_path: Path) -> None:
         gate.principal(token)
 
 
-# --- which kind ------------------------------------------------------------------------------------------------------
+# --- requirements of each kind ---------------------------------------------------------------------------------------
 
 
 def test_jwt_without_pyjwt_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_shown_settings_have_only_the_path_of_tokens(tmp_path: Path, capsys: pyt
         assert line.rpartition("$")[2] not in text
 
 
-# --- what is left open -----------------------------------------------------------------------------------------------
+# --- unauthenticated paths -------------------------------------------------------------------------------------------
 
 TOKENS = {"kind": "tokens", "tokens_file": "t", "rules": RULES}
 OPEN = {"allow_without_token": True}

@@ -254,7 +254,7 @@ def test_tokens_file_without_tokens_rejects_every_request(
     assert gate.principal(bearer(ADA)) == "ada"
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
+# --- caching ---------------------------------------------------------------------------------------------------------
 
 
 class Counting:

@@ -91,7 +91,7 @@ def test_avro_poll_in_a_transaction_is_cdaps_example() -> None:
     assert encode_transaction(found) == data
 
 
-# --- there and back --------------------------------------------------------------------------------------------------
+# --- round trips -----------------------------------------------------------------------------------------------------
 
 
 @given(st.none() | LONGS, st.lists(st.tuples(st.lists(st.binary(max_size=300), min_size=1), st.booleans()), max_size=4))
@@ -143,7 +143,7 @@ def test_avro_shared_messages_are_encoded_once_in_blocks_of_60000_bytes() -> Non
     assert shared.encoded is encoded
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- rejections ------------------------------------------------------------------------------------------------------
 
 PUBLISH = bytes.fromhex(f"{WRITE_POINTER} 04 02 61 04 62 63 00")
 ROLLBACK = AVRO.write_published(RollbackRange(W, T, 0, T, 1))

@@ -36,7 +36,7 @@ def two() -> Iterator[TwoServers]:
         yield made
 
 
-# --- who may ---------------------------------------------------------------------------------------------------------
+# --- permissions -----------------------------------------------------------------------------------------------------
 
 
 def test_follower_rejects_requests_and_changes_nothing(two: TwoServers) -> None:
@@ -199,7 +199,7 @@ def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> No
     assert two.one.payloads() == [b"late"], "it came before anybody could look"
 
 
-# --- writes that fail, and come late all the same --------------------------------------------------------------------
+# --- failed writes that arrive late ----------------------------------------------------------------------------------
 
 
 def failing(server: LeaderServer, done: Callable[[Rows], Rows], *, twice: bool = False) -> Callable[[], None]:
@@ -456,7 +456,7 @@ def test_failed_write_is_not_decided_after_gaps_of_another_server(two: TwoServer
         two.one.payloads()
 
 
-# --- threads that are held up while they seal ------------------------------------------------------------------------
+# --- suspended threads during sealing --------------------------------------------------------------------------------
 
 
 def test_next_leader_after_a_slow_clock_starts_after_its_first_ids(two: TwoServers) -> None:

@@ -130,7 +130,7 @@ def sent_until_held_back(connection: socket.socket) -> memoryview:
     return left
 
 
-# --- as it is --------------------------------------------------------------------------------------------------------
+# --- unchanged forwarding --------------------------------------------------------------------------------------------
 
 
 def test_forwarded_request_gets_the_response_of_the_leader(leader: Serving, client: Client) -> None:
@@ -248,7 +248,7 @@ def test_forward_holds_the_leader_back_while_the_client_does_not_read(following:
     assert (answer.status, len(answer.body)) == (200, LARGE)
 
 
-# --- when it cannot be -----------------------------------------------------------------------------------------------
+# --- failed forwarding -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("leader")

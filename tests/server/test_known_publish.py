@@ -118,7 +118,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return found
 
 
-# --- both ways -------------------------------------------------------------------------------------------------------
+# --- both directions -------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -343,7 +343,7 @@ def test_answers_and_rows_are_the_same_both_ways(both: list[Serving], stream: li
     assert knowing == parsing
 
 
-# --- what is served by its head --------------------------------------------------------------------------------------
+# --- requests that are served by their head --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -474,7 +474,7 @@ def test_heads_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch, serve
     assert served == []
 
 
-# --- what is checked each time ---------------------------------------------------------------------------------------
+# --- checks of each request ------------------------------------------------------------------------------------------
 
 
 def test_expired_token_is_rejected_with_a_known_head(tmp_path: Path, served: list[bytes]) -> None:
@@ -504,7 +504,7 @@ def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[
     assert served == []
 
 
-# --- while a request is served ---------------------------------------------------------------------------------------
+# --- requests during another request ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -746,7 +746,7 @@ def test_metric_that_fails_ends_no_connection_whoever_writes(
     assert caplog.records == []
 
 
-# --- requests of producers -------------------------------------------------------------------------------------------
+# --- producer requests -----------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -153,7 +153,7 @@ def test_leader_whose_renewal_got_no_response_keeps_its_term(node: Nodes) -> Non
     assert first.leadership.term() is term
 
 
-# --- giving it back --------------------------------------------------------------------------------------------------
+# --- release ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("since_ms", "given_back"), [(DELAY_SECONDS * SECOND - 1, False), (5 * SECOND, True)])
@@ -231,7 +231,7 @@ def test_hand_back_that_failed_is_repeated_at_the_next_look(node: Nodes) -> None
     assert node.cell.record.holder == ""
 
 
-# --- acknowledging ---------------------------------------------------------------------------------------------------
+# --- acknowledgements ------------------------------------------------------------------------------------------------
 
 
 def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(node: Nodes) -> None:
@@ -269,7 +269,7 @@ def test_write_without_a_response_of_the_store_is_in_doubt(node: Nodes, monkeypa
     assert node.cell.record.holder == "a"
 
 
-# --- standing alone --------------------------------------------------------------------------------------------------
+# --- a single server -------------------------------------------------------------------------------------------------
 
 
 class Busy(ManualClock):

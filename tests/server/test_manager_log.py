@@ -116,7 +116,7 @@ def manager_of(side: SideTable, clock: ManualClock) -> TransactionManager:
     return TransactionManager(SideStorage(side, lambda: lambda: True), clock)
 
 
-# --- wherever it is kept ---------------------------------------------------------------------------------------------
+# --- every storage ---------------------------------------------------------------------------------------------------
 
 
 def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, clock: ManualClock) -> None:
@@ -207,7 +207,7 @@ def test_root_names_the_address_of_the_last_manager(shared: Shared, clock: Manua
     assert len(logs) == 1
 
 
-# --- what comes late -------------------------------------------------------------------------------------------------
+# --- late writes -----------------------------------------------------------------------------------------------------
 
 
 class Late(SideTable):

@@ -144,7 +144,7 @@ class History:
     def _manager_of(self, side: MemorySide) -> TransactionManager:
         return TransactionManager(SideStorage(side, lambda: lambda: True), self.clock)
 
-    # -- what clients do ----------------------------------------------------------------------------------------------
+    # -- client operations --------------------------------------------------------------------------------------------
 
     def _start(self, manager: TransactionManager) -> None:
         transaction = manager.start_short(LONG_SECONDS)

@@ -257,7 +257,7 @@ def test_curl_that_prefers_http_2_gets_a_response(echo: Echo, port: int, caplog:
     assert caplog.text == ""
 
 
-# --- too much, too long, too many ------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_connections_take_half_of_few_files(monkeypatch: pytest.MonkeyPatch, cap
     assert limited_protocol(5000).limit == 5000
 
 
-# --- ends ------------------------------------------------------------------------------------------------------------
+# --- end of connections ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -592,7 +592,7 @@ def test_unfinished_handshake_gives_its_place_to_the_next(
     assert caplog.text == ""
 
 
-# --- how answers are written -----------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 class Written:

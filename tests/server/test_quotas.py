@@ -88,7 +88,7 @@ def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> No
             raise AssertionError
 
 
-# --- over HTTP -------------------------------------------------------------------------------------------------------
+# --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
 class Tenants:

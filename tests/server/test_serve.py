@@ -120,7 +120,7 @@ def test_serve_with_a_certificate_uses_https(tmp_path: Path) -> None:
         server.end()
 
 
-# --- what it refuses -------------------------------------------------------------------------------------------------
+# --- rejections ------------------------------------------------------------------------------------------------------
 
 
 def test_serve_on_a_port_in_use_exits_2_and_names_the_setting(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_wrong_setting_ends_serve_with_2_and_is_named(tmp_path: Path, setting: d
     assert message in text
 
 
-# --- how it ends -----------------------------------------------------------------------------------------------------
+# --- exit ------------------------------------------------------------------------------------------------------------
 
 
 def ending(server: Serve, client: Client) -> None:

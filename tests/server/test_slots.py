@@ -61,7 +61,7 @@ def pair(cluster: SlotServers) -> Pair:
 TAKE_OVER = SECONDS + DELAY_SECONDS + 3
 
 
-# --- who leads what --------------------------------------------------------------------------------------------------
+# --- assignment of slots ---------------------------------------------------------------------------------------------
 
 
 def test_a_topic_s_slot_is_the_crc_32_of_its_name() -> None:
@@ -112,7 +112,7 @@ def test_leases_that_cannot_be_read_are_renewed(
     assert caplog.text.count("HBase is away") == 2, "each server has said it once"
 
 
-# --- handed over and back --------------------------------------------------------------------------------------------
+# --- handover --------------------------------------------------------------------------------------------------------
 
 
 def test_server_that_is_back_gets_its_slots_and_loses_nothing(cluster: SlotServers, pair: Pair) -> None:

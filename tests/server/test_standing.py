@@ -86,7 +86,7 @@ def test_started_member_publishes_its_address_in_the_lease(advertise: str, addre
     assert (record.address, record.holder) == (address, "")
 
 
-# --- a janitor that waits --------------------------------------------------------------------------------------------
+# --- waiting janitors ------------------------------------------------------------------------------------------------
 
 
 class Janitor:

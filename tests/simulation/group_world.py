@@ -383,7 +383,7 @@ class GroupWorld:
         rows = self.store.message.read(MESSAGES, ORDERS.prefix, ORDERS.prefix + b"\xff", 10_000).items
         return {key[-10:]: value.payload or b"" for key, value in rows}
 
-    # -- how ----------------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _published(self, tx: Transaction | None) -> list[bytes]:
         payloads = []

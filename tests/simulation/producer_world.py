@@ -326,7 +326,7 @@ class ProducerWorld:
         self.calm()
         self.check()
 
-    # -- how ----------------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _begin(self, instance: Instance) -> None:
         instance.tx = self.manager.start_short(self.random.choice((10, 600, 600)))

@@ -75,7 +75,7 @@ class Reference:
         self.paused: set[str] = set()
         self._reach: dict[str, Reach] = {}
 
-    # -- what operators and runs change --------------------------------------------------------------------------
+    # -- changes by operators and runs ---------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Discard everything that the janitor has learned."""

@@ -131,7 +131,7 @@ def test_can_commit_above_the_limit_of_changes_is_rejected(
             manager.can_commit(one, [*fits, b"f"])
 
 
-# --- ends ------------------------------------------------------------------------------------------------------------
+# --- ends of transactions --------------------------------------------------------------------------------------------
 
 
 def test_call_for_an_ended_transaction_is_rejected_and_names_invalid(manager: TransactionManager) -> None:
@@ -370,7 +370,7 @@ def test_reset_clears_transactions_and_keeps_ids_increasing(manager: Transaction
     assert one.is_visible(last)
 
 
-# --- what is told, and when ------------------------------------------------------------------------------------------
+# --- waiting for the outcome -----------------------------------------------------------------------------------------
 
 
 def test_decisions_are_synced_before_their_responses(clock: ManualClock) -> None:
@@ -557,7 +557,7 @@ def test_expiry_after_a_clock_step_follows_monotonic_time(step_ms: int) -> None:
         assert later.transaction_id in manager.visibility().invalid
 
 
-# --- a clock that is wrong -------------------------------------------------------------------------------------------
+# --- wrong clocks ----------------------------------------------------------------------------------------------------
 
 
 def test_pointers_after_a_clock_jump_do_not_jump(clock: ManualClock) -> None:

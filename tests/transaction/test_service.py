@@ -473,7 +473,7 @@ def test_concurrent_clients_get_their_own_responses(service: TransactionService)
     assert len(set(begun)) == len(begun) == 480
 
 
-# --- start, stop, and what is due ------------------------------------------------------------------------------------
+# --- start, stop and background work ---------------------------------------------------------------------------------
 
 
 def test_address_of_ip_version_6_has_brackets(manager: TransactionManager) -> None:
