@@ -71,10 +71,10 @@ class Release:
         assert made.returncode == 0, made.stderr
 
     def outcome(self, job: str, during_run: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """How a run ends, once it has: ``type``, ``reason``, and the exit code of each of its pods.
+        """Wait for the end of a run; return its ``type``, ``reason``, and the exit code of each of its pods.
 
         Args:
-            meanwhile: done again and again until then.
+            during_run: called repeatedly until then.
         """
         found: list[dict[str, Any]] = []
 
