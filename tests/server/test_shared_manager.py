@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.server.test_protocol import make_certificate
-from tests.support import PATIENCE_SECONDS, raising
+from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, FormatError, NotInProgress, StoreError, TmsError, TransactionError
@@ -134,6 +134,26 @@ def servers() -> Iterator[Servers]:
 def test_orderly_change_of_leader_logs_no_warning(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         servers.change()
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
+def test_snapshot_during_a_change_of_leader_logs_no_error(
+    servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, paused, resumed = servers.side.exchange, Event(), Event()
+
+    def pause_first_root(key: bytes, *change: Any) -> bool:
+        if key == b"xr" and not paused.is_set():
+            paused.set()
+            resumed.wait(PATIENCE_SECONDS)
+        return exchange(key, *change)
+
+    monkeypatch.setattr(servers.side, "exchange", pause_first_root)
+    with caplog.at_level(logging.INFO):
+        assert paused.wait(PATIENCE_SECONDS)
+        servers.change()
+        resumed.set()
+        wait_until(lambda: "Another server has taken over" in caplog.text)
     assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 

@@ -551,7 +551,11 @@ class TransactionService:
             try:
                 await self._run_in_worker(work)
             except TmsError as error:
-                limiter.log(logging.ERROR, "%s", error)
+                if self._router is None or self._router.log_name:
+                    limiter.log(logging.ERROR, "%s", error)
+                else:
+                    # The error is a part of the change of leader.
+                    limiter.log(logging.INFO, "the term of this server ended during a periodic task: %s", error)
             except Exception as error:  # noqa: BLE001 without the next turn, transactions would never time out
                 limiter.log(logging.ERROR, "a periodic task of the transactions failed: %r", error, exc_info=error)
 
