@@ -19,8 +19,6 @@ from typing import ClassVar
 #: Longest quotation of a name or key in a message, in characters: stored keys can have megabytes.
 QUOTED = 200
 _LONG_WORD = re.compile(rf"\S{{{QUOTED + 1},}}")
-#: The end of a sentence that embeds a sentence, such as the message of another error; not an ellipsis.
-_TWO_PERIODS = re.compile(r"(?<!\.)\.\.$")
 
 
 def quoted(name: object) -> str:
@@ -68,8 +66,9 @@ class TmsError(Exception):
     code: ClassVar[str] = "TMS-ERROR"
 
     def __init__(self, message: str, hint: str = "") -> None:
-        # Reasons from libraries and other processes end with a period or without, so messages cannot know.
-        message = _TWO_PERIODS.sub(".", message)
+        # Embedded reasons from libraries and other processes end with a period or without. An ellipsis stays.
+        if message.endswith("..") and not message.endswith("..."):
+            message = message[:-1]
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -542,16 +542,20 @@ class TransactionService:
         finally:
             self._unread.pop(writer, None)
 
+    def _is_managing(self) -> bool:
+        """Return whether the manager of this process serves calls: it is exclusive, or this server leads."""
+        return self._router is None or bool(self._router.log_name)
+
     async def _run_periodically(self, seconds: float, work: Callable[[], object]) -> None:
         limiter = RateLimitedLogger(logger)
         while True:
             await asyncio.sleep(seconds)
-            if self._router is not None and not self._router.log_name:
+            if not self._is_managing():
                 continue
             try:
                 await self._run_in_worker(work)
             except TmsError as error:
-                if self._router is None or self._router.log_name:
+                if self._is_managing():
                     limiter.log(logging.ERROR, "%s", error)
                 else:
                     # The error is a part of the change of leader.
