@@ -507,23 +507,26 @@ def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[
 # --- requests during another request ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
-    """A server whose store writes nothing until it may, with a publish under way that is served by its head."""
-    may, started = Event(), Event()
-    may.set()
+def pause_next_write(server: Serving, topic: str) -> tuple[Event, Event]:
+    """Pause writes to a topic that has a message; return the event that a write has started, and that it may go on."""
+    started, may = Event(), Event()
 
     def wait(call: Call) -> None:
-        if call.name == "message.put":
+        if call.name == "message.put" and stored(server, topic)[0]:
             started.set()
             assert may.wait(PATIENCE_SECONDS)
 
+    watch(server.store, before=wait)
+    return started, may
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
+    """A server that pauses a publish which is served by its head, until its event is set."""
     with serving() as server, topic_on(server) as (connection, topic):
-        watch(server.store, before=wait)
+        started, may = pause_next_write(server, topic)
         data = publishing(topic, avro(b"a"))
         assert ask(connection, data) == 200
-        may.clear()
-        started.clear()
         connection.send(data)
         assert started.wait(PATIENCE_SECONDS)
         assert not server.listener.alone(0)
@@ -571,19 +574,12 @@ def test_server_that_stops_during_a_request_responds(
 
 
 def test_publish_with_a_known_head_waits_for_the_request_before_it(served: list[bytes]) -> None:
-    may, begun = Event(), Event()
-
-    def wait(call: Call) -> None:
-        if call.name == "message.put" and stored(server, topic)[0]:
-            begun.set()
-            assert may.wait(PATIENCE_SECONDS)
-
     with serving() as server, topic_on(server) as (connection, topic):
-        watch(server.store, before=wait)
+        started, may = pause_next_write(server, topic)
         data = publishing(topic, avro(b"a"))
         assert ask(connection, data) == 200
         connection.send(publishing(topic, avro(b"b"), AVRO, "X-Trace: 1"))
-        assert begun.wait(PATIENCE_SECONDS)
+        assert started.wait(PATIENCE_SECONDS)
         connection.send(data)
         wait_until_read(server)
         may.set()
