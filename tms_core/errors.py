@@ -214,6 +214,10 @@ class StateBusy(StateError):
     code = "TMS-STATE-BUSY"
 
 
+#: The errors while another process holds the store or the state.
+BUSY: tuple[type[TmsError], ...] = (StoreBusy, StateBusy)
+
+
 class StateUnavailable(StateError):
     """The storage of the janitor's state is unreachable; a change may or may not have been applied."""
 

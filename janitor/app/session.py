@@ -36,10 +36,10 @@ from janitor.sweep.sweep import Threads
 from tms_core.cli import entry
 from tms_core.clock import Clock
 from tms_core.errors import (
+    BUSY,
     ConfigurationError,
     Interrupted,
     Refused,
-    StateBusy,
     StateError,
     StoreBusy,
     StoreError,
@@ -290,7 +290,7 @@ class Session:
             return
         with self.place.state() as state:
             lease = LeaseRecord.parse(state.lease())
-            is_busy = isinstance(error, (StoreBusy, StateBusy))
+            is_busy = isinstance(error, BUSY)
             if not (is_busy and lease is not None and lease.is_renewed(self.clock.now_ms())):
                 record.fail(state, self.clock, secrets.token_hex, mode, error)
 
@@ -301,7 +301,7 @@ class Session:
             return holder
         try:
             return stack.enter_context(local())
-        except (StoreBusy, StateBusy):
+        except BUSY:
             # The janitor may have started in between.
             holder = self.holder(observer)
             if holder is None:

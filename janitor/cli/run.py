@@ -13,7 +13,7 @@ from janitor.cli.outcome import finish, require_topics, show, skip
 from janitor.run.log import RunLog
 from janitor.state.records import Mode, Note
 from tms_core.cli.help import Command
-from tms_core.errors import StateBusy, StoreBusy, TmsError
+from tms_core.errors import BUSY, TmsError
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -46,7 +46,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
       janitor run --once --config janitor.yaml --skip-if-locked
     """
     current = session()
-    skips = (StoreBusy, StateBusy) if skip_if_locked else ()
+    skips = BUSY if skip_if_locked else ()
     with ExitStack() as stack:
         try:
             if not once:
@@ -59,7 +59,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
                 return _show_plan(current, patterns)
             with current.record_failure(skips=skips):
                 engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
-        except (StoreBusy, StateBusy) as error:
+        except BUSY as error:
             if not skip_if_locked:
                 raise
             return skip(current, error)

@@ -16,7 +16,7 @@ from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
 from janitor.run.log import RunLog
 from tms_core.cli.help import CommandGroup, combine_options
-from tms_core.errors import StateBusy, StoreBusy
+from tms_core.errors import BUSY
 from tms_core.logs.printable import duration
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def sweep(
 
     with ExitStack() as stack:
         try:
-            skips = (StoreBusy, StateBusy) if skip_if_locked else ()
+            skips = BUSY if skip_if_locked else ()
             with nullcontext() if dry_run else current.record_failure(skips=skips):
                 spark = stack.enter_context(on.session(master))
                 tasks = SessionOnSpark(current.common, current.clock, spark, partitions)
@@ -150,7 +150,7 @@ def sweep(
                 engine = stack.enter_context(tasks.writing(stack.enter_context(tasks.feedback()), waits=True))
             report = engine.run_once(adopt=adopt, patterns=patterns)
             after_run(engine)
-        except (StoreBusy, StateBusy) as error:
+        except BUSY as error:
             if not skip_if_locked:
                 raise
             return skip(current, error)

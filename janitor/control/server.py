@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from janitor.control import api, wire
 from janitor.control.api import ControlBackend
 from janitor.report import EXPECTED
-from tms_core.errors import ArchiveError, StateBusy, StateError, StopRequested, StoreBusy, StoreError, TmsError
+from tms_core.errors import BUSY, ArchiveError, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs import audit
 from tms_core.topic import TopicId
 from tms_core.web.protocol import HttpProtocol, abort_of
@@ -235,7 +235,7 @@ class ControlServer:
         except TmsError as error:
             line = wire.encode_error(error)
             is_failure = isinstance(error, (StoreError, StateError, ArchiveError))
-            result = "failed" if is_failure and not isinstance(error, (StoreBusy, StateBusy)) else "refused"
+            result = "failed" if is_failure and not isinstance(error, BUSY) else "refused"
         # A bug: send an error to the client, log the traceback, and continue.
         except Exception as error:
             logger.exception("a call on the control socket failed")
