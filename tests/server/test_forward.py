@@ -277,13 +277,9 @@ def test_forward_without_a_leader_is_503_with_retry_after(client: Client) -> Non
     assert answer.headers["x-tms-error"] == "TMS-UNAVAILABLE"
 
 
-def test_forward_between_two_followers_ends(following: Following) -> None:
-    with ExitStack() as stack:
-        other = Following(stack)
-        other.follow(following.port)
-        following.follow(other.port)
-        with Client(following.port) as client:
-            assert client.ask("GET", PATH).status == 503
+@pytest.mark.usefixtures("leader")
+def test_forwarded_request_is_not_forwarded_again(client: Client) -> None:
+    assert (client.ask("GET", PATH).status, client.ask("GET", PATH, x_tms_forwarded="1").status) == (404, 503)
 
 
 @pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"nonsense\r\n\r\n"])

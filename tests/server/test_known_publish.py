@@ -438,6 +438,12 @@ def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serv
         assert ask(connection, unknown + b"GET /ping HTTP/1.1\r\nX-Trace: ") == 200
         connection.send(data)
         assert connection.answer().endswith(b"OK.")
+        # Nor one in a body whose request was rejected before the body arrived.
+        assert ask(connection, publishing(topic, data, "text/plain")[: -len(data)]) == 400
+        connection.send(data)
+        wait_until_read(both[0])
+        connection.send(request("GET", "/ping", b"", "Host: localhost"))
+        assert connection.answer().endswith(b"OK.")
         head, body = data[: -len(avro(inside))], avro(inside)
         # As many bytes as the head says, and no more, belong to its body.
         connection.send(head + body[:10])
@@ -455,6 +461,14 @@ def test_publish_in_a_transaction_with_a_known_head_is_parsed(both: list[Serving
         connection.send(publishing(topic, inside.encode(), JSON))
         assert b"rollbackRange" in connection.answer()
     assert len(served) == 1
+
+
+def test_plain_body_with_the_head_of_a_compressed_one_is_rejected(both: list[Serving]) -> None:
+    zipped = gzip.compress(avro(b"a"), mtime=0)
+    plain = avro(bytes(len(zipped) - len(avro(b""))))
+    with topic_on(both[0]) as (connection, topic):
+        found = [ask(connection, publishing(topic, body, AVRO, "Content-Encoding: gzip")) for body in (zipped, plain)]
+    assert (found, len(plain)) == ([200, 400], len(zipped))
 
 
 def test_publish_that_closes_its_connection_is_parsed_each_time(both: list[Serving], served: list[bytes]) -> None:

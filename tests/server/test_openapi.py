@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import DAY, NOW_MS
-from tests.server.client import Client, TopicClient
+from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import Serving, serving
 from tests.server.test_groups import GroupClient
 from tms_core.clock import ManualClock
@@ -135,6 +135,21 @@ def test_responses_about_a_used_topic_match_their_schemas() -> None:
         for verb in ("publish", "store"):
             answer = group.topic.post(verb, body | {"transactionWritePointer": str(failing.transaction_id)})
             assert str(answer.status) in DOCUMENT["paths"][f"{TOPIC}/{verb}"]["post"]["responses"]
+
+
+def test_document_has_the_headers_types_and_waits_that_routes_accept(server: Serving) -> None:
+    server.context.waiting.close()
+    longest = DOCUMENT["components"]["schemas"]["ConsumeRequest"]["properties"]["waitSeconds"]["maximum"]
+    with Client(server.port) as client:
+        topic = TopicClient(client, "there")
+        assert [topic.post("poll", {"waitSeconds": longest + more}).status for more in (0, 1)] == [200, 400]
+        for path, operation in [(path, item["post"]) for path, item in DOCUMENT["paths"].items() if "post" in item]:
+            verb = path.removeprefix(f"{TOPIC}/").format(name="billing")
+            is_json = "JSON" in topic.post(verb, b"", content_type=AVRO).text
+            assert (AVRO in operation["requestBody"]["content"]) != is_json
+            alone = topic.post(verb, {"transactionWritePointer": "1"}, x_tms_label="a").text
+            headers = {header["name"] for header in operation.get("parameters", [])}
+            assert ("X-TMS-Label" in headers) == ("X-TMS-Producer" in alone)
 
 
 def test_every_path_in_the_document_has_its_parameters() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 
@@ -49,13 +50,13 @@ def settings(source: str, thrift: str, janitor: str = ON) -> str:
 def test_inspect_snapshot_of_a_service_shows_its_current_state(
     kit: CommandKit, manager: TransactionManager, address: str
 ) -> None:
-    manager.checkpoint(manager.start_short())
+    tx = manager.checkpoint(manager.start_short())
     kit.set(settings("thrift", address, JANITOR))
     shown = kit.janitor("inspect snapshot")
     assert shown.code == 0
     assert f"source: the transaction service {address}" in shown.out
     assert f"{INVALID}  invalid" in shown.out
-    assert "in progress, short" in shown.out
+    assert re.search(rf"{tx.transaction_id} +in progress, short .* {tx.write_pointer}$", shown.out, re.MULTILINE)
     assert "in progress, checkpoint" in shown.out
     kit.clock.advance(HOUR)
     assert "problem" not in kit.janitor("inspect snapshot").out

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +189,8 @@ class _ForwardedRequest:
             Unanswered: the leader did not respond, or its response was incomplete.
         """
         try:
-            response = await transport.handle_async_request(self._request(leader))
-            try:
+            async with aclosing(await transport.handle_async_request(self._request(leader))) as response:
                 await self._send_to_leader(response)
-            finally:
-                await response.aclose()
         except _NOT_SENT as error:
             # Clients try again, so only the log shows a wrong address or an authority that is not trusted.
             self._seldom.log(logging.WARNING, "the leader %s cannot be reached: %s", leader, error)
