@@ -165,6 +165,7 @@ def test_environment_is_text_as_it_is_and_the_rest_yaml(tmp_path: Path) -> None:
     assert settings.storage.leveldb.path == Path("/2024-01-01")
     assert settings.transactions.max_lifetime_seconds is None
     assert settings.server.auth.issuer is None
+    assert "cannot be read" in refused(tmp_path, "", {"TMS_STORAGE__HBASE__THRIFT": "[" * 5000})
 
 
 @pytest.mark.parametrize("name", ["TMS_PORT", "TMS_SERVICE_HOST", "TMS_STORAGES__KIND", "XTMS_SERVER_PORT", "TMS_"])
@@ -212,9 +213,17 @@ def test_unknown_setting_names_what_was_meant(tmp_path: Path, yaml: str, path: s
     assert hint in message
 
 
+#: Lists of aliases of lists, 4 billion values in all.
+ALIASES = "janitor: {0: &0 x}\n" + "".join(f"{n}: &{n} [{f'*{n - 1}, ' * 16}]\n" for n in range(1, 9))
+
+
 @pytest.mark.parametrize(
     ("yaml", "problem"),
     [
+        ("server: " + "[" * 5000, "nested too deeply"),
+        (f"{ALIASES}server: *8\n", "line 7 .*16777216 characters"),
+        ("server: &server {host: *server}", "line 1 .*aliases"),
+        ("#" * (1 << 20) + "\nserver: {}", "more than 1048576 bytes"),
         ("server:\n  port: 1\n  host: a\n  port: 2\n", "line 4 .*port .*twice"),
         ("server:\n  port: [\n", "line 3 "),
         ("server:\n  ? [port]\n  : 1\n", "line 2 .*list"),

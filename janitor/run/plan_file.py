@@ -31,6 +31,8 @@ from tms_core.tables.base import KeyRange, MetadataReads, Reads
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata, encode_properties
 
 FORMAT = 1
+#: The maximum size of a file in bytes: room for millions of transactions.
+_MAX_BYTES = 512 << 20
 
 #: The holds of entries that ``apply`` deletes; entries with other holds are for information.
 APPLICABLE = (None, str(Hold.FIRST_CONTACT))
@@ -121,10 +123,17 @@ def load(path: Path) -> Any:
     """Return the unchecked contents of a plan file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is not JSON.
+        ConfigurationError: the file cannot be read, is too large, or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ConfigurationError(
+                f"{path} has more than {_MAX_BYTES} bytes, the limit of a plan file.",
+                "Make plans of fewer topics: janitor plan --topic PATTERN --out FILE",
+            )
+        return json.loads(data.decode())
     except OSError as error:
         raise ConfigurationError(
             f"cannot read {path}: {error.strerror}.", "Name a plan file, or make one: janitor plan --out FILE"

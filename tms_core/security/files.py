@@ -21,6 +21,8 @@ from tms_core.errors import ConfigurationError
 TOKEN_BYTES = 32
 #: The shortest interval between two reads of a file, in seconds.
 LOOK_SECONDS: float = 1
+#: The maximum size of a file in bytes.
+_MAX_BYTES = 1 << 24
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -182,15 +184,17 @@ def _read_regular(name: str, path: Path) -> tuple[bytes, int]:
     """Return contents and mode of a regular file; a pipe would block the caller until a process writes to it.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is not a regular file.
+        ConfigurationError: the file cannot be read, is too large, or is not a regular file.
     """
     try:
         # O_NONBLOCK opens a pipe without a writer at once, and does not change how a regular file is read.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 a descriptor
             # The mode of the open file: another file may have replaced it at the path.
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISREG(mode):
-                return file.read(), mode
+            status = os.fstat(file.fileno())
+            if status.st_size > _MAX_BYTES:
+                raise ConfigurationError(f"{name} has more than {_MAX_BYTES} bytes, the limit.", "Use another file.")
+            if stat.S_ISREG(status.st_mode):
+                return file.read(), status.st_mode
     except OSError as error:
         raise _unreadable(name, error) from error
     raise ConfigurationError(f"{name} is not a regular file.", "Use a file, not a pipe, socket or device.")

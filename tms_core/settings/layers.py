@@ -168,7 +168,7 @@ def _scalar(path: str, field: FieldInfo, value: str, origin: str) -> object:
     if any(kind in (str, Path) or get_origin(kind) is Literal for kind in accepted):
         return value
     try:
-        return yaml.safe_load(value)
+        return yaml_file.parse(value)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigurationError(f"{path} = {value!r} ({origin}) cannot be read.", help_text(path, field)) from error
 

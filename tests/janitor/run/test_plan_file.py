@@ -327,6 +327,12 @@ def test_plan_file_may_be_a_device(capfd: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capfd.readouterr().out) == {"a": 1}
 
 
+def test_plan_file_without_an_end_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_MAX_BYTES", 1000)
+    with pytest.raises(ConfigurationError, match="/dev/zero has more than 1000 bytes"):
+        plan.read(Path("/dev/zero"))
+
+
 def test_plan_file_of_another_time_is_rejected(store: MemoryStore, tmp_path: Path) -> None:
     path = write(tmp_path / "plan", world_of(store), about(), what_if=True)
     with pytest.raises(ConfigurationError, match="what-if") as refused:

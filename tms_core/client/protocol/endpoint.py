@@ -41,6 +41,8 @@ _NOT_WRITTEN = (httpx2.LocalProtocolError, UnicodeEncodeError)
 #: OpenSSL reports a response without TLS as one of another version.
 _NO_TLS_HINT = "The server may not use TLS: try http:// in the URL."
 #: What may follow ``Bearer`` (RFC 6750).
+#: The number of characters that are read of a token file; servers reject such a long token.
+_TOKEN_CHARACTERS = 1 << 16
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
 
@@ -108,7 +110,8 @@ class Token:
 
     def _read(self, file: Path) -> str:
         try:
-            return file.read_text(encoding="ascii").strip()
+            with file.open(encoding="ascii") as stream:
+                return stream.read(_TOKEN_CHARACTERS).strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigurationError(f"The token file {file} cannot be read: {reason}.") from error
