@@ -11,8 +11,9 @@ import pytest
 from tests.builders import NOW_MS
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import ManualClock, SystemClock
-from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
+from tms_core.errors import ConfigurationError, LeaseHeld, StoreError, StoreUnavailable
 from tms_core.messaging.service import MessagingService
+from tms_core.server import companions
 from tms_core.server.companions import Companion, Standby, start_companion
 from tms_core.server.ha.member import HaMember
 from tms_core.settings.models import LeaderSettings, load
@@ -141,15 +142,24 @@ def test_standby_calls_reach_only_a_running_janitor() -> None:
     assert not janitor.runs.is_set()
 
 
-@pytest.mark.parametrize("error", [StoreError("HBase is away."), ZeroDivisionError("HBase is away.")], ids=repr)
-def test_standby_janitor_that_fails_logs_it_once_and_tries_again(
-    error: Exception, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("kind", "growth"), [(StoreUnavailable, 1), (StoreError, 2), (ZeroDivisionError, 2)])
+def test_standby_janitor_that_fails_logs_it_once_and_tries_again_later(
+    kind: type[Exception], growth: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    janitor = Janitor(HELD, error, error)
+    waits: list[float | None] = []
+
+    class Waits(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(companions, "Event", Waits)
+    janitor = Janitor(HELD, kind("HBase is away."), kind("HBase is away."))
     waiting = Standby("janitor", janitor, retry_seconds=0.01)
     is_started = janitor.runs.wait(PATIENCE_SECONDS)
     waiting.stop()
     assert (is_started, janitor.requests) == (True, 4)
+    assert waits == [0.01, 0.01, 0.01 * growth, 0.01 * growth**2]
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "HBase is away." in record.message
-    assert (record.exc_info is None) == isinstance(error, StoreError)
+    assert (record.exc_info is None) == issubclass(kind, StoreError)

@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, LeaseHeld, TmsError
+from tms_core.errors import ConfigurationError, LeaseHeld, StateUnavailable, StoreUnavailable, TmsError
 from tms_core.logs.loggers import get_logger
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.base import Store
@@ -30,8 +30,8 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 #: The entry-point group.
 GROUP = "tms.companions"
-#: The interval between attempts to start a companion, in seconds.
-RETRY_SECONDS = 10.0
+#: The interval between attempts to start a companion, in seconds, and the factor of the longest one after failures.
+RETRY_SECONDS, _LONGEST = 10.0, 64
 
 logger = get_logger(__name__)
 
@@ -135,7 +135,8 @@ class Standby:
     """A companion that waits for its lease: a thread tries to start it until the lease is free.
 
     The thread continues after any error, such as a store that does not respond: otherwise no companion would take over
-    when the lease becomes free. It logs the same error once.
+    when the lease becomes free. It logs the same error once. After each failure it waits twice as long, because an
+    attempt may take the lease and record a failed run, except while the storage is away.
 
     Args:
         retry_seconds: the interval between attempts.
@@ -170,17 +171,20 @@ class Standby:
             self._companion.stop()
 
     def _run(self) -> None:
-        logged = ""
-        while not self._stop.wait(self._retry_seconds):
+        logged, seconds = "", self._retry_seconds
+        while not self._stop.wait(seconds):
             try:
                 self._companion = self._start()
             except LeaseHeld:
-                logged = ""
+                logged, seconds = "", self._retry_seconds
             except Exception as error:
+                is_away = isinstance(error, (StoreUnavailable, StateUnavailable))
+                longest = self._retry_seconds * (1 if is_away else _LONGEST)
+                seconds = min(2 * seconds, longest)
                 if repr(error) != logged:
-                    text = "the %s of this server does not start, and tries again every %d s: %s"
+                    text = "the %s of this server does not start, and tries again in %d s: %s"
                     trace = None if isinstance(error, TmsError) else error
-                    logger.error(text, self._name, self._retry_seconds, error, exc_info=trace)
+                    logger.error(text, self._name, seconds, error, exc_info=trace)
                 logged = repr(error)
             else:
                 logger.info("the %s of this server has started", self._name)
