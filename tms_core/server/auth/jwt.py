@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -99,9 +100,15 @@ class Jwt:
             for key in self._file.value
             if algorithm in key.algorithms and (name is None or key.name in (None, name))
         ]
-        if len(fitting) != 1:
+        # A file may have several keys of one kid, for example a key twice, or a renewed key with the old kid.
+        if not fitting or (len(fitting) > 1 and {key.name for key in fitting} != {name}):
             raise self._unverified("its kid and algorithm do not match exactly one key of this server")
-        [key] = fitting
+        for key in fitting[:-1]:
+            with suppress(jwt.InvalidSignatureError):
+                return self._decode(token, key)
+        return self._decode(token, fitting[-1])
+
+    def _decode(self, token: bytes, key: _Key) -> Mapping[str, object]:
         claims: dict[str, object] = jwt.decode(
             token,
             key.key,
