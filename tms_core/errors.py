@@ -33,6 +33,19 @@ def shortened(text: str) -> str:
     return _LONG_WORD.sub(lambda word: f"{word[0][:QUOTED]}…", text)
 
 
+#: Regular expressions of a character in a path without blanks, and of such a path.
+_LETTER = r"""[^\s'",;:)]"""
+_PATH = rf"""(?<![^\s'"(])/{_LETTER}+"""
+
+
+def without_paths(error: TmsError) -> tuple[str, str]:
+    """Return message and hint of an error for clients: without the paths of this machine, which its log has."""
+    path = error.path if isinstance(error, StoreError) else ""
+    # The path of a store may contain blanks.
+    paths = f"{re.escape(path)}{_LETTER}*|{_PATH}" if path else _PATH
+    return re.sub(paths, "…", error.message), re.sub(paths, "…", error.hint)
+
+
 #: Codes of errors without a class in the tree: wrong usage of a command, defects, and requests without a route.
 USAGE, INTERNAL, NO_ROUTE, METHOD_NOT_ALLOWED = "TMS-USAGE", "TMS-INTERNAL", "TMS-NO-ROUTE", "TMS-METHOD-NOT-ALLOWED"
 

@@ -15,7 +15,7 @@ from tests.server.test_avro import decoded
 from tests.server.test_event_loop_workers import held
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro, reading
 from tests.support import PATIENCE_SECONDS, raising, wait_until
-from tms_core.errors import StoreError, StoreFull
+from tms_core.errors import FormatError, StoreError, StoreFull, TmsError
 from tms_core.messaging import fetcher
 from tms_core.server.memory import Memory
 from tms_core.server.rest import poll
@@ -61,17 +61,19 @@ def test_client_that_leaves_during_its_request_writes_nothing(caplog: pytest.Log
     assert not caplog.records
 
 
-def test_publish_on_a_full_disk_is_503_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("kind", "status"), [(StoreFull, 503), (FormatError, 500)])
+def test_publish_that_fails_is_logged_once_without_a_traceback(
+    caplog: pytest.LogCaptureFixture, kind: type[TmsError], status: int
+) -> None:
     store = MemoryStore()
-    full = StoreFull("No space left on device.", "Free some space.")
     with serving(store=store) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
-        watch(store, before=fail_at("message.put", full))
+        watch(store, before=fail_at("message.put", kind("It cannot be used.", "Look there.")))
         answers = [topic.post("publish", {"messages": ["a"]}) for _ in range(5)]
-    assert [answer.status for answer in answers] == [503] * 5
-    assert "Free some space" in answers[0].text
+    assert [answer.status for answer in answers] == [status] * 5
+    assert "Look there." in answers[0].text
     [line] = caplog.records
-    assert "No space left" in line.message
+    assert "It cannot be used." in line.message
     assert line.exc_info is None
 
 

@@ -31,7 +31,7 @@ from tests.transaction.managers import BASE, NOW_MS, LeftBehind, SpyStorage, ser
 from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError, Unavailable
+from tms_core.errors import ConfigurationError, TmsError, Unavailable
 from tms_core.logs.loggers import AUDIT
 from tms_core.security.files import read_token
 from tms_core.server.memory import LentMemory, Memory
@@ -574,6 +574,18 @@ def test_failed_snapshot_is_logged_and_retried(clock: ManualClock, caplog: pytes
         wait_until(lambda: storage.happened.count("save") > before)
 
 
+def test_error_of_the_log_shows_its_path_in_the_log_only(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    with served(manager) as service, TransactionClient(service.address) as client:
+        storage.failure = storage.save_failure = LogFailed("/srv/tx/log cannot be written.", "Look at /srv/tx.")
+        for call in (client.start_short, client.encoded_snapshot):
+            with pytest.raises(TmsError, match="… cannot be written") as caught:
+                call()
+            assert "/srv" not in str(caught.value)
+    assert "/srv/tx/log" in caplog.text
+
+
 def test_periodic_task_with_a_bug_is_logged_and_repeated(
     manager: TransactionManager, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -803,20 +815,21 @@ def test_administrative_call_of_an_old_message_without_version_needs_the_token(m
     assert manager.invalid_size() == 1
 
 
+@pytest.mark.parametrize("setting", ["token_file", "admin_token_file"])
 def test_missing_or_empty_token_file_is_named_in_the_error(
-    guarded: TransactionService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    guarded: TransactionService, tmp_path: Path, caplog: pytest.LogCaptureFixture, setting: str
 ) -> None:
-    settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "none")
+    settings = TransactionSettings.model_validate({"thrift": guarded.address, setting: tmp_path / "none"})
 
     def assert_refused(reason: str) -> None:
         with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match=reason):
             client.start_short()
 
-    assert_refused("cannot be read")
+    assert_refused(rf"^transactions\.{setting} .* cannot be read")
     (tmp_path / "none").write_bytes(b"\n")
-    assert_refused("is empty")
+    assert_refused(rf"^transactions\.{setting} .* is empty")
     (tmp_path / "none").write_bytes(b"other")
-    assert_refused("rejects the token")
+    assert_refused(rf"rejects the token of transactions\.{setting}\.")
     assert "cannot be read" not in caplog.text
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +46,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
     code_of_status,
+    without_paths,
 )
 from tms_core.logs.audit import BoundedAudit, Event, record
 from tms_core.logs.loggers import RateLimitedLogger, get_logger, harmless
@@ -109,9 +109,6 @@ _AUDITED = {
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: The header of 503: the time until the next attempt, in seconds.
 _RETRY = (b"retry-after", b"1")
-#: Regular expressions of a character in a path without blanks, and of such a path.
-_LETTER = r"""[^\s'",;:)]"""
-_PATH = rf"""(?<![^\s'"(])/{_LETTER}+"""
 #: The header of 409 if the partitions of the topic have changed.
 _PARTITIONS = (b"x-tms-partitions", b"changed")
 
@@ -338,11 +335,10 @@ class RequestMiddleware:
             if isinstance(error, StoreFull):
                 # Log rarely: every write fails on a full disk, and the log may be on the same disk.
                 self._seldom.log(logging.ERROR, "writes are rejected (503): %s", error)
-            await _refuse(scope, sent, error)
+            await _refuse(scope, sent, error, self._seldom)
         finally:
             seconds = time.perf_counter() - started
-            route = scope.get("route")
-            harmless(self._metrics.request, route.name if route else "none", status, seconds)
+            harmless(self._metrics.request, _route_name(scope), status, seconds)
             self._audit(scope, status)
             if self._access_log:
                 # Encoded, because a line break in a path could forge log lines.
@@ -385,11 +381,17 @@ def address_of(scope: Scope) -> str:
     return "" if client is None else str(client[0])
 
 
+def _route_name(scope: Scope) -> str:
+    """Return the name of a request's route, in metrics and logs."""
+    route = scope.get("route")
+    return route.name if route else "none"
+
+
 def _is_forced(scope: Scope) -> bool:
     return any(name == FORCE.encode() and value.lower() == b"true" for name, value in scope["headers"])
 
 
-async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> None:
+async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException, seldom: RateLimitedLogger) -> None:
     if isinstance(error, HTTPException):
         more = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
         await _answer_error(scope, send, error.status_code, code_of_status(error.status_code), error.detail, "", *more)
@@ -397,7 +399,8 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> 
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), None)
     if status is None:
         status = 500
-        logger.error("a request failed: %s", error, exc_info=error)
+        # For each route rarely: every request to a topic with a damaged row fails.
+        seldom.log(logging.ERROR, f"a request failed ({_route_name(scope)}): %s", error)
     more = [_CHALLENGE] if isinstance(error, Unauthorized) else []
     if isinstance(error, PartitionsChanged):
         more.append(_PARTITIONS)
@@ -407,11 +410,8 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> 
         more.append(_RETRY)
     if isinstance(error, ProducerFenced):
         more.append((FENCED, b"true"))
-    message, hint = error.message, error.hint
-    if isinstance(error, StoreError) and status >= 500:
-        # Hide the path of the store from clients; the log has it. The path may contain blanks.
-        paths = f"{re.escape(error.path)}{_LETTER}*|{_PATH}" if error.path else _PATH
-        message, hint = re.sub(paths, "…", message), re.sub(paths, "…", hint)
+    is_public = status < 500 or not isinstance(error, StoreError)
+    message, hint = (error.message, error.hint) if is_public else without_paths(error)
     await _answer_error(scope, send, status, error.code, message, hint, *more)
 
 

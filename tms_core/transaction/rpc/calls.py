@@ -21,6 +21,7 @@ from tms_core.errors import (
     StoreError,
     TransactionError,
     TruncateTimeError,
+    without_paths,
 )
 from tms_core.logs.audit import Event, record
 from tms_core.logs.loggers import get_logger
@@ -76,7 +77,8 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
         # Without a log, the manager has changed nothing, except that a reset may be incomplete.
         undone = isinstance(error, (ManagerStopped, DirectoryFull)) and request.name != "resetState"
         kind = Failure.PROTOCOL_ERROR if undone else Failure.INTERNAL_ERROR
-        return failure(request, kind, f"Internal error processing {request.name}: {error}")
+        text = " ".join(filter(None, without_paths(error)))
+        return failure(request, kind, f"Internal error processing {request.name}: {text} [{error.code}]")
     finally:
         if (event := _AUDITED.get(request.name)) is not None:
             record(event, address=address, verb=request.name, object_=_object(request.fields), result=result)
@@ -133,7 +135,7 @@ def _error(error: TransactionError) -> tuple[bytes, ...]:
             return (wire.string(1, error.message), wire.string(2, "org.apache.tephra.TransactionSizeException"))
         case BadArgument():
             return (wire.string(1, error.message), wire.string(2, "java.lang.IllegalArgumentException"))
-    return (wire.string(1, error.message),)
+    return (wire.string(1, without_paths(error)[0]),)
 
 
 # --- arguments and results -------------------------------------------------------------------------------------------

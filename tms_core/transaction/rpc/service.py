@@ -31,7 +31,7 @@ from typing import Protocol, TypeVar, cast
 import uvloop
 
 from tms_core.clock import SystemClock
-from tms_core.errors import ConfigurationError, FormatError, TmsError, Unavailable
+from tms_core.errors import ConfigurationError, FormatError, TmsError, Unavailable, without_paths
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.security import files
@@ -427,7 +427,7 @@ class TransactionService:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._forwarders, router.forward_call, frame)
         except ServiceUnavailable as error:
-            return _refusal(wire.read_message(frame), str(error))
+            return _refusal(wire.read_message(frame), " ".join(filter(None, without_paths(error))))
 
     def _level_without_token(self) -> Level:
         """Return the permissions of a connection without a token."""
