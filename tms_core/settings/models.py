@@ -361,11 +361,6 @@ class TransactionSettings(Section):
     )
 
     @property
-    def client_token_file(self) -> Path | None:
-        """Return the file of the token that this process sends: the token with more permissions."""
-        return self.admin_token_file or self.token_file
-
-    @property
     def is_over_tls(self) -> bool:
         """Return whether clients with these settings connect to the transaction service over TLS."""
         return self.tls is not None or self.ca_file is not None

@@ -57,7 +57,10 @@ class ServiceSettings(Protocol):
     def thrift(self) -> str: ...
 
     @property
-    def client_token_file(self) -> Path | None: ...
+    def token_file(self) -> Path | None: ...
+
+    @property
+    def admin_token_file(self) -> Path | None: ...
 
     @property
     def ca_file(self) -> Path | None: ...
@@ -427,8 +430,16 @@ def connecting(settings: ServiceSettings, certificate_name: str = "") -> Callabl
         ConfigurationError: ``transactions.ca_file`` cannot be read.
     """
     tls = ClientTls("transactions.", settings.ca_file) if settings.is_over_tls else None
-    token_file = settings.client_token_file
-    return partial(SocketConnection, token_file=token_file, tls=tls, certificate_name=certificate_name)
+    # Send the token with more permissions.
+    name = "token_file" if settings.admin_token_file is None else "admin_token_file"
+    token_file = getattr(settings, name)
+    return partial(
+        SocketConnection,
+        token_file=token_file,
+        token_setting=f"transactions.{name}",
+        tls=tls,
+        certificate_name=certificate_name,
+    )
 
 
 class ServiceSource:

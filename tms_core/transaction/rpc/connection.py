@@ -145,6 +145,7 @@ class SocketConnection:
         address: ``HOST:PORT``.
         timeout_seconds: the timeout of connecting.
         token_file: a file with the token for the service; None: no token is required.
+        token_setting: the setting or parameter that has the file, for errors.
         tls: checks the certificate of the service; None: no TLS.
         certificate_name: the name in that certificate; empty: the host of the address.
 
@@ -160,8 +161,9 @@ class SocketConnection:
         token_file: Path | None = None,
         tls: ssl.SSLContext | ClientTls | None = None,
         certificate_name: str = "",
+        token_setting: str = "token_file",  # noqa: S107 a name
     ) -> None:
-        token = None if token_file is None else _token(token_file)
+        token = None if token_file is None else _token(token_setting, token_file)
         self._address = address
         host, port = address.rpartition(":")[::2]
         host = host.strip("[]")
@@ -172,9 +174,9 @@ class SocketConnection:
             self._socket = _wrap_tls(self._socket, address, context, certificate_name or host)
         self._number = 0
         if token is not None:
-            self._authenticate(token, timeout_seconds)
+            self._authenticate(token, timeout_seconds, token_setting)
 
-    def _authenticate(self, token: bytes, seconds: float) -> None:
+    def _authenticate(self, token: bytes, seconds: float, setting: str) -> None:
         try:
             self.call(AUTHENTICATE, (wire.string(1, token),), seconds)
         except MethodUnknown:
@@ -186,7 +188,7 @@ class SocketConnection:
                 raise
             kind = TokenRequired if isinstance(error, TokenRequired) else ServiceUnavailable
             raise kind(
-                f"The transaction service at {self._address} rejects the token of transactions.token_file.",
+                f"The transaction service at {self._address} rejects the token of {setting}.",
                 "Use the token file of the server.",
             ) from error
 
@@ -260,10 +262,10 @@ class SocketConnection:
         return b"".join(parts)
 
 
-def _token(file: Path) -> bytes:
+def _token(setting: str, file: Path) -> bytes:
     """Return the token; an error about its file is transient, because an operator may write the file later."""
     try:
-        return read_token("transactions.token_file", file, 1)
+        return read_token(setting, file, 1)
     except ConfigurationError as error:
         raise TokenUnreadable(error.message, error.hint) from error
 
