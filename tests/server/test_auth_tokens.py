@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.builders import NOW_MS
-from tests.server.client import Client
+from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import bearer, gate_of
+from tests.support import wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Unauthorized, Unavailable, quoted
 from tms_core.security.files import read_token
@@ -178,6 +179,26 @@ def test_tokens_file_that_changed_counts_after_a_second(file: Path, caplog: pyte
     assert caplog.text.count("server.auth.tokens_file") == 1
 
 
+@pytest.mark.parametrize("is_revoked", [True, False])
+def test_waiting_poll_whose_token_was_revoked_gets_no_messages(file: Path, is_revoked: bool) -> None:
+    clock = ManualClock(NOW_MS)
+    rules = [{"principal": "bob", "topics": ["*:*"], "can": ["consume"]}]
+    gate = gate_of(clock, kind="tokens", tokens_file=file, rules=rules)
+    with serving(gate=gate) as server, Client(server.port) as client:
+        topic = TopicId("default", "t")
+        server.service.create_topic(topic)
+        request = {"authorization": f"Bearer {BOB}", "content_type": JSON}
+        path, body = "/v1/namespaces/default/topics/t/poll", b'{"waitSeconds": 60}'
+        client.send("POST", path, body, **request)
+        wait_until(lambda: server.context.waiting.polls)
+        if is_revoked:
+            write(file, ("ada", ADA))
+        clock.advance(1000)
+        server.service.publish(topic, [b"a"])
+        assert len(client.answer().json) == (0 if is_revoked else 1)
+        assert client.ask("POST", path, b"{}", **request).status == (401 if is_revoked else 200)
+
+
 def spoil(path: Path) -> None:
     path.write_text("ada: hunter2")
 
@@ -186,7 +207,11 @@ def open_to_all(path: Path) -> None:
     path.chmod(0o666)
 
 
-@pytest.mark.parametrize("harm", [spoil, open_to_all, Path.unlink])
+def fill(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("harm", [spoil, open_to_all, fill, Path.unlink])
 def test_tokens_file_that_becomes_invalid_keeps_the_tokens_and_logs_once(
     file: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
 ) -> None:

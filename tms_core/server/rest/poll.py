@@ -22,11 +22,12 @@ from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
-from tms_core.errors import BadRequest
+from tms_core.errors import BadRequest, Forbidden, Unauthorized, Unavailable
 from tms_core.logs.loggers import harmless
 from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchRequest, MessageList
 from tms_core.rowkey import LONG_MAX
+from tms_core.server.auth.gate import Need
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.memory import FREE_BYTES, Share
 from tms_core.server.rest.body import GZIP, Disconnected, Headers, accepts_gzip
@@ -149,12 +150,29 @@ class _Polling:
                 remaining = until - asyncio.get_running_loop().time()
                 if self._found or not self.ended:
                     return made
-                if remaining <= 0 or not await self._wait_for_arrival(remaining, disconnect, scope.get("principal")):
+                if (
+                    remaining <= 0
+                    or not await self._wait_for_arrival(remaining, disconnect, scope.get("principal"))
+                    or not self._is_permitted(scope)
+                ):
                     self.waited = remaining <= 0 < self._request.wait_seconds
                     return made
                 _check_client(scope, disconnect)
                 await self._reserve_step()
                 made = await self._context.in_poll_thread(scope, self._read_again)
+
+    def _is_permitted(self, scope: Scope) -> bool:
+        """Return whether the client may still read: its token may have been revoked, or have expired, during a wait.
+
+        If not, the poll returns no messages, and the server rejects the client's next request.
+        """
+        gate = self._context.gate
+        if gate is not None:
+            try:
+                gate.require(gate.principal(scope["headers"]), self._topic, Need.CONSUME)
+            except (Unauthorized, Forbidden, Unavailable):
+                return False
+        return True
 
     async def stream(self, made: list[bytes], scope: Scope, receive: Receive, send: Send) -> None:
         """Send pieces and read the next ones, until all messages are sent or the client has disconnected."""
