@@ -294,11 +294,7 @@ def test_load_of_a_yaml_tag_that_runs_code_is_rejected(tmp_path: Path) -> None:
             for name in ("none", "HS256", "HS384", "HS512", "ES256K")
         ),
         ("server: {auth: {algorithms: []}}", "server.auth.algorithms = []", "at least 1 item"),
-        (
-            "server: {auth: {rules: [{principal: a, topics: ['a:b'], can: [admin]}]}}",
-            "server.auth.rules",
-            "kind none",
-        ),
+        ("server: {auth: {rules: [{principal: a, topics: ['a:b'], can: [admin]}]}}", "server.auth.rules", "kind none"),
         (
             "server: {auth: {kind: tokens, tokens_file: t, rules: [{principal: a, topics: [b], can: [admin]}]}}",
             "server.auth.rules[0].topics[0] = 'b'",

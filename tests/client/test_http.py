@@ -280,6 +280,8 @@ def test_unreadable_token_file_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff")
     with pytest.raises(ConfigurationError, match="it is not text"):
         Token(file=tmp_path / "token").headers()
+    with pytest.raises(ConfigurationError, match="is not valid"):
+        Token(file="/dev/zero").headers()
 
 
 def test_client_with_token_and_token_file_is_rejected(tmp_path: Path) -> None:

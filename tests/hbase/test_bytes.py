@@ -26,11 +26,7 @@ TIME = "0000015d3ef79800"
 PLUS, MINUS = "14d1120d7b160007", "eb2eedf284e9fff9"
 
 #: sequence, salt and key in hex
-STORED = [
-    (0, "0f", f"{PREFIX}{TIME}0000"),
-    (1, "0e", f"{PREFIX}{TIME}0001"),
-    (65535, "0f", f"{PREFIX}{TIME}ffff"),
-]
+STORED = [(0, "0f", f"{PREFIX}{TIME}0000"), (1, "0e", f"{PREFIX}{TIME}0001"), (65535, "0f", f"{PREFIX}{TIME}ffff")]
 P, T, C, M = b"d:\x00\x00\x00p", b"d:\x00\x00\x00t", b"d:\x00\x00\x00c", b"d:m"
 
 

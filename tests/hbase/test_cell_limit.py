@@ -70,10 +70,7 @@ def test_store_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicC
 def test_batch_with_a_cell_above_the_limit_fails_only_its_own_request(hbase: HBaseServer, hbase_tables: Tables) -> None:
     topic = TopicId.parse("default:large")
     wanted = hbase.settings(hbase_tables.make(), buckets=4, max_cell_bytes=OPEN_LIMIT)
-    with (
-        HBaseStore(wanted) as store,
-        MessagingService(store, SystemClock(), side=MemorySide()) as service,
-    ):
+    with HBaseStore(wanted) as store, MessagingService(store, SystemClock(), side=MemorySide()) as service:
         service.create_topic(topic, {})
         service.publish(topic, [b"first"])
         writer = service._queues.message(topic)

@@ -94,11 +94,7 @@ def test_pages_of_a_part_skip_and_repeat_no_row(store: HBaseStore) -> None:
 
 
 def test_rows_under_wrong_salts_are_deleted(
-    hbase: HBaseServer,
-    store: HBaseStore,
-    message: happybase.Table,
-    namespace: str,
-    caplog: pytest.LogCaptureFixture,
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.message.put([(key, TX) for key in keys(200)])
     stray = [(wrong_salt(b"stray"), b"stray"), (b"\x20", b"far"), (b"\xff", b"last")]

@@ -802,11 +802,9 @@ def test_permission_is_checked_though_the_head_is_known(tmp_path: Path, served: 
         server.service.create_topic(TopicId("default", "t"))
         data = publishing("t", avro(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
         for _ in range(2):
-            connection.send(data)
-            assert status(connection.answer()) == 200
+            assert ask(connection, data) == 200
         jwt.gate._rules = Rules([])
-        connection.send(data)
-        assert status(connection.answer()) == 403
+        assert ask(connection, data) == 403
     assert served == [data]
 
 
@@ -820,8 +818,7 @@ def test_response_to_a_served_publish_has_the_date(served: list[bytes]) -> None:
 def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:
     with serving() as server, topic_on(server) as (connection, topic):
         for _ in range(3):
-            connection.send(publishing(topic, avro(b"a", b"b")))
-            assert status(connection.answer()) == 200
+            assert ask(connection, publishing(topic, avro(b"a", b"b"))) == 200
         value = server.metrics.registry.get_sample_value
         wait_until(lambda: value("tms_requests_total", {"route": "publish", "code": "200"}) == 3)
         assert value("tms_messages_published_total") == 6

@@ -42,8 +42,7 @@ class Echo:
     Attributes:
         requests: method, path and body of each request.
         headers: those of the last.
-        begun: a request was begun.
-        may_read, may_answer: bodies and answers wait for it.
+        started, may_read, may_answer: set at the first request; bodies and answers wait for the others.
         heads: what it serves by their heads; None: every request is parsed.
     """
 

@@ -207,8 +207,7 @@ def test_topics_made_at_the_same_time_stay_within_the_quota(tenants: Tenants) ->
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [("topic", "/{}"), ("topics", ""), ("count_ages", "/{}/ages?olderThanSeconds=1")],
+    ("method", "path"), [("topic", "/{}"), ("topics", ""), ("count_ages", "/{}/ages?olderThanSeconds=1")]
 )
 def test_slow_calls_of_one_principal_do_not_delay_another(
     tenants: Tenants, monkeypatch: pytest.MonkeyPatch, method: str, path: str

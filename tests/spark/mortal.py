@@ -32,11 +32,7 @@ from tms_core.errors import TmsError
 
 #: Rows in a batch, and partitions.
 ROWS, PARTITIONS = 8, 2
-_EXECUTORS = {
-    "spark.executor.memory": "512m",
-    "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": LITTLE,
-}
+_EXECUTORS = {"spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.executor.extraJavaOptions": LITTLE}
 
 
 def main(master: str, url: str, transactions: str, folder: Path, moments: list[str]) -> None:

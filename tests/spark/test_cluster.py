@@ -144,10 +144,7 @@ def test_spark_connect_reads_and_plans(connect: str, place: Path, tmp_path: Path
 
 
 def test_killed_executors_publish_each_row_once(master: str, tmp_path: Path) -> None:
-    with (
-        Serve(configure(tmp_path)) as server,
-        Client(server.url, transactions=server.transactions) as client,
-    ):
+    with Serve(configure(tmp_path)) as server, Client(server.url, transactions=server.transactions) as client:
         client.create_topic("default:bills")
         published = subprocess.run(
             [sys.executable, "-m", "tests.spark.mortal", master, server.url, server.transactions, tmp_path, *MOMENTS],

@@ -29,11 +29,7 @@ SECTION = PAGE[PAGE.index("## Stream a topic with Spark") :]
 
 @pytest.fixture
 def addresses() -> Iterator[tuple[str, str]]:
-    with (
-        serving() as server,
-        TransactionManager(MemoryStorage(), SystemClock()) as manager,
-        served(manager) as service,
-    ):
+    with serving() as server, TransactionManager(MemoryStorage(), SystemClock()) as manager, served(manager) as service:
         yield f"http://127.0.0.1:{server.port}", service.address
 
 

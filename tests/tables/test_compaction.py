@@ -13,14 +13,7 @@ from tests.support import wait_until
 from tms_core.errors import StoreError
 from tms_core.tables import compaction
 from tms_core.tables.base import TableName
-from tms_core.tables.compaction import (
-    GAP_BYTES,
-    SLICE_BYTES,
-    SLICE_ROWS,
-    WORTHWHILE_ROWS,
-    DeletedRanges,
-    Slice,
-)
+from tms_core.tables.compaction import GAP_BYTES, SLICE_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
 from tms_core.tables.memory import MemoryPayloadTable
 
 
@@ -136,9 +129,7 @@ def test_slice_of_few_rows_is_not_compacted(rows: int, compacted: int) -> None:
     assert len(table.compacted) == compacted
 
 
-def test_concurrent_compaction_starts_early_and_is_awaited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_concurrent_compaction_starts_early_and_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "ALIVE_SECONDS", 0.001)
     table, deleted, beats = ConcurrentTable(), DeletedRanges(), []
 

@@ -67,10 +67,7 @@ def log_in(address: str, login: FakeLogin) -> SaslSocket:
 
 
 def test_login_with_frame_limit_of_the_header_size_fails() -> None:
-    with (
-        offering(HEAD_BYTES) as address,
-        pytest.raises(LoginFailed, match=f"{HEAD_BYTES} bytes"),
-    ):
+    with offering(HEAD_BYTES) as address, pytest.raises(LoginFailed, match=f"{HEAD_BYTES} bytes"):
         log_in(address, FakeLogin())
 
 

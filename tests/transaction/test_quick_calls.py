@@ -238,9 +238,7 @@ class Alone:
 
 
 @in_event_loop
-async def test_call_after_an_unread_response_is_read_from_the_stream(
-    manager: TransactionManager,
-) -> None:
+async def test_call_after_an_unread_response_is_read_from_the_stream(manager: TransactionManager) -> None:
     alone = Alone(manager)
     alone.unread = 1
     alone.connection.data_received(START)
@@ -249,9 +247,7 @@ async def test_call_after_an_unread_response_is_read_from_the_stream(
 
 
 @in_event_loop
-async def test_bytes_after_a_held_call_are_read_with_it_from_the_stream(
-    manager: TransactionManager,
-) -> None:
+async def test_bytes_after_a_held_call_are_read_with_it_from_the_stream(manager: TransactionManager) -> None:
     alone = Alone(manager)
     second = call("startShort", number=2)
     for data in (START, second):
@@ -273,9 +269,7 @@ async def test_bytes_after_a_call_that_began_go_to_the_stream(manager: Transacti
 
 
 @in_event_loop
-async def test_held_call_is_read_before_the_end_of_the_stream(
-    manager: TransactionManager,
-) -> None:
+async def test_held_call_is_read_before_the_end_of_the_stream(manager: TransactionManager) -> None:
     alone = Alone(manager)
     alone.connection.data_received(START)
     alone.connection.eof_received()
@@ -285,9 +279,7 @@ async def test_held_call_is_read_before_the_end_of_the_stream(
 
 
 @in_event_loop
-async def test_lost_connection_discards_its_held_call(
-    manager: TransactionManager,
-) -> None:
+async def test_lost_connection_discards_its_held_call(manager: TransactionManager) -> None:
     alone = Alone(manager)
     alone.connection.data_received(START)
     alone.connection.connection_lost(None)

@@ -108,10 +108,7 @@ def test_plain_client_of_a_service_with_tls_gets_a_tls_error(
 ) -> None:
     token_file = tmp_path / "token" if has_token else None
     (tmp_path / "token").write_text("secret")
-    with (
-        TransactionClient(service.address, token_file=token_file) as client,
-        pytest.raises(TlsRequired) as error,
-    ):
+    with TransactionClient(service.address, token_file=token_file) as client, pytest.raises(TlsRequired) as error:
         client.start_short()
     assert "transactions.ca_file" in error.value.hint
     assert not manager.visibility().in_progress

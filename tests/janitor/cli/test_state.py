@@ -275,31 +275,16 @@ DELETES = "next run deletes it$"
             replace(HELD, hold=Hold.FRONTIER, goes_ms=NOW_MS + HOUR, until_ms=NOW_MS + HOUR),
             f"{EXPIRED}; .* 2023-11-14 23:13:20 UTC .*: janitor approve default:orders --config janitor.yaml$",
         ),
-        (
-            replace(HELD, hold=Hold.QUARANTINED, until_ms=NOW_MS),
-            f"{EXPIRED}; .* 2023-11-14 22:13:20 UTC$",
-        ),
-        (
-            replace(LIVE, hold=Hold.PROTECTED, goes_ms=None),
-            f"{EXPIRES}; never .*janitor.protect ",
-        ),
-        (
-            replace(HELD, hold=Hold.FIRST_CONTACT),
-            f"{EXPIRED}; .*: janitor adopt --config janitor.yaml$",
-        ),
+        (replace(HELD, hold=Hold.QUARANTINED, until_ms=NOW_MS), f"{EXPIRED}; .* 2023-11-14 22:13:20 UTC$"),
+        (replace(LIVE, hold=Hold.PROTECTED, goes_ms=None), f"{EXPIRES}; never .*janitor.protect "),
+        (replace(HELD, hold=Hold.FIRST_CONTACT), f"{EXPIRED}; .*: janitor adopt --config janitor.yaml$"),
         (replace(HELD, reason=Reason.UNDECIDED), rf"{EXPIRED}, .* transaction .*\(rule L5\)$"),
         (
             replace(HELD, reason=Reason.REFERENCED, goes_ms=NOW_MS),
             rf"{EXPIRED}, .* message .*\(rule L5\), 2023-11-14 22:13:20 UTC at the earliest$",
         ),
-        (
-            replace(LIVE, goes_ms=NOW_MS + 2 * DAY),
-            f"{EXPIRES}, .* message: 2023-11-16 22:13:20 UTC at the earliest$",
-        ),
-        (
-            Fate("keep", Reason.UNKNOWN_TOPIC),
-            r"metadata \(rule L1\)$",
-        ),
+        (replace(LIVE, goes_ms=NOW_MS + 2 * DAY), f"{EXPIRES}, .* message: 2023-11-16 22:13:20 UTC at the earliest$"),
+        (Fate("keep", Reason.UNKNOWN_TOPIC), r"metadata \(rule L1\)$"),
     ],
     ids=range(11),
 )

@@ -70,11 +70,7 @@ def test_judge_without_problems_is_well_with_one_sentence(status: Status, senten
             "The last run was only partly done: a:b: x.",
             "run",
         ),
-        (
-            replace(CALM, last_run=replace(LAST, result="lost")),
-            "The last run was lost: its heartbeat stopped.",
-            "run",
-        ),
+        (replace(CALM, last_run=replace(LAST, result="lost")), "The last run was lost: its heartbeat stopped.", "run"),
         (replace(CALM, quarantined=(Quarantined("a:b", 0, 3, "x", 0),)), "a:b is quarantined.", "aside"),
         (
             replace(CALM, snapshot=SnapshotFigures(problem="stale")),

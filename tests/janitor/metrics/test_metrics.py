@@ -181,11 +181,7 @@ ZEROS = {
 
 
 def test_metrics_before_anything_are_zeros_without_unknowns() -> None:
-    assert without_prefix(seen(empty())) == {
-        **ZEROS,
-        "build_info 1.2.3": 1,
-        "attention not_adopted": 1,
-    }
+    assert without_prefix(seen(empty())) == {**ZEROS, "build_info 1.2.3": 1, "attention not_adopted": 1}
 
 
 def test_metrics_of_a_full_status_have_every_series() -> None:
@@ -337,10 +333,7 @@ FOUR = [
 
 @pytest.mark.parametrize(
     ("per_topic", "expected"),
-    [
-        ("top", {"a b x": 30, "b a x": 20, "_other _other _other": 9}),
-        ("none", {"_other _other _other": 59}),
-    ],
+    [("top", {"a b x": 30, "b a x": 20, "_other _other _other": 9}), ("none", {"_other _other _other": 59})],
 )
 def test_metrics_of_consumers_show_the_slowest_and_sum_the_others(per_topic: PerTopic, expected: FoundRow) -> None:
     assert lags(seen(empty(consumers=FOUR), per_topic, 2)) == expected

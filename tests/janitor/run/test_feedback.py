@@ -124,10 +124,7 @@ def make_kit(stack: ExitStack) -> Callable[[Store], FeedbackKit]:
         manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
         service = stack.enter_context(
             MessagingService(
-                store,
-                clock,
-                ServiceOptions(max_lifetime_seconds=3600, grace_seconds=3600),
-                side=MemorySide(),
+                store, clock, ServiceOptions(max_lifetime_seconds=3600, grace_seconds=3600), side=MemorySide()
             )
         )
         service.create_topic(ORDERS, {"ttl": str(365 * 86_400)})

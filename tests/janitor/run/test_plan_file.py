@@ -55,14 +55,7 @@ def store() -> MemoryStore:
 def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> Run:
     """Orders may go as far as the rules, returns is held ten minutes longer."""
     records = {ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS), RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS)}
-    run = Run(
-        store,
-        terms,
-        TransactionView(None, NOW_MS, LIFETIME.undecided_ms),
-        records,
-        prepared(store),
-        label=label,
-    )
+    run = Run(store, terms, TransactionView(None, NOW_MS, LIFETIME.undecided_ms), records, prepared(store), label=label)
     run.load_topics()
     return run
 
