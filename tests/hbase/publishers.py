@@ -1,20 +1,19 @@
-"""Threads that publish orders for a group while servers stop and start, and record the result of each.
+"""Threads that publish orders for a consumer group while servers stop and start, and record each outcome.
 
-What is acknowledged is there once. A plain request, or a commit, of which no answer says whether it was done, is there
-at most once. What failed in a transaction is never there. A producer repeats its requests until they are acknowledged.
+An acknowledged order is stored once. A plain request or a commit with an unknown outcome stores its orders at most
+once. A failed transaction stores no order. A producer repeats a request until it is acknowledged.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import httpx2
 
+from tests.kit.hbase_servers import WorkerThread
 from tests.server.group_worker import ORDERS
 from tests.server.process import Serve
-from tests.support import PATIENCE_SECONDS
 from tms_core.client import (
     Client,
     MessagingError,
@@ -26,22 +25,22 @@ from tms_core.client import (
     Unanswered,
 )
 
-#: In slots of two servers where there are several slots: a producer publishes in its own slot only, so each kind of
-#: producer has a partition.
+#: The partitions of the orders. They are in different slots if several servers lead slots, so each mode of producers,
+#: which publish to one partition only, has its own partition.
 PARTITIONS = 3
-#: A request is repeated for as long as servers need to take over, where that does no harm.
-PATIENT = Retry(attempts=None, first_seconds=0.05, longest_seconds=0.5)
-#: A call of the transaction service that has reached a server which is stopped is given up before that is woken.
-OPTIONS = Options(retry=PATIENT, timeouts=Timeouts(transaction_seconds=5))
-#: Between two requests, so that the group keeps up.
+#: Retries for as long as another server needs to take over.
+RETRY = Retry(attempts=None, first_seconds=0.05, longest_seconds=0.5)
+#: A call of the transaction service on a paused server times out before the server resumes.
+OPTIONS = Options(retry=RETRY, timeouts=Timeouts(transaction_seconds=5))
+#: A pause between two requests, so that the group keeps up.
 PAUSE_SECONDS = 0.1
 
 Publish = Callable[[list[bytes]], None]
-Kind = Callable[[Client, str], AbstractContextManager[Publish]]
+Mode = Callable[[Client, str], AbstractContextManager[Publish]]
 
 
 class LossyTransport(httpx2.HTTPTransport):
-    """A client that loses every other response, so that a producer repeats half of its requests."""
+    """A transport that loses every other response, so that a producer repeats half of its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,12 +51,12 @@ class LossyTransport(httpx2.HTTPTransport):
         self._loses = not self._loses
         if self._loses:
             answer.close()
-            raise httpx2.ReadError("the answer is lost", request=request)
+            raise httpx2.ReadError("the response is lost", request=request)
         return answer
 
 
 @contextmanager
-def plainly(client: Client, _: str) -> Iterator[Publish]:
+def without_transactions(client: Client, _: str) -> Iterator[Publish]:
     yield lambda orders: client.publish(ORDERS, orders)
 
 
@@ -92,68 +91,45 @@ def as_producer_in_transactions(client: Client, name: str) -> Iterator[Publish]:
         yield publish
 
 
-KINDS: tuple[Kind, ...] = (plainly, in_transactions, as_producer, as_producer_in_transactions)
+MODES: tuple[Mode, ...] = (without_transactions, in_transactions, as_producer, as_producer_in_transactions)
 
 
-class Publisher(threading.Thread):
-    """Publishes two orders at a time, each of its own name, until it is told to stop.
+class Publisher(WorkerThread):
+    """A worker that publishes two new orders per request.
 
     Args:
-        server: which one it asks; that may go and come back at its port.
-        kind: how it publishes.
+        server: the server, which may restart on its port.
 
     Attributes:
-        acknowledged, unknown, refused: the orders, by what became of them.
+        unknown: orders with an unknown outcome.
     """
 
-    def __init__(self, server: Serve, kind: Kind) -> None:
-        super().__init__(name=f"{kind.__name__}-{server.port}")
-        self._url, self._transactions, self._kind = server.url, server.transactions, kind
-        self._enough = threading.Event()
-        self._errors: list[Exception] = []
-        self.acknowledged: list[bytes] = []
+    def __init__(self, server: Serve, mode: Mode) -> None:
+        super().__init__(f"{mode.__name__}-{server.port}")
+        self._url, self._transactions, self._mode = server.url, server.transactions, mode
         self.unknown: list[bytes] = []
-        self.refused: list[bytes] = []
 
-    def run(self) -> None:
-        is_producer = self._kind in (as_producer, as_producer_in_transactions)
-        try:
-            with (
-                Client(
-                    self._url,
-                    transactions=self._transactions,
-                    options=OPTIONS,
-                    transport=LossyTransport() if is_producer else None,
-                ) as client,
-                self._kind(client, self.name) as publish,
-            ):
-                number = 0
-                while not self._enough.wait(PAUSE_SECONDS):
-                    orders = [b"%s %d" % (self.name.encode(), number + more) for more in range(2)]
-                    self._fate(publish, orders).extend(orders)
-                    number += 2
-        except Exception as error:  # noqa: BLE001 the test shows it
-            self._errors.append(error)
+    def work(self) -> None:
+        is_producer = self._mode in (as_producer, as_producer_in_transactions)
+        transport = LossyTransport() if is_producer else None
+        with (
+            Client(self._url, transactions=self._transactions, options=OPTIONS, transport=transport) as client,
+            self._mode(client, self.name) as publish,
+        ):
+            number = 0
+            while not self.stopping.wait(PAUSE_SECONDS):
+                self._publish(publish, [b"%s %d" % (self.name.encode(), number + more) for more in range(2)])
+                number += 2
 
-    def _fate(self, publish: Publish, orders: list[bytes]) -> list[bytes]:
+    def _publish(self, publish: Publish, orders: list[bytes]) -> None:
         try:
             publish(orders)
         except OutcomeUnknown:
-            return self.unknown
+            self.unknown += orders
         except (TransactionError, MessagingError) as error:
-            if self._kind in (in_transactions, as_producer_in_transactions):
-                return self.refused
-            if self._kind is plainly and isinstance(error, Unanswered):
-                return self.unknown
-            raise
-        return self.acknowledged
-
-    def check(self) -> None:
-        for error in self._errors:
-            raise error
-
-    def stop(self) -> None:
-        self._enough.set()
-        self.join(PATIENCE_SECONDS)
-        assert not self.is_alive()
-        self.check()
+            if self._mode is without_transactions and isinstance(error, Unanswered):
+                self.unknown += orders
+            elif self._mode not in (in_transactions, as_producer_in_transactions):
+                raise
+        else:
+            self.acknowledged += orders

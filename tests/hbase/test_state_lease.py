@@ -1,18 +1,16 @@
-"""Two janitor processes with state and lease in HBase: one is suspended, the other takes over, the first resumes.
+"""Two janitors with state and lease in HBase: one is paused, the other takes over, and the first one resumes.
 
-The first one stops itself, so that the moment is exact: between two batches, when the call of a batch is about to
-begin, and in the end of its run between its last look at the lease and the commit. Time passes on manual clocks only.
+The first janitor is a process that pauses itself at an exact step: between two batches, before the call of a batch, or
+at the end of its run between its last check of the lease and the commit. Clocks are manual.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +23,8 @@ from janitor.state.hbase.state import HBaseState
 from janitor.state.hbase.table import JanitorTable
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, pointer, topic
 from tests.hbase.tables import Tables
+from tests.kit.hbase_servers import is_paused, pause_this_process
+from tests.support import wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StateBusy
 from tms_core.settings.models import HBaseSettings
@@ -36,12 +36,8 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 60
 BATCH_ROWS, BATCHES = 10, 6
 INVALID = pointer(NOW_MS - DAY)
-MOMENTS = {
-    "between batches": 0,
-    "a batch is about to begin": 1,
-    "an inversion is about to begin": 1,
-    "the end is about to be written": 0,
-}
+#: The steps before which the first janitor pauses, with the maximum number of its batches after the pause.
+STEPS = {"check of the lease": 0, "delete": 1, "inversion": 1, "commit of the run": 0}
 
 
 def open_state(thrift: str, prefix: bytes, clock: ManualClock, thrift2: Sequence[str] = ()) -> HBaseState:
@@ -52,8 +48,8 @@ def open_state(thrift: str, prefix: bytes, clock: ManualClock, thrift2: Sequence
     )
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables: Tables, moment: str) -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables: Tables, step: str) -> None:
     server, store, prefix = hbase_tables.server, hbase_tables.store(), secrets.token_bytes(4)
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with open_state(server.thrift, prefix, clock, [str(server.thrift2)]) as state:
@@ -63,11 +59,11 @@ def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables:
         kit = janitor(store, state=state, clock=clock, batch_rows=BATCH_ROWS, workers=1)
         kit.snapshots.invalid = [INVALID]
         kit.engine.adopt()
-        words = [server.thrift, store.identity().rpartition(":")[2], prefix.hex(), moment]
-        command = [sys.executable, "-m", "tests.hbase.test_state_lease", *words]
+        arguments = [server.thrift, store.identity().rpartition(":")[2], prefix.hex(), step]
+        command = [sys.executable, "-m", "tests.hbase.test_state_lease", *arguments]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
             try:
-                assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
+                wait_until(lambda: is_paused(first))
                 assert state.boundary() is None
                 lease = Lease(state, "second", SECONDS, clock)
                 with pytest.raises(LeaseHeld, match="first"):
@@ -84,8 +80,8 @@ def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables:
                 output = json.loads(first.communicate(timeout=120)[0])
             finally:
                 first.kill()
-        assert output["after"] <= MOMENTS[moment], output
-        assert "second has" in output["ended"]
+        assert output["late batches"] <= STEPS[step], output
+        assert "second has" in output["error"]
         assert (state.boundary(), state.frontiers(), state.ledger(100)) == (proven, frontiers, ledger)
         assert {run.id: run.result for run in state.runs(9)} == {lost: "lost", proven.run_id: "done"}
         assert len(orders.times()) == BATCH_ROWS * BATCHES
@@ -93,66 +89,63 @@ def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables:
 
 
 class FirstJanitor:
-    """A janitor that stops itself once at the named step and counts its batches."""
+    """A janitor that pauses itself once before a step, and counts its batches."""
 
-    def __init__(self, moment: str) -> None:
-        self.moment = moment
-        self.written = 0
-        self.stopped_at: int | None = None
+    def __init__(self, step: str) -> None:
+        self.step = step
+        self.batches = 0
+        self.batches_before_pause: int | None = None
 
-    def at(self, moment: str) -> None:
-        if moment == self.moment and self.stopped_at is None:
-            self.stopped_at = self.written
-            # To this thread, which then does nothing more; sent to the process, another one would get it first.
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    def reach(self, step: str) -> None:
+        if step == self.step and self.batches_before_pause is None:
+            self.batches_before_pause = self.batches
+            pause_this_process()
 
-    def counted(self, change: Callable[..., Any], moment: str) -> Callable[..., Any]:
-        def counting(*arguments: Any) -> Any:
-            if self.written:
-                self.at(moment)
-            self.written += 1
+    def watch_batches(self, change: Callable[..., Any], step: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if self.batches:
+                self.reach(step)
+            self.batches += 1
             return change(*arguments)
 
-        return counting
+        return call
 
-    def committed(self, swap: Callable[..., Any]) -> Callable[..., Any]:
-        def committing(table: JanitorTable, key: bytes, old: bytes, new: bytes) -> Any:
+    def watch_commit(self, swap: Callable[..., Any]) -> Callable[..., Any]:
+        def call(table: JanitorTable, key: bytes, old: bytes, new: bytes) -> Any:
             if b'"claim"' in new:
-                self.at("the end is about to be written")
+                self.reach("commit of the run")
             return swap(table, key, old, new)
 
-        return committing
+        return call
 
-    def checked(self, check: Callable[[], None]) -> Callable[[], None]:
-        def checking() -> None:
-            if self.written:
-                self.at("between batches")
+    def watch_checks(self, check: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            if self.batches:
+                self.reach("check of the lease")
             check()
 
-        return checking
+        return call
 
     def sweep(self, store: HBaseStore, state: HBaseState, clock: ManualClock) -> dict[str, Any]:
         lease = Lease(state, "first", SECONDS, clock)
         lease.acquire()
-        lease.check = self.checked(lease.check)  # type: ignore[method-assign]
+        lease.check = self.watch_checks(lease.check)  # type: ignore[method-assign]
         kit = janitor(store, state=state, clock=clock, batch_rows=BATCH_ROWS, workers=1, lease=lease)
         kit.snapshots.invalid = [INVALID]
         kit.engine.recover()
         try:
-            ended = kit.engine.run_once().guards[-1].message
+            message = kit.engine.run_once().guards[-1].message
         except StateBusy as error:
-            ended = error.message
-        return {"after": self.written - (self.stopped_at or 0), "ended": ended}
+            message = error.message
+        return {"late batches": self.batches - (self.batches_before_pause or 0), "error": message}
 
 
-def main(thrift: str, namespace: str, prefix: str, moment: str) -> None:
-    first = FirstJanitor(moment)
+def main(thrift: str, namespace: str, prefix: str, step: str) -> None:
+    first = FirstJanitor(step)
     patches = [
-        patch.object(HBaseTable, "delete", first.counted(HBaseTable.delete, "a batch is about to begin")),
-        patch.object(
-            HBaseMessageTable, "invert", first.counted(HBaseMessageTable.invert, "an inversion is about to begin")
-        ),
-        patch.object(JanitorTable, "swap", first.committed(JanitorTable.swap)),
+        patch.object(HBaseTable, "delete", first.watch_batches(HBaseTable.delete, "delete")),
+        patch.object(HBaseMessageTable, "invert", first.watch_batches(HBaseMessageTable.invert, "inversion")),
+        patch.object(JanitorTable, "swap", first.watch_commit(JanitorTable.swap)),
     ]
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     store, state = (

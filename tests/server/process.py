@@ -92,6 +92,12 @@ class Serve:
         self.ask_to_end()
         assert self.wait() == 0, self.log
 
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self.process.kill()
         self.wait()
