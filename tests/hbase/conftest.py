@@ -13,8 +13,8 @@ import pytest
 
 from janitor.cli.main import execute
 from tests.hbase.fixture import running
-from tests.hbase.scene import Scene
 from tests.hbase.server import HBaseServer
+from tests.hbase.sweep_kit import FilledStore
 from tests.hbase.tables import Tables
 
 
@@ -39,9 +39,9 @@ def namespace(hbase_tables: Tables) -> str:
 
 
 @pytest.fixture
-def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
+def filled(hbase_tables: Tables, namespace: str) -> Iterator[FilledStore]:
     with hbase_tables.open(namespace) as store:
-        yield Scene.on(store)
+        yield FilledStore.fill(store)
 
 
 @pytest.fixture

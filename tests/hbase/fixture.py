@@ -1,7 +1,8 @@
 """The selection of the HBase for a test run, which its worker processes share.
 
-In this order: an address in ``HBASE_TEST_ADDRESS`` (``make hbase`` prints one); a container, when a Docker engine
-answers, has the image that ``HBASE_TEST_IMAGE`` names and testcontainers is installed; else Maven's.
+The first available one is used: the address in ``HBASE_TEST_ADDRESS``, which ``make hbase`` prints; a container of
+the image in ``HBASE_TEST_IMAGE``, if a Docker engine has the image and testcontainers is installed; an HBase from
+Maven's jars.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from tests.hbase.server import (
     Address,
     HBaseServer,
     ServerFailed,
-    of_folder,
+    server_of,
     start,
 )
 from tests.support import require_or_skip
 from tms_core.errors import StoreError
 from tms_core.tables.hbase.pool import HBasePool
 
-#: How long a Docker engine may take to say what it has: one that hangs is none.
-ENGINE_SECONDS = 60
+#: The time limit for a response of the Docker engine or of HBase, after which it counts as missing.
+RESPONSE_SECONDS = 60
 
 
 class Choice(NamedTuple):
-    """Where an HBase comes from, and the address, the image, nothing, or why there is none."""
+    """The source of an HBase, and its address, its image, or the reason why no source is available."""
 
-    source: Literal["address", "container", "maven", "nowhere"]
+    source: Literal["address", "container", "maven", "none"]
     detail: str = ""
 
 
@@ -53,7 +54,7 @@ def choose(
     if (image := environment.get("HBASE_TEST_IMAGE")) and has_image(image):
         return Choice("container", image)
     reason = missing()
-    return Choice("nowhere", reason) if reason else Choice("maven")
+    return Choice("none", reason) if reason else Choice("maven")
 
 
 @contextmanager
@@ -65,10 +66,10 @@ def running(common: Path) -> Iterator[HBaseServer]:
             case "address":
                 yield HBaseServer(Address.parse(detail))
             case "container":
-                yield stack.enter_context(contained(detail))
+                yield stack.enter_context(run_container(detail))
             case "maven":
                 yield stack.enter_context(_shared(common))
-            case "nowhere":
+            case "none":
                 require_or_skip(detail)
 
 
@@ -76,7 +77,7 @@ def running(common: Path) -> Iterator[HBaseServer]:
 def _shared(common: Path) -> Iterator[HBaseServer]:
     folder = common / "hbase"
     with _locked(common):
-        server = _joined(folder) or start(folder)
+        server = _join(folder) or start(folder)
     try:
         yield server
     finally:
@@ -84,10 +85,10 @@ def _shared(common: Path) -> Iterator[HBaseServer]:
             server.leave()
 
 
-def _joined(folder: Path) -> HBaseServer | None:
+def _join(folder: Path) -> HBaseServer | None:
     """Return the server that another process of this run has started, if it still runs."""
     try:
-        server = of_folder(folder)
+        server = server_of(folder)
         server.join()
     except (OSError, ServerFailed):
         return None
@@ -107,38 +108,38 @@ def has_image(image: str) -> bool:
         return False
     command = ["docker", "image", "inspect", image]
     try:
-        return subprocess.run(command, capture_output=True, check=False, timeout=ENGINE_SECONDS).returncode == 0
+        return subprocess.run(command, capture_output=True, check=False, timeout=RESPONSE_SECONDS).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
 
 @contextmanager
-def contained(image: str) -> Iterator[HBaseServer]:
-    """Yield a container of this process; its image must serve Thrift 1 and 2 at their default ports."""
-    container = importlib.import_module("testcontainers.core.container")
-    with container.DockerContainer(image).with_exposed_ports(THRIFT_PORT, THRIFT2_PORT) as one:
-        ports = (int(one.get_exposed_port(port)) for port in (THRIFT_PORT, THRIFT2_PORT))
-        server = HBaseServer(Address(one.get_container_host_ip(), *ports))
-        _await(server)
+def run_container(image: str) -> Iterator[HBaseServer]:
+    """Run a container for this process; its image must serve Thrift 1 and 2 on their default ports."""
+    module = importlib.import_module("testcontainers.core.container")
+    with module.DockerContainer(image).with_exposed_ports(THRIFT_PORT, THRIFT2_PORT) as container:
+        ports = (int(container.get_exposed_port(port)) for port in (THRIFT_PORT, THRIFT2_PORT))
+        server = HBaseServer(Address(container.get_container_host_ip(), *ports))
+        _wait_for_responses(server)
         yield server
 
 
-def _await(server: HBaseServer) -> None:
-    """Return when HBase answers at both: ports of a container are open long before anybody listens inside."""
+def _wait_for_responses(server: HBaseServer) -> None:
+    """Wait until both interfaces respond: the ports of a container are open long before HBase listens."""
     assert server.thrift2 is not None
     deadline = time.monotonic() + START_SECONDS
     with ExitStack() as stack:
-        one = HBasePool([server.thrift], timeout_seconds=ENGINE_SECONDS)
-        other = HBasePool([server.thrift2], timeout_seconds=ENGINE_SECONDS, service="HbaseAdmin")
-        for pool, call in ((one, "getTableNames"), (other, "listNamespaces")):
+        thrift = HBasePool([server.thrift], timeout_seconds=RESPONSE_SECONDS)
+        thrift2 = HBasePool([server.thrift2], timeout_seconds=RESPONSE_SECONDS, service="HbaseAdmin")
+        for pool, call in ((thrift, "getTableNames"), (thrift2, "listNamespaces")):
             stack.callback(pool.close)
-            while not _answers(pool, call):
+            while not _responds(pool, call):
                 if time.monotonic() > deadline:
-                    raise ServerFailed(f"the HBase in the container at {server.address} does not answer {call}")
+                    raise ServerFailed(f"the HBase in the container at {server.address} does not respond to {call}")
                 time.sleep(0.5)
 
 
-def _answers(pool: HBasePool, call: str) -> bool:
+def _responds(pool: HBasePool, call: str) -> bool:
     try:
         pool.call(call)
     except StoreError:

@@ -1,35 +1,33 @@
 """A real HBase for tests and manual use: ZooKeeper, master, region servers and Thrift servers in one JVM.
 
-A mock of HBase would prove what we believe about HBase. ``src/`` holds the small Java program that starts the real one
-from Maven's jars, in about five seconds, with its data in a folder of the caller's. It lives as long as somebody is
-connected to it as a user, so that a test run that was killed leaves no server behind.
+A mock would only repeat our assumptions about HBase. The Java program in ``src/`` starts HBase from Maven's jars in
+about five seconds, with its data in a folder. The JVM stops once no process is connected to it as a user, so a killed
+test run leaves no server behind. ``make hbase`` runs this module to start an HBase for a developer.
 
-``python -m tests.hbase.server`` (``make hbase``) starts one for a person.
-
-What :meth:`HBaseServer.command` takes (keys in hex, ``-`` for the empty one):
+Commands of :meth:`HBaseServer.command`, with keys in hex and ``-`` for the empty key:
 
 ===============================  ==============================================================================
-``flush TABLE``                  memory to files
-``compact TABLE``                flush, then a major compaction; returns when it is over
-``regions TABLE``                the regions' start keys
-``split TABLE KEY``              returns when both daughters are open
-``merge TABLE KEY``              the region of the key with the one behind it
-``move TABLE KEY SERVER``        the region of the key to another region server, by number
+``flush TABLE``                  write the memory to files
+``compact TABLE``                flush, then run a major compaction to its end
+``regions TABLE``                return the start keys of the regions
+``split TABLE KEY``              split a region, and wait until both daughters are open
+``merge TABLE KEY``              merge the region of the key with the next region
+``move TABLE KEY SERVER``        move the region of the key to a region server, by number
 ``cycle TABLE``                  close and open all regions
-``set TABLE NAME VALUE``         a table attribute; without VALUE it is removed
-``describe TABLE``               the table's settings as the master has them
-``drop TABLE``
-``disable TABLE``, ``enable``
-``snapshot TABLE NAME``
-``restore TABLE NAME``           a snapshot, in place
-``clone TABLE NAME``             a snapshot, as a new table
-``servers``                      ``up`` or ``down`` for each region server
-``start-server``                 one more; answers its number
-``abort-server SERVER``          as if it had crashed; returns when it has ended
-``restart-master``
-``start-thrift KIND PORT …``     ``thrift`` or ``thrift2``; port 0: a free one; more HBase settings as NAME=VALUE;
-                                 answers the port
-``stop-thrift PORT``
+``set TABLE NAME VALUE``         set a table attribute, or remove it without a VALUE
+``describe TABLE``               return the master's settings of the table
+``drop TABLE``                   delete the table
+``disable TABLE``, ``enable``    disable or enable the table
+``snapshot TABLE NAME``          take a snapshot
+``restore TABLE NAME``           restore a snapshot in place
+``clone TABLE NAME``             restore a snapshot as a new table
+``servers``                      return ``up`` or ``down`` for each region server
+``start-server``                 start a region server, and return its number
+``abort-server SERVER``          crash a region server, and wait until it has ended
+``restart-master``               restart the master
+``start-thrift KIND PORT …``     start ``thrift`` or ``thrift2`` on a port (0: a free port) with HBase settings
+                                 NAME=VALUE, and return the port
+``stop-thrift PORT``             stop a Thrift server
 ===============================  ==============================================================================
 """
 
@@ -59,20 +57,20 @@ from tms_core.settings.models import HBaseSettings
 
 HERE = Path(__file__).parent
 START_SECONDS = 300.0
-#: HBase's usual ports, and CDAP's namespace.
+#: HBase's default ports, and CDAP's namespace.
 THRIFT_PORT, THRIFT2_PORT = 9090, 9091
 NAMESPACE = "cdap_system"
 COMMAND_SECONDS = 600.0
-#: The time limit of a call in a test; a longer call never returns.
+#: The time limit of a call in a test, in seconds: longer than any successful call.
 PATIENCE_SECONDS = 240
 
 
 class ServerFailed(Exception):
-    """HBase did not start, or did not do what it was told; the text carries the end of its log."""
+    """HBase did not start, or a command failed; the message contains the end of its log."""
 
 
 class Address(NamedTuple):
-    """Where a server listens; the last two are None where it does not."""
+    """The host and the ports of a server; Thrift 2 and the port for commands may be None."""
 
     host: str
     thrift: int
@@ -81,7 +79,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read ``HOST:THRIFT_PORT[,THRIFT2_PORT[,CONTROL_PORT]]``, as ``HBASE_TEST_ADDRESS`` holds it."""
+        """Parse ``HOST:THRIFT_PORT[,THRIFT2_PORT[,CONTROL_PORT]]``, the format of ``HBASE_TEST_ADDRESS``."""
         host, _, ports = text.rpartition(":")
         return cls(host, *map(int, ports.split(",")))
 
@@ -90,7 +88,11 @@ class Address(NamedTuple):
 
 
 class HBaseServer:
-    """A running server as seen by one of its users."""
+    """A running HBase.
+
+    Args:
+        folder, pid: the folder and the process of an HBase that tests have started.
+    """
 
     def __init__(self, address: Address, folder: Path | None = None, pid: int | None = None) -> None:
         self.address = address
@@ -106,12 +108,18 @@ class HBaseServer:
     def thrift2(self) -> str | None:
         return None if self.address.thrift2 is None else f"{self.address.host}:{self.address.thrift2}"
 
+    def require_thrift2(self) -> str:
+        """Return the address of Thrift 2; skip the test if it is missing."""
+        if self.thrift2 is None:
+            require_or_skip(f"the HBase at {self.address} has no Thrift 2")
+        return self.thrift2
+
     @property
     def zookeeper(self) -> int:
         """Return the port of ZooKeeper for HBase's own clients; skip the test if it is unknown."""
         if self.folder is None:
             require_or_skip(
-                f"the ZooKeeper of the HBase at {self.address} is not known, as that of one is which tests start"
+                f"the port of ZooKeeper is unknown, because tests did not start the HBase at {self.address}"
             )
         port: int = json.loads((self.folder / "ready").read_text())["zookeeper"]
         return port
@@ -122,15 +130,19 @@ class HBaseServer:
         return HBaseSettings(**given, thrift2=(str(self.thrift2),) if admin else None)
 
     def command(self, *words: str | int | bytes) -> str:
-        """Have the server do something, or leave the test where it takes no commands; bytes are written in hex."""
+        """Run a command and return its response; skip the test if this HBase accepts no commands.
+
+        Args:
+            words: the command of the table above; bytes are sent in hex.
+        """
         if self.address.control is None:
-            require_or_skip(f"the HBase at {self.address} takes no commands, as one does that the tests start")
+            require_or_skip(f"the HBase at {self.address}, which tests did not start, accepts no commands")
         line = " ".join((word.hex() or "-") if isinstance(word, bytes) else str(word) for word in words)
         with socket.create_connection((self.address.host, self.address.control), COMMAND_SECONDS) as connection:
             return _ask(connection, line)
 
     def join(self) -> None:
-        """Become one of its users: it stays while there is one."""
+        """Register this process as a user, so that the server continues to run."""
         if self.address.control is None:
             return
         user = socket.create_connection((self.address.host, self.address.control), COMMAND_SECONDS)
@@ -142,7 +154,7 @@ class HBaseServer:
         self._user = user
 
     def leave(self) -> None:
-        """Stop being a user; the last one stops the server and removes its data."""
+        """Unregister this process as a user; the last user stops the server and deletes its data."""
         if self._user is None:
             return
         with self._user as user:
@@ -150,16 +162,16 @@ class HBaseServer:
             if int(_ask(user, "leave")) > 0 or self.pid is None:
                 return
             os.kill(self.pid, signal.SIGTERM)
-            # The kernel closes the connection when the process is gone, whoever its parent is.
+            # The server may be the child of another process; the kernel closes the connection once it has ended.
             while user.recv(1):
                 pass
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """Kill the server and wait until it has ended. Its data stays, for :func:`start`."""
+        """Kill the server and wait until it has ended; :func:`start` can start it again with its data."""
         if self._user is None or self.pid is None:
-            raise ServerFailed(f"the HBase at {self.address} is not ours to kill")
+            raise ServerFailed(f"tests did not start the HBase at {self.address} and cannot kill it")
         _kill(self.pid)
         self._user.close()
         self._user = None
@@ -172,7 +184,7 @@ class HBaseServer:
 
 
 def start(folder: Path, *, region_servers: int = 1, properties: Mapping[str, str] | None = None) -> HBaseServer:
-    """Start a server and become its user."""
+    """Start a server and register this process as its user."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ready").unlink(missing_ok=True)
     settings = [f"{name}={value}" for name, value in (properties or {}).items()]
@@ -186,24 +198,24 @@ def start(folder: Path, *, region_servers: int = 1, properties: Mapping[str, str
     except BaseException:
         _kill(pid)
         raise
-    server = of_folder(folder)
+    server = server_of(folder)
     server.join()
     return server
 
 
-def of_folder(folder: Path) -> HBaseServer:
-    """Return the server that was started on ``folder``, without becoming its user."""
+def server_of(folder: Path) -> HBaseServer:
+    """Return the server that was started with a folder, without a registration."""
     ready = json.loads((folder / "ready").read_text())
     address = Address("127.0.0.1", ready["thrift"], ready["thrift2"], ready["control"])
     return HBaseServer(address, folder, ready["pid"])
 
 
 class ThriftProcess:
-    """A Thrift 1 server in a JVM of its own, to be killed, stopped and started again without harm to HBase."""
+    """A Thrift 1 server in a separate JVM, which tests can kill and pause without harm to HBase."""
 
     def __init__(self, server: HBaseServer, port: int = 0) -> None:
         if server.folder is None:
-            raise ServerFailed(f"the HBase at {server.address} is not ours to add a Thrift server to")
+            raise ServerFailed(f"tests did not start the HBase at {server.address} and cannot add a Thrift server")
         self.port = port or _free_port()
         self._log = server.folder / f"thrift-{self.port}.log"
         self._conf = server.folder / "conf"
@@ -245,21 +257,14 @@ def _java(words: Sequence[str], log: Path, first: Sequence[Path] = ()) -> int:
     """Start a JVM that outlives this process, and return its process id."""
     class_path = ":".join(map(str, [*first, *maven.build(HERE)]))
     heap = os.environ.get("HBASE_TEST_HEAP", "1g")
-    # Without this flag HBase warns about reads it then does another way.
-    command = [
-        "java",
-        f"-Xmx{heap}",
-        *SHORT_LIVED,
-        "--add-opens=java.base/java.nio=ALL-UNNAMED",
-        "-cp",
-        class_path,
-        *words,
-    ]
+    # Without --add-opens, HBase logs warnings and reads files in another way.
+    options = [f"-Xmx{heap}", *SHORT_LIVED, "--add-opens=java.base/java.nio=ALL-UNNAMED"]
+    command = ["java", *options, "-cp", class_path, *words]
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-    # Reaped here if it dies first; otherwise it is the system's.
+    # Reaps the JVM if it ends before this process.
     threading.Thread(target=process.wait, name=f"wait-{process.pid}", daemon=True).start()
     return process.pid
 
@@ -270,7 +275,7 @@ def _ask(connection: socket.socket, line: str) -> str:
     with connection.makefile("rb") as answers:
         answer = answers.readline().decode().rstrip("\n")
     if not answer.startswith("OK"):
-        raise ServerFailed(f"{line}: {answer or 'the server is gone'}")
+        raise ServerFailed(f"{line}: {answer or 'the server has ended'}")
     return answer[2:].strip()
 
 
@@ -278,7 +283,7 @@ def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
-        # The second where it ends between opening and reading.
+        # ProcessLookupError: the process has ended between the open and the read.
         return False
 
 
@@ -304,10 +309,10 @@ def _tail(log: Path) -> str:
 
 
 @contextmanager
-def at_usual_ports(
+def at_default_ports(
     server: HBaseServer, thrift: int = THRIFT_PORT, thrift2: int = THRIFT2_PORT
 ) -> Iterator[HBaseServer]:
-    """Serve at fixed ports while the block runs."""
+    """Run additional Thrift servers on fixed ports until the block ends."""
     wanted = (("thrift", thrift), ("thrift2", thrift2))
     first, second = (int(server.command("start-thrift", kind, port)) for kind, port in wanted)
     address = Address(server.address.host, first, second, server.address.control)
@@ -319,29 +324,29 @@ def at_usual_ports(
 
 
 @click.command()
-@click.option("--fill", type=click.IntRange(min=0), default=0, help="Make CDAP's tables with so many messages in them.")
+@click.option("--fill", type=click.IntRange(min=0), default=0, help="Create CDAP's tables with this many messages.")
 def main(fill: int) -> None:
-    """Start a server for a developer and say how to reach it; Ctrl-C stops it."""
+    """Start a server for a developer and print its addresses; Ctrl-C stops it."""
     if reason := maven.missing():
         raise SystemExit(reason)
-    click.echo("starting HBase (the first time Maven fetches about 75 MB)")
+    click.echo("starting HBase (the first time, Maven downloads about 75 MB)")
     with (
         tempfile.TemporaryDirectory(prefix="tms-hbase-") as folder,
         start(Path(folder)) as started,
-        at_usual_ports(started) as server,
+        at_default_ports(started) as server,
     ):
         if fill:
             from tests.hbase.tables import fill_tables  # noqa: PLC0415 it imports this module
 
             click.echo(f"filling the tables of {NAMESPACE} with {fill_tables(server, NAMESPACE, fill):,} messages")
         click.echo(
-            f"""HBase is up, with its data in {folder}
-  Thrift 1      {server.thrift}
-  Thrift 2      {server.thrift2}
-  make tables   .venv/bin/tms admin create-tables --thrift2 {server.thrift2}
-  clean them    .venv/bin/janitor plan --hbase {server.thrift}
-  in tests      HBASE_TEST_ADDRESS={server.address} make test
-Ctrl-C stops it and removes its data."""
+            f"""HBase is running with its data in {folder}
+  Thrift 1        {server.thrift}
+  Thrift 2        {server.thrift2}
+  create tables   .venv/bin/tms admin create-tables --thrift2 {server.thrift2}
+  plan a sweep    .venv/bin/janitor plan --hbase {server.thrift}
+  run tests       HBASE_TEST_ADDRESS={server.address} make test
+Ctrl-C stops HBase and deletes its data."""
         )
         try:
             signal.pause()

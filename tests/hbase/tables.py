@@ -1,4 +1,4 @@
-"""Tables on the HBase of a test run, created in parallel and reused, because three tables take a second."""
+"""Tables on the HBase of a test run, created in parallel and reused, because the creation of three takes a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from tests.builders import HOUR, topic
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
-from tests.support import require_or_skip
 from tms_core.clock import Clock, SystemClock
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import KEYS
@@ -23,7 +22,7 @@ from tms_core.tables.hbase.rows import HBaseRows
 from tms_core.tables.hbase.schema import TableSpec, create_tables, table_name, table_specs
 from tms_core.tables.hbase.store import HBaseStore
 
-#: Salts of tables that are filled for a developer, as CDAP has them; messages of a topic, and in one put.
+#: For the tables of a developer: the number of salts, as in CDAP, and the messages of a topic and of one put.
 FILLED_BUCKETS, TOPIC_ROWS, PUT_ROWS = 16, 50_000, 5_000
 
 
@@ -31,12 +30,12 @@ class Tables:
     """Tables for the tests of one process, each set in its own namespace."""
 
     def __init__(self, server: HBaseServer) -> None:
-        if server.thrift2 is None:
-            require_or_skip(f"the HBase at {server.address} has no Thrift 2, with which tables are made")
         self.server = server
         self._shared: dict[int, str] = {}
         self._open = ExitStack()
-        self._admin = HBasePool([server.thrift2], connections=3, timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")
+        self._admin = HBasePool(
+            [server.require_thrift2()], connections=3, timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin"
+        )
         self._open.callback(self._admin.close)
 
     def __enter__(self) -> Self:
@@ -46,12 +45,12 @@ class Tables:
         self._open.close()
 
     def make(self, *, buckets: int = 4, cuts: Sequence[bytes] | None = None, messages: str | None = None) -> str:
-        """Make three empty tables and return their namespace.
+        """Create three empty tables and return their namespace.
 
         Args:
-            buckets: salts of the message and the payload table.
-            cuts: where their regions begin, but for the first, and they may be split further; None: as in CDAP.
-            messages: a snapshot of a message table with as many buckets, to clone; None: an empty table.
+            buckets: the number of salts of the message table and the payload table.
+            cuts: the start keys of their regions, except the first, and allow splits; None: the regions of CDAP.
+            messages: a snapshot to clone as message table, with the same number of buckets; None: an empty table.
         """
         namespace = f"test_{secrets.token_hex(6)}"
         meta, *salted = table_specs(namespace, buckets, "NONE")
@@ -83,7 +82,10 @@ class Tables:
 
 
 def fill_tables(server: HBaseServer, namespace: str, rows: int, now_ms: int | None = None) -> int:
-    """Make CDAP's tables and fill them with messages of the last two hours, of which half are past their ttl."""
+    """Create CDAP's tables, fill them with messages of the last two hours, and return their number.
+
+    The ttl is one hour, so half of the messages are expired.
+    """
     assert server.thrift2 is not None
     now_ms = SystemClock().now_ms() if now_ms is None else now_ms
     with closing(HBasePool([server.thrift2], timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")) as admin:
@@ -109,10 +111,10 @@ class CutSpec(TableSpec):
 
 
 class PatientStore(HBaseStore):
-    """A store for tests that put a key again which they have just deleted.
+    """A store for tests that put a key again right after its deletion.
 
-    HBase hides what is put in the very millisecond of a delete marker. Keys of messages never come back, those of tests
-    do; so each put waits for the clock to move on.
+    HBase hides a cell that is put in the millisecond of a delete marker. Unlike keys of messages, keys of tests return,
+    so each put waits for the next millisecond.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class PatientStore(HBaseStore):
         )
         super().__init__(wanted, clock)
         for table in (self.message, self.payload):
-            vars(table)["put"] = _after_a_tick(table.put)
+            vars(table)["put"] = _put_after_tick(table.put)
 
 
 def write_config(path: Path, settings: HBaseSettings, **sections: Any) -> Path:
@@ -151,7 +153,7 @@ def empty(store: HBaseStore, namespace: str) -> None:
     metadata = HBaseRows(store.pool, table_name(namespace, "metadata"), SystemClock())
     metadata.delete([key for key, _ in store.metadata.rows()], None)
     store.calls.clear()
-    _tick()
+    _wait_for_next_ms()
 
 
 def _cut(spec: TableSpec, cuts: Sequence[bytes]) -> TableSpec:
@@ -159,15 +161,15 @@ def _cut(spec: TableSpec, cuts: Sequence[bytes]) -> TableSpec:
     return CutSpec(spec.namespace, spec.name, spec.compression, attributes, spec.buckets, tuple(cuts))
 
 
-def _after_a_tick(put: Callable[[Any], None]) -> Callable[[Any], None]:
-    def patiently(rows: Any) -> None:
-        _tick()
+def _put_after_tick(put: Callable[[Any], None]) -> Callable[[Any], None]:
+    def wait_and_put(rows: Any) -> None:
+        _wait_for_next_ms()
         put(rows)
 
-    return patiently
+    return wait_and_put
 
 
-def _tick() -> None:
+def _wait_for_next_ms() -> None:
     now_ms = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == now_ms:
         pass

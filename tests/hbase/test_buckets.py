@@ -42,8 +42,8 @@ def message(witness: happybase.Connection, namespace: str) -> Iterator[happybase
         table.delete(row)
 
 
-def opened(hbase: HBaseServer, namespace: str, buckets: int, *, asks: bool = False) -> HBaseStore:
-    return HBaseStore(hbase.settings(namespace, admin=asks, buckets=buckets))
+def open_store(hbase: HBaseServer, namespace: str, buckets: int, *, admin: bool = False) -> HBaseStore:
+    return HBaseStore(hbase.settings(namespace, admin=admin, buckets=buckets))
 
 
 def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
@@ -55,14 +55,14 @@ def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
 def test_bucket_count_differing_from_table_attribute_is_rejected(
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
-    with opened(hbase, namespace, 8, asks=True) as store:
+    with open_store(hbase, namespace, 8, admin=True) as store:
         with pytest.raises(StoreError, match=rf"{namespace}:tms\.message .*16.* 8") as caught:
             store.check_buckets()
         assert "storage.hbase.buckets to 16" in caught.value.hint
         with pytest.raises(StoreError, match="16 buckets"):
             store.message.put([(b"k", ROW)])
     assert list(message.scan()) == []
-    with opened(hbase, namespace, BUCKETS, asks=True) as store:
+    with open_store(hbase, namespace, BUCKETS, admin=True) as store:
         store.message.put([(b"k", ROW)])
         store.check_buckets()
     assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
@@ -73,11 +73,11 @@ def test_bucket_count_differing_from_rows_is_rejected_with_the_count(
     hbase: HBaseServer, namespace: str, message: happybase.Table, wrong: int
 ) -> None:
     fill(message)
-    with opened(hbase, namespace, wrong) as store:
+    with open_store(hbase, namespace, wrong) as store:
         with pytest.raises(StoreError, match=f" {wrong} ") as caught:
             store.payload.put([(b"k", b"x")])
         assert "storage.hbase.buckets to 16" in caught.value.hint
-    with opened(hbase, namespace, BUCKETS) as store:
+    with open_store(hbase, namespace, BUCKETS) as store:
         store.check_buckets()
 
 
@@ -86,7 +86,7 @@ def test_bucket_count_undecided_by_rows_hints_at_the_attribute(
 ) -> None:
     message.put(salt(b"k0001", BUCKETS) + b"k0001", {P: b"x"})
     assert salt(b"k0001", 7) != salt(b"k0001", BUCKETS)
-    with opened(hbase, namespace, 7) as store:
+    with open_store(hbase, namespace, 7) as store:
         with pytest.raises(StoreError, match="1 of 1 rows") as caught:
             store.check_buckets()
         assert ATTRIBUTE in caught.value.hint
@@ -96,7 +96,7 @@ def test_bucket_check_tolerates_few_stray_rows(hbase: HBaseServer, namespace: st
     fill(message)
     for number in range(10):
         message.put(b"\xff" + b"stray%d" % number, {P: b"x"})
-    with opened(hbase, namespace, BUCKETS, asks=True) as store:
+    with open_store(hbase, namespace, BUCKETS, admin=True) as store:
         store.check_buckets()
 
 
@@ -104,7 +104,7 @@ def test_bucket_check_detects_rows_of_another_bucket_count(
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
     fill(message, 8)
-    with opened(hbase, namespace, BUCKETS, asks=True) as store:
+    with open_store(hbase, namespace, BUCKETS, admin=True) as store:
         with pytest.raises(StoreError, match="salt") as caught:
             store.check_buckets()
         assert "storage.hbase.buckets to 8" in caught.value.hint
@@ -114,7 +114,7 @@ def test_bucket_count_of_empty_tables_is_logged_once(
     hbase: HBaseServer, namespace: str, message: happybase.Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tms_core.tables.hbase.salts")
-    with opened(hbase, namespace, BUCKETS) as store:
+    with open_store(hbase, namespace, BUCKETS) as store:
         store.check_buckets()
         store.message.put([(b"k", ROW)])
         store.check_buckets()
@@ -130,7 +130,7 @@ def test_bucket_check_with_one_attribute_missing_uses_the_other_table(
     hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE)
     try:
         with (
-            opened(hbase, namespace, 8, asks=True) as store,
+            open_store(hbase, namespace, 8, admin=True) as store,
             pytest.raises(StoreError, match=rf"{namespace}:tms\.payload .*\b16\b.* storage\.hbase\.buckets is 8"),
         ):
             store.check_buckets()

@@ -1,8 +1,7 @@
 """Rows in HBase equal CDAP's rows byte for byte, as read by another client.
 
 The rows are the worked examples of ``docs/reference/formats/rows.md``: namespace ``default``, topic ``t1``, generation
-1, published at
-1500000000000 with write pointer 1500000000000000007, in tables of 16 buckets.
+1, published at 1500000000000 with write pointer 1500000000000000007, in tables of 16 buckets.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PREFIX = "64656661756c743a74313a00000001"
 TIME = "0000015d3ef79800"
 PLUS, MINUS = "14d1120d7b160007", "eb2eedf284e9fff9"
 
-#: sequence, salt and key in hex
+#: The sequence number, and the salt and key in hex.
 STORED = [(0, "0f", f"{PREFIX}{TIME}0000"), (1, "0e", f"{PREFIX}{TIME}0001"), (65535, "0f", f"{PREFIX}{TIME}ffff")]
 P, T, C, M = b"d:\x00\x00\x00p", b"d:\x00\x00\x00t", b"d:\x00\x00\x00c", b"d:m"
 
@@ -73,7 +72,7 @@ def test_message_cells_match_cdap_for_each_kind(
     value: MessageValue,
     cells: dict[bytes, bytes],
 ) -> None:
-    # a key of its own for each, since a key that was deleted or overwritten proves less
+    # A new key for each value, because cells of earlier values could hide a difference.
     key = TOPIC.prefix + b"\x00\x00\x00\x01" + request.node.nodeid.encode()
     store.message.put([(key, value)])
     rows = witness.table(f"{namespace}:tms.message".encode()).scan()
@@ -99,14 +98,14 @@ def test_inversion_of_cells_of_unusual_length_matches_cdap(
     keys = [MessageKey(TOPIC, 3, PUBLISH_MS, sequence).pack() for sequence in range(3)]
     store.message.put([(key, MessageValue(POINTER, None)) for key in keys])
     message = witness.table(f"{namespace}:tms.message".encode())
-    longer, cut_short, usual = sorted((row for row, _ in message.scan() if row[1:] in keys), key=lambda row: row[1:])
+    longer, shorter, usual = sorted((row for row, _ in message.scan() if row[1:] in keys), key=lambda row: row[1:])
     message.put(longer, {T: bytes.fromhex(PLUS) + b"more"})
-    message.put(cut_short, {T: bytes.fromhex(PLUS)[:7]})
+    message.put(shorter, {T: bytes.fromhex(PLUS)[:7]})
     cells = store.message.read(CELLS, keys[0], keys[-1] + b"\x00", 9).items
     assert cells == [TxCell(keys[0], POINTER, refers=True), TxCell(keys[2], POINTER, refers=True)]
     assert store.message.read(MESSAGES, keys[0], keys[0] + b"\x00", 9).items == [(keys[0], MessageValue(POINTER, None))]
     assert store.message.invert([*cells, TxCell(keys[1], POINTER, refers=True)]) == [True, True, False]
-    pointers = [message.row(row)[T] for row in (longer, cut_short, usual)]
+    pointers = [message.row(row)[T] for row in (longer, shorter, usual)]
     assert pointers == [bytes.fromhex(MINUS) + b"more", bytes.fromhex(PLUS)[:7], bytes.fromhex(MINUS)]
 
 
@@ -136,7 +135,7 @@ def test_rows_written_by_another_client_are_read_unchanged(
         bytes.fromhex("0d" + PREFIX + PLUS + TIME + "0002"), {C: b"body"}
     )
     witness.table(f"{namespace}:tms.meta".encode()).put(TOPIC.prefix, {M: b"{}"})
-    # no bucket count is needed to read
+    # Reads need no bucket count.
     with HBaseStore(hbase.settings(namespace)) as store:
         value = MessageValue(POINTER, b"hi")
         assert store.message.read(MESSAGES, b"", None, 9).items == [(bytes.fromhex(key), value) for _, _, key in STORED]

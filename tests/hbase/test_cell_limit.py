@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import Tables, write_config
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve
 from tms_core.clock import SystemClock
@@ -21,7 +20,7 @@ from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 
-#: HBase's default, which the HBase of the tests has.
+#: HBase's default, and a limit above it that a server may be configured with.
 LIMIT = 10 << 20
 OPEN_LIMIT = 1 << 30
 
@@ -29,14 +28,12 @@ OPEN_LIMIT = 1 << 30
 @pytest.fixture
 def serve(hbase_tables: Tables, hbase: HBaseServer, tmp_path: Path) -> Iterator[Callable[[int], TopicClient]]:
     running: list[Serve | Client] = []
-    wanted = {"thrift": [hbase.thrift], "namespace": hbase_tables.make(), "buckets": 4}
+    namespace = hbase_tables.make()
 
     def start(max_cell_bytes: int) -> TopicClient:
-        path = tmp_path / "tms.yaml"
-        storage = {"kind": "hbase", "hbase": {**wanted, "max_cell_bytes": max_cell_bytes}}
-        settings = {"port": 0, "max_request_mb": 20, "memory": 400}
-        path.write_text(yaml.safe_dump({"storage": storage, "transactions": {"source": "none"}, "server": settings}))
-        server = Serve(path)
+        settings = hbase.settings(namespace, buckets=4, max_cell_bytes=max_cell_bytes)
+        sections = {"transactions": {"source": "none"}, "server": {"port": 0, "max_request_mb": 20, "memory": 400}}
+        server = Serve(write_config(tmp_path / "tms.yaml", settings, **sections))
         client = Client(server.port)
         running[:] = [server, client]
         return TopicClient(client, "large").create()
@@ -47,9 +44,9 @@ def serve(hbase_tables: Tables, hbase: HBaseServer, tmp_path: Path) -> Iterator[
     assert "Traceback" not in (tmp_path / "tms.log").read_text()
 
 
-@pytest.mark.parametrize("assumed", [LIMIT, OPEN_LIMIT], ids=["known", "found out"])
-def test_publish_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicClient], assumed: int) -> None:
-    topic = serve(assumed)
+@pytest.mark.parametrize("configured", [LIMIT, OPEN_LIMIT], ids=["configured", "discovered"])
+def test_publish_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicClient], configured: int) -> None:
+    topic = serve(configured)
     for _ in range(2):
         answer = topic.post("publish", {"messages": ["before", "x" * LIMIT]})
         assert answer.status == 413, answer.text
@@ -59,9 +56,9 @@ def test_publish_above_the_cell_limit_writes_nothing(serve: Callable[[int], Topi
     assert [len(payload) for payload in topic.poll()] == [LIMIT - 2048, 5]
 
 
-@pytest.mark.parametrize("assumed", [LIMIT, OPEN_LIMIT], ids=["known", "found out"])
-def test_store_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicClient], assumed: int) -> None:
-    topic = serve(assumed)
+@pytest.mark.parametrize("configured", [LIMIT, OPEN_LIMIT], ids=["configured", "discovered"])
+def test_store_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicClient], configured: int) -> None:
+    topic = serve(configured)
     pointer = time.time_ns() // 1_000_000 * 1_000_000
     answer = topic.post("store", {"transactionWritePointer": str(pointer), "messages": ["x" * LIMIT]})
     assert answer.status == 413, answer.text
@@ -75,7 +72,7 @@ def test_batch_with_a_cell_above_the_limit_fails_only_its_own_request(hbase: HBa
         service.publish(topic, [b"first"])
         writer = service._queues.message(topic)
         with writer._lock:
-            # As while another batch is being written: what comes now goes into one.
+            # The writer seems busy, so the two requests are queued for one batch.
             writer._busy = True
         answers = [service.submit_publish(topic, [payload]) for payload in (b"small", b"x" * LIMIT)]
         writer._run()

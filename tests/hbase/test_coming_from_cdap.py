@@ -13,8 +13,8 @@ import pytest
 
 from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS
-from tests.hbase.scene import Scene
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.sweep_kit import FilledStore
 from tests.hbase.tables import Tables, write_config
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.tables.hbase.cdap import CACHE_MS, PRUNING_QUIET_MS, CdapWatch, last_pruned_ms
@@ -33,7 +33,7 @@ def inverse(ms: int) -> bytes:
 
 
 def rows_at(ms: int) -> dict[str, tuple[bytes, bytes, bytes]]:
-    """Return what Tephra writes at a time: row, column and value of each kind."""
+    """Return the row, column and value of each kind that Tephra writes at a time."""
     return {
         "bound of a region": (b"\x01" + REGION + b"%d" % ms, b"f:p", (ms * 10**6).to_bytes(8, "big")),
         "region of a run": (b"\x02" + inverse(ms) + REGION, b"f:r", b"\x00\x00\x001"),
@@ -45,7 +45,7 @@ def rows_at(ms: int) -> dict[str, tuple[bytes, bytes, bytes]]:
 
 @dataclass(frozen=True)
 class Pruning:
-    """Tephra's state table in a namespace, and the detection of its pruning."""
+    """Tephra's state table, and the detection of pruning."""
 
     table: happybase.Table
     rows: HBaseRows
@@ -162,24 +162,24 @@ def test_pruning_is_detected_without_thrift_2(
 
 def test_unreachable_thrift_2_is_an_obstacle(pool: HBasePool, admin: HBasePool, namespace: str) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    nobody = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
-    watch = CdapWatch(pool, nobody, namespace, clock)
+    unreachable = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
+    watch = CdapWatch(pool, unreachable, namespace, clock)
     [output] = watch.obstacles()
     assert "still cleans these tables failed" in output
     assert "127.0.0.1:1" in output
     vars(watch)["_admin"] = admin
     assert watch.obstacles() == ()
-    nobody.close()
+    unreachable.close()
 
 
 def test_sweep_with_observer_deletes_but_proves_no_boundary(hbase: HBaseServer, namespace: str) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
     wanted = hbase.settings(namespace, admin=True, buckets=2)
     with HBaseStore(wanted) as store:
-        scene = Scene.on(store)
-        kit = scene.kit()
+        filled = FilledStore.fill(store)
+        kit = filled.kit()
         report = kit.engine.run_once(adopt=True)
-        assert (report.errors, scene.due_is_gone) == ([], True)
+        assert (report.errors, filled.is_swept) == ([], True)
         assert kit.state.boundary() is None
         proven, present = kit.engine.boundary()
         assert (proven, [output.partition(", ")[0] for output in present.obstacles]) == (
@@ -190,13 +190,13 @@ def test_sweep_with_observer_deletes_but_proves_no_boundary(hbase: HBaseServer, 
 
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
     with HBaseStore(wanted) as store:
-        kit = scene.kit(store)
+        kit = filled.kit(store)
         assert kit.engine.run_once(adopt=True).errors == []
         assert kit.engine.boundary()[1].obstacles == ()
         assert kit.state.boundary() is not None
 
 
-@pytest.mark.parametrize("has_thrift2", [True, False], ids=["with Thrift 2", "with Thrift 1 alone"])
+@pytest.mark.parametrize("has_thrift2", [True, False], ids=["Thrift 2", "Thrift 1 only"])
 def test_doctor_and_boundary_report_the_observer(
     hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_thrift2: bool
 ) -> None:

@@ -10,9 +10,9 @@ import happybase
 import pytest
 
 from tests.builders import HOUR, janitor, topic
-from tests.hbase.moments import watch_calls
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables, empty
+from tests.hbase.thrift_calls import watch_calls
 from tms_core.clock import SystemClock
 from tms_core.rowkey import salt
 from tms_core.tables.base import KEYS, MessageValue
@@ -24,32 +24,35 @@ from tms_core.tables.hbase.store import HBaseStore
 BUCKETS = 4
 ROW = MessageValue(None, b"x")
 P = b"d:\x00\x00\x00p"
-#: What is worth a compaction here, for speed.
+#: A small minimum for a compaction, for speed.
 ENOUGH_ROWS = 90
 
 
-class Later(SystemClock):
-    """The date of this machine, by which HBase stamps cells; but time runs only when told to, or when somebody sleeps,
-    who is noted."""
+class ManualMonotonicClock(SystemClock):
+    """The wall clock of this machine, by which HBase stamps cells, with a manual monotonic clock.
+
+    Attributes:
+        slept: the sleeps in seconds, each of which advances the monotonic clock.
+    """
 
     def __init__(self) -> None:
-        self.later_ms = 0
+        self.time_ms = 0
         self.slept: list[float] = []
 
     def monotonic_ms(self) -> int:
-        return self.later_ms
+        return self.time_ms
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
-        self.later_ms += round(seconds * 1000)
+        self.time_ms += round(seconds * 1000)
 
 
 @pytest.fixture
-def clock() -> Later:
-    return Later()
+def clock() -> ManualMonotonicClock:
+    return ManualMonotonicClock()
 
 
-@pytest.fixture(scope="module", params=[1, BUCKETS], ids=["one region", "a region for each salt"])
+@pytest.fixture(scope="module", params=[1, BUCKETS], ids=["one region", "one region per salt"])
 def regions(request: pytest.FixtureRequest) -> int:
     number: int = request.param
     return number
@@ -61,19 +64,19 @@ def namespace(hbase_tables: Tables, regions: int) -> str:
 
 
 @pytest.fixture(autouse=True)
-def enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def _low_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hbase_regions, "WORTHWHILE_ROWS", ENOUGH_ROWS)
 
 
 @pytest.fixture
-def store(hbase_tables: Tables, namespace: str, clock: Later) -> Iterator[HBaseStore]:
+def store(hbase_tables: Tables, namespace: str, clock: ManualMonotonicClock) -> Iterator[HBaseStore]:
     with hbase_tables.open(namespace, buckets=BUCKETS) as other:
         empty(other, namespace)
     with PatientStore([hbase_tables.server.thrift], namespace=namespace, buckets=BUCKETS, clock=clock) as opened:
         yield opened
 
 
-def filled(store: HBaseStore, rows: int) -> list[bytes]:
+def fill(store: HBaseStore, rows: int) -> list[bytes]:
     keys = [b"k%06d" % number for number in range(rows)]
     store.message.put([(key, ROW) for key in keys])
     return keys
@@ -87,12 +90,14 @@ def compact(store: HBaseStore) -> int:
     return store.pool.calls["majorCompact"] - before
 
 
-def test_compaction_of_emptied_regions_runs_once_with_pauses(store: HBaseStore, clock: Later, regions: int) -> None:
-    keys = filled(store, BUCKETS * 3 * ENOUGH_ROWS)
+def test_compaction_of_emptied_regions_runs_once_with_pauses(
+    store: HBaseStore, clock: ManualMonotonicClock, regions: int
+) -> None:
+    keys = fill(store, BUCKETS * 3 * ENOUGH_ROWS)
     live = keys[::3]
     store.message.delete(sorted(set(keys) - set(live)))
-    assert compact(store) == 0, "the markers may still be in memory"
-    clock.later_ms += FLUSHED_MS + HOUR
+    assert compact(store) == 0, "the delete markers may still be in memory"
+    clock.time_ms += FLUSHED_MS + HOUR
     assert compact(store) == regions
     assert len(clock.slept) == regions - 1
     assert all(0 < seconds <= PAUSE_SECONDS for seconds in clock.slept)
@@ -100,27 +105,29 @@ def test_compaction_of_emptied_regions_runs_once_with_pauses(store: HBaseStore, 
     assert store.message.read(KEYS, b"", None, len(keys)).items == live
 
 
-def test_compaction_rarely_counts_rows_of_mostly_full_regions(store: HBaseStore, clock: Later, regions: int) -> None:
-    keys = filled(store, BUCKETS * 20 * ENOUGH_ROWS)
+def test_compaction_rarely_counts_rows_of_mostly_full_regions(
+    store: HBaseStore, clock: ManualMonotonicClock, regions: int
+) -> None:
+    keys = fill(store, BUCKETS * 20 * ENOUGH_ROWS)
     counts: list[bytes] = []
 
-    def note(name: str, arguments: tuple[Any, ...]) -> None:
+    def record_counts(name: str, arguments: tuple[Any, ...]) -> None:
         if name == "scannerOpenWithScan" and arguments[1].filterString == FIRST_KEYS.filter:
             counts.append(arguments[1].startRow)
 
-    watch_calls(store.pool, note)
+    watch_calls(store.pool, record_counts)
     for part, counted, compacted in ((slice(0, 3), True, 0), (slice(3, 4), False, 0), (slice(4, 14), True, regions)):
         store.message.delete([key for number, key in enumerate(keys) if number % 20 in range(20)[part]])
-        clock.later_ms += FLUSHED_MS + HOUR
+        clock.time_ms += FLUSHED_MS + HOUR
         counts.clear()
         assert compact(store) == compacted
         assert bool(counts) == counted
 
 
 def test_completed_compaction_removes_delete_markers(
-    hbase: HBaseServer, store: HBaseStore, clock: Later, namespace: str, witness: happybase.Connection
+    hbase: HBaseServer, store: HBaseStore, clock: ManualMonotonicClock, namespace: str, witness: happybase.Connection
 ) -> None:
-    keys = filled(store, BUCKETS * 2 * ENOUGH_ROWS)
+    keys = fill(store, BUCKETS * 2 * ENOUGH_ROWS)
     table = f"{namespace}:tms.message"
     hbase.command("flush", table)
     message = witness.table(table.encode())
@@ -130,22 +137,24 @@ def test_completed_compaction_removes_delete_markers(
 
     def is_hidden() -> bool:
         """Return whether a delete marker still hides a cell with an old timestamp."""
-        message.put(row, {P: b"zombie"}, timestamp=long_ago_ms)
+        message.put(row, {P: b"old"}, timestamp=long_ago_ms)
         return message.row(row) == {}
 
     assert is_hidden()
     hbase.command("flush", table)
-    # What makes Thrift's requests major ones: see tms_core/tables/hbase/regions.py.
+    # With these settings, compactions requested over Thrift are major: see tms_core/tables/hbase/regions.py.
     hbase.command("set", table, "hbase.hregion.majorcompaction", 1)
     hbase.command("set", table, "hbase.hregion.majorcompaction.jitter", 0)
-    clock.later_ms += FLUSHED_MS + HOUR
+    clock.time_ms += FLUSHED_MS + HOUR
     store.message.compact(b"", b"\xff")
-    # HBase does it in the background; for how long that may take, the test's own time limit is the only one.
+    # HBase compacts in the background, and only the time limit of the test ends this wait.
     while is_hidden():
         time.sleep(0.1)
 
 
-def test_compaction_is_requested_after_several_small_sweeps(store: HBaseStore, clock: Later, regions: int) -> None:
+def test_compaction_is_requested_after_several_small_sweeps(
+    store: HBaseStore, clock: ManualMonotonicClock, regions: int
+) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     kit = janitor(store, batch_rows=50, workers=2)
     kit.engine.adopt()
@@ -156,7 +165,7 @@ def test_compaction_is_requested_after_several_small_sweeps(store: HBaseStore, c
         store.pool.calls.clear()
         assert kit.engine.run_once().errors == []
         calls.append(store.pool.calls["majorCompact"])
-        clock.later_ms += FLUSHED_MS + HOUR
+        clock.time_ms += FLUSHED_MS + HOUR
         kit.clock.advance(HOUR)
     assert calls[:2] == [0, 0]
     assert sum(calls) >= regions

@@ -36,7 +36,7 @@ def test_remote_janitor_holds_rows_for_a_consumer(
 
     with HBaseStore(hbase.settings(namespace, buckets=4)) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
-        # No table of consumers yet.
+        # The table of consumers does not exist yet.
         assert sweep("--adopt") == {}
         pool = HBasePool([hbase.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
         with (

@@ -13,7 +13,6 @@ from janitor.state.hbase.state import HBaseState
 from janitor.state.records import Pause
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
-from tests.support import require_or_skip
 from tms_core.cli.main import execute
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.tables.hbase.pool import HBasePool
@@ -27,15 +26,13 @@ from tms_core.tables.hbase.schema import (
 )
 from tms_core.tables.hbase.store import HBaseStore
 
-LOOKS = {"listNamespaces", "tableExists"}
+READS = {"listNamespaces", "tableExists"}
 NEVER_SPLIT = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
 
 
 @pytest.fixture
 def thrift2(hbase: HBaseServer) -> str:
-    if hbase.thrift2 is None:
-        require_or_skip("tables are made through Thrift 2, and this HBase has none")
-    return hbase.thrift2
+    return hbase.require_thrift2()
 
 
 @pytest.fixture
@@ -110,7 +107,7 @@ def test_create_tables_without_thrift_2_names_both_options(capsys: pytest.Captur
 def test_create_tables_script_contains_the_same_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
     script = capsys.readouterr().out
-    # It is to be repeated, and without a person at hand the shell ends at the first thing that is there already.
+    # The script can be run again; with -n, the shell would stop at the first table that exists.
     assert "Run without -n" in script.splitlines()[0]
     assert execute(["admin", "create-tables", "--help"]) == 0
     assert "shell -n" not in capsys.readouterr().out
@@ -150,12 +147,12 @@ def test_state_table_created_concurrently_is_usable(
     namespace = hbase_tables.make(buckets=1)
     families = TableSpec.families
 
-    def another_comes_first(spec: TableSpec) -> dict[str, dict[str, Any]]:
+    def create_first(spec: TableSpec) -> dict[str, dict[str, Any]]:
         monkeypatch.setattr(TableSpec, "families", families)
         HBaseState(hbase.settings(namespace)).close()
         return families(spec)
 
-    monkeypatch.setattr(TableSpec, "families", another_comes_first)
+    monkeypatch.setattr(TableSpec, "families", create_first)
     with HBaseState(hbase.settings(namespace)) as state:
         assert state.pauses() == []
 
@@ -163,19 +160,18 @@ def test_state_table_created_concurrently_is_usable(
 def test_create_tables_tolerates_concurrent_creation(admin: HBasePool, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = table_specs("twice_system", buckets=2, compression="NONE")
     create_tables(admin, specs)
-    call, looked = admin.call, set()
+    call, reads = admin.call, set()
 
-    def before_the_other(name: str, *arguments: Any) -> Any:
-        first = (name, *map(str, arguments)) not in looked
-        looked.add((name, *map(str, arguments)))
-        return {"listNamespaces": [], "tableExists": False}.get(name) if first else call(name, *arguments)
+    def find_nothing_first(name: str, *arguments: Any) -> Any:
+        read = (name, *map(str, arguments))
+        if name not in READS or read in reads:
+            return call(name, *arguments)
+        reads.add(read)
+        return {"listNamespaces": [], "tableExists": False}[name]
 
-    def only_looks(name: str, *arguments: Any) -> Any:
-        return before_the_other(name, *arguments) if name in LOOKS else call(name, *arguments)
-
-    monkeypatch.setattr(admin, "call", only_looks)
+    monkeypatch.setattr(admin, "call", find_nothing_first)
     assert create_tables(admin, specs) == []
-    assert {name for name, *_ in looked} == LOOKS
+    assert {name for name, *_ in reads} == READS
 
 
 def test_create_tables_with_invalid_namespace_reports_hbase_error(admin: HBasePool) -> None:

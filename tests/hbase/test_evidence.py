@@ -15,12 +15,11 @@ from janitor.state.hbase.state import HBaseState
 from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor, pointer, topic, visibility
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables, write_config
+from tests.transaction.managers import save_snapshot
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import KEYS, MessageTable, MessageValue, Page, Projection
 from tms_core.tables.hbase.store import HBasePart, HBaseStore
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
 TIMES = [NOW_MS - 9 * HOUR + number * number for number in range(80)]
@@ -42,11 +41,11 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.fixture
 def state(hbase: HBaseServer, namespace: str) -> Iterator[HBaseState]:
-    with HBaseState(hbase.settings(namespace, admin=True)) as memory:
-        yield memory
+    with HBaseState(hbase.settings(namespace, admin=True)) as opened:
+        yield opened
 
 
-def sweeper(store: HBaseStore, state: HBaseState) -> Kit:
+def adopted_kit(store: HBaseStore, state: HBaseState) -> Kit:
     kit = janitor(store, state=state, workers=4, batch_rows=10)
     kit.snapshots.invalid = [INVALID]
     kit.engine.adopt()
@@ -60,23 +59,23 @@ def spans(state: HBaseState) -> list[tuple[bytes, bytes | None]]:
 def test_next_run_reads_only_the_failed_salt(
     store: HBaseStore, state: HBaseState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kit = sweeper(store, state)
-    broken, read = {2}, dict.fromkeys(range(4), 0)
-    part_of = HBasePart.__init__
+    kit = adopted_kit(store, state)
+    failing, read = {2}, dict.fromkeys(range(4), 0)
+    initialize = HBasePart.__init__
 
     def watched(part: HBasePart, whole: HBaseStore, number: int, message: MessageTable, *rest: MessageTable) -> None:
         read_page = message.read
 
-        def reading(want: Projection[Any], *arguments: Any) -> Page[Any]:
-            if want.part == "cells" and number in broken:
+        def read_or_fail(want: Projection[Any], *arguments: Any) -> Page[Any]:
+            if want.part == "cells" and number in failing:
                 raise StoreUnavailable("the region is not served")
             page: Page[Any] = read_page(want, *arguments)
             if want.part == "cells":
                 read[number] += page.rows_read
             return page
 
-        monkeypatch.setattr(message, "read", reading)
-        part_of(part, whole, number, message, *rest)  # type: ignore[arg-type]
+        monkeypatch.setattr(message, "read", read_or_fail)
+        initialize(part, whole, number, message, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HBasePart, "__init__", watched)
     report = kit.engine.run_once()
@@ -84,7 +83,7 @@ def test_next_run_reads_only_the_failed_salt(
     assert spans(state) == [each for each in EVERYTHING if each != SALTS[2]]
     assert "from 02 to 03 (salt 2)" in kit.engine.boundary()[1].obstacles[0]
 
-    broken.clear()
+    failing.clear()
     read.update(dict.fromkeys(read, 0))
     report = kit.run_after(HOUR)
     assert (report.errors, report.boundary, report.full) == ([], INVALID, True)
@@ -103,11 +102,10 @@ def test_boundary_survives_region_split_and_merge(
     table, settings = f"{namespace}:tms.message", hbase.settings(namespace, admin=True)
     transactions = {"directory": str(tmp_path), "source": "directory", "max_lifetime_seconds": 3600, "grace_seconds": 0}
     config = write_config(tmp_path / "janitor.yaml", settings, transactions=transactions)
-    with (tmp_path / f"snapshot.{NOW_MS}").open("wb") as stream:
-        write_snapshot(stream, Snapshot(visibility(NOW_MS, [INVALID])))
+    save_snapshot(tmp_path, visibility(NOW_MS, [INVALID]))
     with hbase_tables.open(namespace) as store, HBaseState(settings) as state:
         topic(store, "default:orders", ttl_seconds=30 * 86400).tx(INVALID, *TIMES)
-        kit = sweeper(store, state)
+        kit = adopted_kit(store, state)
         assert kit.engine.run_once().boundary == INVALID
         evidence = state.evidence()
         hbase.command("merge", table, "00")
@@ -130,14 +128,14 @@ def test_boundary_survives_region_split_and_merge(
 
 
 def test_verify_withdraws_boundary_after_positive_pointer(store: HBaseStore, state: HBaseState) -> None:
-    kit = sweeper(store, state)
+    kit = adopted_kit(store, state)
     assert kit.engine.run_once().boundary == INVALID
     assert (kit.engine.verify().cells, kit.engine.verify().refuted) == (len(TIMES), 0)
     proven, evidence = kit.state.boundary(), kit.state.evidence()
     for number, part in enumerate(store.parts(), start=1):
         key = part.message.read(KEYS, b"", None, 1).items[0]
         store.message.put([(key, MessageValue(INVALID, b"again"))])
-        # What was refuted is withdrawn, so it is claimed again before each look.
+        # A verify that refutes the boundary withdraws it, so it is published again before each verify.
         kit.state.replace_evidence(evidence)
         kit.state.save_boundary(proven)
         found = kit.engine.verify()

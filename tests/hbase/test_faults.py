@@ -1,6 +1,6 @@
-"""Networks, servers and janitors that fail during a sweep: it stops, loses no row, and reports the error.
+"""Networks that fail during a sweep: the sweep stops, loses no row, and reports the error.
 
-That a sweep ends is proven by the test's ending: each fault lasts for ever unless a time limit of ours ends the wait.
+Each fault is permanent, so a test only finishes if the time limits of the sweep work.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.builders import HOUR, NOW_MS, topic
-from tests.hbase.moments import Moments, SleeplessClock, watch_calls
-from tests.hbase.scene import Scene, complaints, finish, shorten_timeout, sweeper
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.sweep_kit import FilledStore, run_once, shorten_timeout, sweep_kit
 from tests.hbase.tables import PatientStore, Tables
+from tests.hbase.thrift_calls import CallSchedule, SleeplessClock, watch_calls
 from tests.kit.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tms_core.tables.base import KEYS
 from tms_core.tables.hbase.pool import PAUSES_SECONDS
@@ -43,12 +43,12 @@ def through(proxy: Proxy, namespace: str) -> Iterator[HBaseStore]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_sweep_over_broken_connections_loses_nothing(
-    scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, direction: str
+    filled: FilledStore, proxy: Proxy, through: HBaseStore, kind: Kind, direction: str
 ) -> None:
     chance = random.Random(f"{kind} {direction}")
 
     def conduct(number: int) -> Conduct:
-        # One call may meet them all, and must come through.
+        # A call with all its retries may meet these connections only, and must succeed.
         if number >= len(PAUSES_SECONDS):
             return HONEST
         fault = Fault(kind, chance.choice([500, 1000, 2000, 4000, 8000]))
@@ -57,45 +57,49 @@ def test_sweep_over_broken_connections_loses_nothing(
     if kind != "cut":
         shorten_timeout(through)
     proxy.treat(conduct)
-    errors, report = complaints(scene.kit(through))
+    errors, report = run_once(filled.kit(through))
     assert proxy.struck > 0
-    # A connection that breaks is made anew; one that falls silent costs a topic its turn.
+    # A sweep replaces a broken connection; a silent connection fails the topic in this run.
     assert bool(errors) == (kind != "cut")
     assert all(is_of_network(error, proxy) for error in errors)
     assert report is None or bool(errors) == (report.boundary is None)
-    finish(scene)
+    filled.complete_sweep()
 
 
-@pytest.mark.parametrize("moment", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
+@pytest.mark.parametrize("call", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dead_network_fails_a_sweep(scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, moment: str) -> None:
+def test_dead_network_fails_a_sweep(
+    filled: FilledStore, proxy: Proxy, through: HBaseStore, kind: Kind, call: str
+) -> None:
     def fail() -> None:
         shorten_timeout(through)
         proxy.treat(lambda _: Conduct(up=Fault(kind)))
 
-    moments = Moments(through.pool)
-    moments.at(moment, 5, fail)
-    kit = scene.kit(through)
-    errors, _ = complaints(kit)
-    assert moments.all_came
+    calls = CallSchedule(through.pool)
+    calls.before(call, 5, fail)
+    kit = filled.kit(through)
+    errors, _ = run_once(kit)
+    assert calls.all_made
     assert errors
     assert all(is_of_network(error, proxy) for error in errors)
     assert any("Check" in error for error in errors)
     assert kit.state.boundary() is None
-    finish(scene)
+    filled.complete_sweep()
 
 
-def test_sweep_over_slow_connection_completes(scene: Scene, proxy: Proxy, namespace: str) -> None:
+def test_sweep_over_slow_connection_completes(filled: FilledStore, proxy: Proxy, namespace: str) -> None:
     proxy.treat(lambda _: Conduct(delay_seconds=0.001, piece_bytes=200))
     with PatientStore([proxy.address], namespace=namespace) as store:
-        errors, report = complaints(scene.kit(store))
+        errors, report = run_once(filled.kit(store))
     assert report is not None
-    assert (errors, scene.due_is_gone) == ([], True)
-    finish(scene)
+    assert (errors, filled.is_swept) == ([], True)
+    filled.complete_sweep()
 
 
-def test_late_response_is_never_returned_to_another_call(scene: Scene, proxy: Proxy, through: HBaseStore) -> None:
-    orders, retired = scene.orders.id.prefix, scene.retired.id.prefix
+def test_late_response_is_never_returned_to_another_call(
+    filled: FilledStore, proxy: Proxy, through: HBaseStore
+) -> None:
+    orders, retired = filled.orders.id.prefix, filled.deleted.id.prefix
     part = through.parts()[0].message
     shorten_timeout(through)
     proxy.treat(lambda _: HONEST)
@@ -109,12 +113,12 @@ def test_late_response_is_never_returned_to_another_call(scene: Scene, proxy: Pr
     assert proxy.connections > connections
 
 
-@pytest.mark.parametrize("moment", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
-def test_late_response_in_a_sweep_is_discarded(scene: Scene, proxy: Proxy, namespace: str, moment: str) -> None:
+@pytest.mark.parametrize("call", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
+def test_late_response_in_a_sweep_is_discarded(filled: FilledStore, proxy: Proxy, namespace: str, call: str) -> None:
     armed: list[str] = []
 
     def arm() -> None:
-        armed.append(moment)
+        armed.append(call)
         shorten_timeout(store)
         proxy.treat(lambda _: HONEST)
 
@@ -123,15 +127,15 @@ def test_late_response_in_a_sweep_is_discarded(scene: Scene, proxy: Proxy, names
             proxy.hold()
 
     with PatientStore([proxy.address], namespace=namespace, connections=1, clock=SleeplessClock()) as store:
-        moments = Moments(store.pool)
-        # The call that is cut off here is made again, and then its answer is kept back.
-        moments.at(moment, 7, arm)
+        calls = CallSchedule(store.pool)
+        # The interrupted call is sent again, and the proxy holds this second response.
+        calls.before(call, 7, arm)
         watch_calls(store.pool, before=hold)
         borrow = store.pool.connection
 
         @contextmanager
-        def let_go() -> Iterator[ThriftConnection]:
-            # With one connection, whoever wants it next does so when the one before has given up.
+        def release_late_response() -> Iterator[ThriftConnection]:
+            # With one connection, the next caller borrows it only after the previous call has timed out.
             if not proxy.passing.is_set():
                 armed.clear()
                 store.pool.timeout_seconds = PATIENCE_SECONDS
@@ -139,13 +143,13 @@ def test_late_response_in_a_sweep_is_discarded(scene: Scene, proxy: Proxy, names
             with borrow() as connection:
                 yield connection
 
-        vars(store.pool)["connection"] = let_go
-        kit = scene.kit(store, workers=1)
-        errors, _ = complaints(kit)
-    assert moments.all_came
-    assert any(proxy.address in error and moment in error for error in errors)
+        vars(store.pool)["connection"] = release_late_response
+        kit = filled.kit(store, workers=1)
+        errors, _ = run_once(kit)
+    assert calls.all_made
+    assert any(proxy.address in error and call in error for error in errors)
     assert kit.state.boundary() is None
-    finish(scene)
+    filled.complete_sweep()
 
 
 def test_sweep_of_many_topics_does_not_time_out_for_each_topic(
@@ -159,9 +163,9 @@ def test_sweep_of_many_topics_does_not_time_out_for_each_topic(
         shorten_timeout(through)
         proxy.treat(lambda _: Conduct(up=Fault("blackhole")))
 
-    moments = Moments(through.pool)
-    moments.at("mutateRowsTs", 5, fail)
-    errors, _ = complaints(sweeper(through))
+    calls = CallSchedule(through.pool)
+    calls.before("mutateRowsTs", 5, fail)
+    errors, _ = run_once(sweep_kit(through))
     assert len(errors) > 60
     assert proxy.connections < 60
 

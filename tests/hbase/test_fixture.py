@@ -1,4 +1,4 @@
-"""Selection of the HBase for tests: an address, a container, Maven's or none."""
+"""Selection of the HBase for tests: an address, a container, Maven's jars, or none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from janitor.rules.policy import Rule
 from tests.builders import NOW_MS, janitor
-from tests.hbase.fixture import Choice, choose, contained, has_image, running
-from tests.hbase.server import Address, HBaseServer, at_usual_ports
+from tests.hbase.fixture import Choice, choose, has_image, run_container, running
+from tests.hbase.server import Address, HBaseServer, at_default_ports
 from tests.hbase.tables import fill_tables
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.settings.models import HBaseSettings
@@ -21,7 +21,7 @@ from tms_core.tables.hbase.store import HBaseStore
 
 ADDRESS, IMAGE = {"HBASE_TEST_ADDRESS": "h:1,2"}, {"HBASE_TEST_IMAGE": "hbase:2.6"}
 FROM_ADDRESS, CONTAINER, MAVEN = Choice("address", "h:1,2"), Choice("container", "hbase:2.6"), Choice("maven")
-NOWHERE = Choice("nowhere", "no Java")
+NONE = Choice("none", "no Java")
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ NOWHERE = Choice("nowhere", "no Java")
         (IMAGE, False, True, MAVEN),
         ({"HBASE_TEST_ADDRESS": "", "HBASE_TEST_IMAGE": ""}, True, True, MAVEN),
         ({}, True, True, MAVEN),
-        ({}, True, False, NOWHERE),
-        (IMAGE, False, False, NOWHERE),
+        ({}, True, False, NONE),
+        (IMAGE, False, False, NONE),
     ],
 )
 def test_address_has_precedence_over_container(
@@ -52,9 +52,9 @@ def test_missing_hbase_skips_locally_and_fails_in_ci(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("HBASE_TEST_ADDRESS", raising=False)
     monkeypatch.delenv("HBASE_TEST_IMAGE", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    left = pytest.fail.Exception if ci else pytest.skip.Exception
-    with pytest.raises(left, match=r"is missing"), running(tmp_path):
-        raise AssertionError("there is none")
+    outcome = pytest.fail.Exception if ci else pytest.skip.Exception
+    with pytest.raises(outcome, match=r"is missing"), running(tmp_path):
+        raise AssertionError("the HBase is not missing")
 
 
 @pytest.mark.parametrize("ci", ["1", ""])
@@ -65,7 +65,7 @@ def test_hbase_without_commands_skips_locally_and_fails_in_ci(
     monkeypatch.setenv("HBASE_TEST_ADDRESS", "h:1,2")
     with running(tmp_path) as server:
         assert (server.thrift, server.thrift2) == ("h:1", "h:2")
-        with pytest.raises(pytest.fail.Exception if ci else pytest.skip.Exception, match="takes no commands"):
+        with pytest.raises(pytest.fail.Exception if ci else pytest.skip.Exception, match="accepts no commands"):
             server.command("servers")
 
 
@@ -84,7 +84,7 @@ def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], N
 
 @pytest.fixture
 def testcontainers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Install a fake library whose containers are running servers."""
+    """Install a fake library whose containers are servers that already run."""
     package = tmp_path / "lib" / "testcontainers" / "core"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -154,19 +154,19 @@ def servers() -> Iterator[list[FakeThrift]]:
 @pytest.mark.usefixtures("testcontainers")
 def test_started_container_is_stopped_on_exit(servers: list[FakeThrift], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PORTS", ",".join(str(server.port) for server in servers))
-    with contained("hbase:2.6") as server:
+    with run_container("hbase:2.6") as server:
         assert isinstance(server, HBaseServer)
         assert server.address == Address("127.0.0.1", servers[0].port, servers[1].port)
-        assert all(one.connections > 0 for one in servers)
+        assert all(thrift.connections > 0 for thrift in servers)
         assert os.environ["FAKE_PORTS"]
-    assert not os.environ["FAKE_PORTS"], "it was not stopped"
+    assert not os.environ["FAKE_PORTS"], "the container still runs"
 
 
 def test_fill_tables_expires_half_of_the_messages(hbase: HBaseServer) -> None:
     namespace = f"filled_{secrets.token_hex(4)}"
-    with at_usual_ports(hbase, 0, 0) as served:
+    with at_default_ports(hbase, 0, 0) as served:
         assert served.address.thrift != hbase.address.thrift
         assert fill_tables(served, namespace, 400, NOW_MS) == 400
         with HBaseStore(HBaseSettings(thrift=(served.thrift,), namespace=namespace)) as store:
             report = janitor(store).engine.preview()
-        assert report.total(Rule.EXPIRED) == 199, "those of exactly the ttl live"
+        assert report.total(Rule.EXPIRED) == 199, "a message whose age equals the ttl is live"

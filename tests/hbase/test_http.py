@@ -10,10 +10,10 @@ import pytest
 
 from janitor.state.hbase.state import HBaseState
 from tests.builders import DAY, NOW_MS
-from tests.hbase.moments import Moments
-from tests.hbase.scene import Scene, complaints
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.sweep_kit import FilledStore, run_once
 from tests.hbase.tables import Tables, write_config
+from tests.hbase.thrift_calls import CallSchedule
 from tests.server.test_protocol import make_certificate, make_keystore
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
@@ -25,7 +25,7 @@ HTTP = "hbase.regionserver.thrift.http=true"
 
 
 class HttpsThrift:
-    """Thrift servers over HTTPS, both interfaces, whose certificate can be replaced."""
+    """Thrift 1 and Thrift 2 servers over HTTPS, whose certificate can be replaced."""
 
     def __init__(self, hbase: HBaseServer, folder: Path) -> None:
         self._hbase = hbase
@@ -35,7 +35,7 @@ class HttpsThrift:
         self.rotate()
 
     def rotate(self) -> None:
-        """Restart the servers with a new certificate, which clients trust from now on; no other."""
+        """Restart the servers with a new certificate, the only one that clients trust from now on."""
         tls = make_certificate(self._folder / "server.pem", self._folder / "server.key")
         store = make_keystore(tls)
         self.stop()
@@ -77,16 +77,16 @@ def test_sweep_over_https_survives_certificate_rotation(
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with HBaseStore(settings) as store, HBaseState(settings, clock) as state:
-        scene = Scene.on(store)
+        filled = FilledStore.fill(store)
         with store.pool.connection() as connection:
             assert isinstance(connection._socket, HttpSocket)
-        moments = Moments(store.pool)
-        moments.at("scannerGetList", 3, thrift.rotate)
-        errors, report = complaints(scene.kit(state=state))
-        assert moments.all_came
+        calls = CallSchedule(store.pool)
+        calls.before("scannerGetList", 3, thrift.rotate)
+        errors, report = run_once(filled.kit(state=state))
+        assert calls.all_made
         assert (errors, report is None) == ([], False)
-        assert scene.due_is_gone
-        scene.check_nothing_is_lost()
+        assert filled.is_swept
+        filled.check_live_rows()
         assert state.boundary() is not None
 
 

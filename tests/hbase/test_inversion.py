@@ -1,8 +1,8 @@
 """S6 on HBase: an inversion never restores a row or makes a pointer positive, despite concurrent changes.
 
-What somebody else does to a row between our reading it and our writing it, and after, is played through whole: every
-script of deletes and rollbacks, with nothing, a flush or a major compaction behind each step. A major compaction is
-what makes a careless inversion a resurrection: it drops the marker that hid what was written under it.
+A test runs every script of deletes and rollbacks by other clients between the read and the write of an inversion and
+after the write, and flushes or compacts the table after each step. A major compaction drops the delete marker, so a
+write under the marker would become visible.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pytest
 
 from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
-from tests.hbase.moments import SleeplessClock, watch_calls
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables
+from tests.hbase.thrift_calls import SleeplessClock, watch_calls
 from tests.kit.proxy import HONEST, Conduct, Fault, Proxy
 from tms_core.clock import ManualClock
 from tms_core.tables.base import CELLS
@@ -33,10 +33,10 @@ from tms_core.tables.hbase.thrift import ConnectionLost
 
 BUCKETS = 1
 INVALID = pointer(NOW_MS - DAY)
-BODY = b"a payload that nobody shall read"
+BODY = b"a payload that the inversion must not read"
 
 Step = Literal["nothing", "delete", "rollback"]
-#: What others do to a row: after it was read, just before it is compared and set, and just after.
+#: The changes of a row by other clients: after the read, right before the compare-and-set, and right after it.
 SCRIPTS: list[tuple[Step, ...]] = list(product(("nothing", "delete", "rollback"), repeat=3))
 
 
@@ -70,12 +70,12 @@ def invert(store: HBaseStore, **options: Any) -> int:
 
 
 @dataclass
-class Others:
-    """The other clients, which follow a script for each row."""
+class OtherClients:
+    """Other clients, which follow a script for each row, and call ``after_step`` after each step."""
 
     message: happybase.Table
     scripts: dict[bytes, tuple[Step, ...]]
-    behind: Callable[[], object]
+    after_step: Callable[[], object]
     deleted: set[bytes] = field(default_factory=set)
     seen: list[bytes] = field(default_factory=list)
     _scan: list[bytes | None] = field(default_factory=list)
@@ -88,21 +88,21 @@ class Others:
             elif name == "scannerClose" and self._scan[-1] == POINTERS.filter and not self.seen:
                 self.seen = sorted(self.scripts)
                 for row in self.seen:
-                    self._do(row, 0)
-                self.behind()
+                    self._change(row, 0)
+                self.after_step()
             elif name == "checkAndPut":
-                self._do(arguments[1], 1)
-                self.behind()
+                self._change(arguments[1], 1)
+                self.after_step()
 
     def after(self, name: str, arguments: tuple[Any, ...], _answer: Any) -> None:
         if name == "checkAndPut":
             with self._lock:
-                self._look(arguments[1])
-                self._do(arguments[1], 2)
-                self.behind()
-                self._look(arguments[1])
+                self._check(arguments[1])
+                self._change(arguments[1], 2)
+                self.after_step()
+                self._check(arguments[1])
 
-    def _do(self, row: bytes, number: int) -> None:
+    def _change(self, row: bytes, number: int) -> None:
         match self.scripts[row][number]:
             case "delete":
                 self.message.delete(row)
@@ -110,7 +110,7 @@ class Others:
             case "rollback" if row not in self.deleted:
                 self.message.put(row, {POINTER_COLUMN: cell(-INVALID)})
 
-    def _look(self, row: bytes) -> None:
+    def _check(self, row: bytes) -> None:
         """Check the row after the janitor's attempt."""
         found = self.message.row(row)
         if row in self.deleted:
@@ -119,25 +119,25 @@ class Others:
             assert found == {POINTER_COLUMN: cell(-INVALID), PAYLOAD_COLUMN: BODY}
 
 
-@pytest.mark.parametrize("behind", ["nothing", "flush", "compact"])
+@pytest.mark.parametrize("command", ["nothing", "flush", "compact"])
 def test_inversion_racing_with_other_writes_restores_no_deleted_row(
-    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, behind: str
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, command: str
 ) -> None:
     topic(store, "default:orders", ttl_seconds=7 * 86_400).tx(
         INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + len(SCRIPTS)), body=BODY
     )
     rows = [row for row, _ in message.scan()]
     table = f"{namespace}:tms.message"
-    others = Others(
+    others = OtherClients(
         message,
         dict(zip(rows, SCRIPTS, strict=True)),
-        (lambda: None) if behind == "nothing" else lambda: hbase.command(behind, table),
+        (lambda: None) if command == "nothing" else lambda: hbase.command(command, table),
     )
     watch_calls(store.pool, others.before, others.after)
 
     inverted = invert(store)
 
-    # Ours are those that nobody had touched when it came to them.
+    # The janitor inverts a row unless another client has changed it before.
     assert inverted == sum(script[:2] == ("nothing", "nothing") for script in SCRIPTS)
     assert others.seen == rows
     hbase.command("compact", table)
@@ -150,15 +150,15 @@ def test_inversion_racing_with_other_writes_restores_no_deleted_row(
 
 @pytest.fixture
 def answers(store: HBaseStore) -> list[tuple[bytes, bytes]]:
-    """Return the columns and values of the message table that were received."""
-    came: list[tuple[bytes, bytes]] = []
+    """Return the received columns and values of the message table."""
+    received: list[tuple[bytes, bytes]] = []
 
     def after(name: str, _arguments: tuple[Any, ...], answer: Any) -> None:
         if name in {"scannerGetList", "getRowWithColumns", "getRowsWithColumns"}:
-            came.extend((column, cell.value) for row in answer for column, cell in row.columns.items())
+            received.extend((column, cell.value) for row in answer for column, cell in row.columns.items())
 
     watch_calls(store.pool, after=after)
-    return came
+    return received
 
 
 def test_inversion_reads_no_payload(store: HBaseStore, answers: list[tuple[bytes, bytes]]) -> None:
@@ -176,12 +176,12 @@ def test_inversion_with_lost_response_reads_the_pointer(store: HBaseStore, answe
     orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 12), body=BODY)
     broken: set[bytes] = set()
 
-    def lose_the_answer(name: str, arguments: tuple[Any, ...], _answer: Any) -> None:
+    def lose_response(name: str, arguments: tuple[Any, ...], _answer: Any) -> None:
         if name == "checkAndPut" and arguments[1] not in broken:
             broken.add(arguments[1])
-            raise ConnectionLost("the answer is lost")
+            raise ConnectionLost("the response is lost")
 
-    watch_calls(store.pool, after=lose_the_answer)
+    watch_calls(store.pool, after=lose_response)
     vars(store.pool)["_clock"] = SleeplessClock()
     answers.clear()
     assert invert(store) == 12
@@ -190,11 +190,11 @@ def test_inversion_with_lost_response_reads_the_pointer(store: HBaseStore, answe
     assert set(orders.pointers()) == {-INVALID}
 
 
-@pytest.mark.parametrize("when", ["before the page", "behind the page"])
+@pytest.mark.parametrize("when", ["before the page", "after the page"])
 def test_cells_with_future_timestamps_are_deleted_by_next_run(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, when: str
 ) -> None:
-    # For an hour these keys cannot be put again.
+    # A new topic, because these keys cannot be put again for an hour.
     orders = topic(store, f"default:t{secrets.token_hex(4)}", ttl_seconds=60)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 30))
     live = [NOW_MS - MINUTE + 1]
@@ -251,17 +251,17 @@ def test_inversion_with_truncated_response_reports_each_row(
     rows = [row for row, _ in message.scan()]
     message.delete(rows[5])
     message.put(rows[7], {POINTER_COLUMN: cell(INVALID + 1)})
-    expected = [number not in (5, 7) for number in range(len(rows))]
+    unchanged = [number not in (5, 7) for number in range(len(rows))]
     with Proxy(hbase.thrift) as proxy:
         for after_bytes in (0, 1, 40, 400, 800, 1200):
-            # A pointer of its own each time: what the server still works off of a lost connection concerns none after.
+            # Another pointer each time, so that calls that the server still processes for a lost connection fail.
             wp = INVALID + 2 + after_bytes
-            for row, ours in zip(rows, expected, strict=True):
-                if ours:
+            for row, is_unchanged in zip(rows, unchanged, strict=True):
+                if is_unchanged:
                     message.put(row, {POINTER_COLUMN: cell(wp)})
             with PatientStore([proxy.address], namespace=namespace, connections=1, clock=SleeplessClock()) as through:
                 proxy.treat(cut_first(after_bytes))
-                assert through.message.invert([one._replace(pointer=wp) for one in cells]) == expected
+                assert through.message.invert([one._replace(pointer=wp) for one in cells]) == unchanged
                 assert proxy.struck == 1
     assert len(list(message.scan())) == len(rows) - 1
 

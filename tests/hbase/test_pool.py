@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hbase.scene import SHORT_SECONDS
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer, ServerFailed, ThriftProcess
+from tests.hbase.sweep_kit import SHORT_SECONDS
 from tests.hbase.tables import PatientStore, Tables
 from tests.support import require_or_skip
 from tms_core.clock import ManualClock
@@ -70,14 +70,14 @@ def test_timed_out_connection_is_not_reused(thrift: ThriftProcess, namespace: st
     rows = [salt(key, 4) + key for key in ROW_KEYS[:6]]
     assert pool.call("getRow", table, rows[0], {})[0].row == rows[0]
     thrift.pause()
-    # A connection of its own, with a limit that is waited out.
+    # The next call opens a connection, which has the short time limit.
     clock.advance(IDLE_MS)
     pool.timeout_seconds = SHORT_SECONDS
     with pytest.raises(ThriftTimeout):
         pool.call("getRow", table, rows[1], {})
     pool.timeout_seconds = PATIENCE_SECONDS
     thrift.resume()
-    # By now the server answers for rows[1]; on a connection that is used again the next call would get that.
+    # The server now responds with rows[1]; on a reused connection, the next call would receive this row.
     assert [pool.call("getRow", table, row, {})[0].row for row in rows[2:]] == rows[2:]
     pool.close()
 
@@ -98,9 +98,7 @@ def test_errors_of_hbase_become_store_errors(hbase: HBaseServer, namespace: str)
 
 
 def test_wrong_thrift_service_names_the_setting(hbase: HBaseServer) -> None:
-    if hbase.thrift2 is None:
-        require_or_skip("this HBase has no Thrift 2")
-    pool = HBasePool([hbase.thrift2], timeout_seconds=PATIENCE_SECONDS)
+    pool = HBasePool([hbase.require_thrift2()], timeout_seconds=PATIENCE_SECONDS)
     with pytest.raises(NotServed, match=r"storage\.hbase\.thrift2"):
         pool.call("getTableNames")
     pool.close()

@@ -9,8 +9,8 @@ import pytest
 
 from janitor.run.guards import STRIKES
 from tests.builders import DAY, NOW_MS, janitor, pointer, topic
-from tests.hbase.scene import Scene, complaints, finish
 from tests.hbase.server import HBaseServer
+from tests.hbase.sweep_kit import FilledStore, run_once
 from tests.hbase.tables import Tables
 
 
@@ -29,32 +29,32 @@ def test_read_only_table_adds_no_strike_to_a_topic(
 ) -> None:
     with hbase_tables.open(namespace) as store:
         kit = janitor(store, workers=2)
-        stuck = topic(store, "default:stuck", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY, NOW_MS)
-        fine = topic(store, "default:fine", ttl_seconds=3600)
+        failing = topic(store, "default:failing", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY, NOW_MS)
+        working = topic(store, "default:working", ttl_seconds=3600)
         read_only("tms.message", True)
         for turn in range(STRIKES + 1):
-            fine.stored(pointer(NOW_MS - DAY), NOW_MS - DAY + turn)
-            errors, _ = complaints(kit)
+            working.stored(pointer(NOW_MS - DAY), NOW_MS - DAY + turn)
+            errors, _ = run_once(kit)
             assert len(errors) == 1
-            assert re.search(r"topic default:stuck: .*read only.*READONLY => 'false'", errors[0])
-            assert (fine.stored_times(), kit.state.boundary()) == ([], None)
+            assert re.search(r"topic default:failing: .*read only.*READONLY => 'false'", errors[0])
+            assert (working.stored_times(), kit.state.boundary()) == ([], None)
             assert kit.state.strikes() == {}
             kit.clock.advance(60_000)
         read_only("tms.message", False)
-        assert complaints(kit)[0] == []
-        assert stuck.times() == [NOW_MS]
+        assert run_once(kit)[0] == []
+        assert failing.times() == [NOW_MS]
         assert kit.state.strikes() == {}
 
 
-def test_read_only_store_quarantines_no_topic(scene: Scene, read_only: Callable[[str, bool], None]) -> None:
-    kit = scene.kit()
+def test_read_only_store_quarantines_no_topic(filled: FilledStore, read_only: Callable[[str, bool], None]) -> None:
+    kit = filled.kit()
     for table in ("tms.message", "tms.payload"):
         read_only(table, True)
     for _ in range(STRIKES + 1):
-        errors, report = complaints(kit)
+        errors, report = run_once(kit)
         assert report is not None
         assert {error.partition(": ")[0] for error in errors} == {"topic default:orders", "topic default:retired"}
     assert (kit.state.strikes(), kit.state.boundary()) == ({}, None)
     for table in ("tms.message", "tms.payload"):
         read_only(table, False)
-    finish(scene, kit)
+    filled.complete_sweep(kit)

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import Tables, write_config
 from tms_core.cli.main import execute
 from tms_core.client.sync import Client
 from tms_core.errors import ConfigurationError
@@ -34,23 +33,21 @@ class Deployment:
 
     @contextmanager
     def served(self, directory: str = "log") -> Iterator[Client]:
-        hbase = {"thrift": [self._tables.server.thrift], "namespace": self.namespace, "buckets": 2}
-        transactions = {"directory": str(self.folder / directory)}
-        self.config.write_text(
-            yaml.safe_dump({"storage": {"kind": "hbase", "hbase": hbase}, "transactions": transactions})
-        )
+        settings = self._tables.server.settings(self.namespace, buckets=2)
+        write_config(self.config, settings, transactions={"directory": str(self.folder / directory)})
         with (
             serving(self.config, FREE_PORTS, {}, janitor=False) as started,
             Client(started.url, transactions=started.transactions or "127.0.0.1:1") as client,
         ):
             yield client
 
-    def refused(self, directory: str = "log") -> str:
+    def error(self, directory: str = "log") -> str:
+        """Return the error of a server that is rejected."""
         with pytest.raises(ConfigurationError) as caught, self.served(directory):
-            pytest.fail("it was served")
+            pytest.fail("the server has started")
         return str(caught.value)
 
-    def recorded(self) -> SystemRecord | None:
+    def record(self) -> SystemRecord | None:
         with self._tables.open(self.namespace, buckets=2) as store:
             return recorded_transactions(HBaseSide(store.pool, self.namespace))
 
@@ -69,12 +66,12 @@ def deployment(hbase_tables: Tables, tmp_path: Path) -> Deployment:
 def test_server_with_different_transaction_log_is_rejected(
     deployment: Deployment, hbase_tables: Tables, tmp_path: Path
 ) -> None:
-    before = deployment.recorded()
+    before = deployment.record()
     assert before is not None
     assert (before.id, before.place) == (system_of(tmp_path / "log"), str(tmp_path / "log"))
     assert before.pointer > 0
 
-    message = deployment.refused("elsewhere")
+    message = deployment.error("elsewhere")
     assert f"{tmp_path}/elsewhere has no transaction log" in message
     assert f"Set transactions.directory to {tmp_path}/log" in message
     assert not (tmp_path / "elsewhere").exists()
@@ -83,10 +80,10 @@ def test_server_with_different_transaction_log_is_rejected(
     with Deployment(hbase_tables, tmp_path / "other").served() as client, client.transaction():
         pass
     files = sorted(path.name for path in (tmp_path / "other" / "log").iterdir())
-    message = deployment.refused("other/log")
+    message = deployment.error("other/log")
     assert f"the transaction log of another system ({system_of(tmp_path / 'other' / 'log')})" in message
     assert sorted(path.name for path in (tmp_path / "other" / "log").iterdir()) == files
-    assert deployment.recorded() == before
+    assert deployment.record() == before
 
     with deployment.served() as client, client.transaction() as tx:
         assert tx.transaction.write_pointer > before.pointer
@@ -96,11 +93,11 @@ def test_server_with_missing_side_table_requires_accept(deployment: Deployment, 
     hbase.command("drop", f"{deployment.namespace}:tms.side")
     # The first attempt creates the table again, without rows.
     for _ in range(2):
-        message = deployment.refused()
+        message = deployment.error()
         assert "is missing or empty" in message
         assert "tms admin accept" in message
-    assert deployment.recorded() is None
+    assert deployment.record() is None
     assert execute(["admin", "accept", "--config", str(deployment.config)]) == 0
     with deployment.served() as client, client.transaction():
         pass
-    assert deployment.recorded() is not None
+    assert deployment.record() is not None

@@ -1,6 +1,6 @@
-"""S13 on a real HBase: a restored snapshot is a first contact; HBase's own maintenance is not.
+"""S13 on a real HBase: a restored snapshot is a first contact; maintenance by HBase is not.
 
-What is asserted of ``hbase:meta`` here is what ``docs/how-to/hbase.md`` says a restored table keeps.
+The assertions about ``hbase:meta`` match the statements of ``docs/how-to/hbase.md`` about restored tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from tms_core.tables.hbase.store import HBaseStore
 OLD = pointer(NOW_MS - 10 * HOUR)
 
 
-class Scene(NamedTuple):
+class SweptTable(NamedTuple):
+    """A message table that a janitor has swept since a snapshot."""
+
     server: HBaseServer
     store: HBaseStore
     namespace: str
@@ -31,7 +33,7 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture
-def scene(hbase: HBaseServer, hbase_tables: Tables) -> Iterator[Scene]:
+def swept(hbase: HBaseServer, hbase_tables: Tables) -> Iterator[SweptTable]:
     namespace = hbase_tables.make(buckets=2)
     table = f"{namespace}:tms.message"
     with hbase_tables.open(namespace, buckets=2) as store:
@@ -41,41 +43,41 @@ def scene(hbase: HBaseServer, hbase_tables: Tables) -> Iterator[Scene]:
         hbase.command("snapshot", table, f"{namespace}_before")
         assert not kit.engine.run_once(adopt=True).tripped
         assert orders.pointers() == [-OLD]
-        yield Scene(hbase, store, namespace, table, orders, kit)
+        yield SweptTable(hbase, store, namespace, table, orders, kit)
 
 
-def meta(scene: Scene) -> dict[bytes, Any]:
-    name = scene.table.encode()
-    # hbase:meta has an order of its own, by table, first key and time, in which fetch would miss the order of bytes.
-    with scene.store.pool.connection() as connection:
+def meta(swept: SweptTable) -> dict[bytes, Any]:
+    name = swept.table.encode()
+    # hbase:meta is ordered by table, first key and time, not by bytes, so the reads of the store do not work here.
+    with swept.store.pool.connection() as connection:
         found = connection.table(b"hbase:meta").scan(row_start=name, row_stop=name + b".", include_timestamp=True)
         return dict(found)
 
 
-def regions(scene: Scene) -> set[bytes]:
-    """The names of the message table's regions: first key, start code, and the digest of both."""
-    return set(meta(scene)) - {scene.table.encode()}
+def regions(swept: SweptTable) -> set[bytes]:
+    """Return the region names of the message table: first key, start code, and the digest of both."""
+    return set(meta(swept)) - {swept.table.encode()}
 
 
-def snapshot(scene: Scene) -> str:
-    return f"{scene.namespace}_before"
+def snapshot(swept: SweptTable) -> str:
+    return f"{swept.namespace}_before"
 
 
-def restored(scene: Scene) -> None:
-    scene.server.command("restore", scene.table, snapshot(scene))
+def restore(swept: SweptTable) -> None:
+    swept.server.command("restore", swept.table, snapshot(swept))
 
 
-def dropped_and_cloned(scene: Scene) -> None:
-    scene.server.command("drop", scene.table)
-    scene.server.command("clone", scene.table, snapshot(scene))
+def drop_and_clone(swept: SweptTable) -> None:
+    swept.server.command("drop", swept.table)
+    swept.server.command("clone", swept.table, snapshot(swept))
 
 
-@pytest.mark.parametrize("put_back", [restored, dropped_and_cloned])
-def test_restored_snapshot_trips_guards(scene: Scene, put_back: Any) -> None:
-    kit, orders, before = scene.kit, scene.orders, regions(scene)
+@pytest.mark.parametrize("bring_back", [restore, drop_and_clone])
+def test_restored_snapshot_trips_guards(swept: SweptTable, bring_back: Any) -> None:
+    kit, orders, before = swept.kit, swept.orders, regions(swept)
     assert kit.state.boundary() is not None
-    put_back(scene)
-    assert regions(scene) == before
+    bring_back(swept)
+    assert regions(swept) == before
     assert orders.pointers() == [None, OLD]
 
     report = kit.engine.run_once(adopt=True)
@@ -88,37 +90,37 @@ def test_restored_snapshot_trips_guards(scene: Scene, put_back: Any) -> None:
     assert orders.pointers() == [-OLD]
 
 
-def test_recreated_table_trips_guards(scene: Scene) -> None:
-    before = regions(scene)
-    scene.server.command("drop", scene.table)
-    admin = HBasePool([str(scene.server.thrift2)], connections=1, timeout_seconds=240, service="HbaseAdmin")
+def test_recreated_table_trips_guards(swept: SweptTable) -> None:
+    before = regions(swept)
+    swept.server.command("drop", swept.table)
+    admin = HBasePool([str(swept.server.thrift2)], connections=1, timeout_seconds=240, service="HbaseAdmin")
     with closing(admin):
         create_tables(
-            admin, [spec for spec in table_specs(scene.namespace, 2, "NONE") if spec.full_name == scene.table]
+            admin, [spec for spec in table_specs(swept.namespace, 2, "NONE") if spec.full_name == swept.table]
         )
-    assert regions(scene).isdisjoint(before)
-    assert scene.kit.engine.run_once().tripped
+    assert regions(swept).isdisjoint(before)
+    assert swept.kit.engine.run_once().tripped
 
 
-def test_changed_regions_trip_no_guard(scene: Scene) -> None:
-    server, table = scene.server, scene.table
+def test_changed_regions_trip_no_guard(swept: SweptTable) -> None:
+    server, table = swept.server, swept.table
     for command in (
         ("set", table, "NOTE", "1"),
-        ("snapshot", table, snapshot(scene) + "_2"),
+        ("snapshot", table, snapshot(swept) + "_2"),
         ("flush", table),
         ("compact", table),
         ("cycle", table),
         ("merge", table, b"\x00"),
     ):
         server.command(*command)
-        scene.orders.plain(NOW_MS - 2 * DAY)
-        assert not scene.kit.engine.run_once().tripped, command
-        assert scene.orders.pointers() == [-OLD]
+        swept.orders.plain(NOW_MS - 2 * DAY)
+        assert not swept.kit.engine.run_once().tripped, command
+        assert swept.orders.pointers() == [-OLD]
 
 
-def test_disabled_and_enabled_table_trips_guards(scene: Scene) -> None:
-    scene.server.command("disable", scene.table)
-    scene.server.command("enable", scene.table)
-    report = scene.kit.engine.run_once()
+def test_disabled_and_enabled_table_trips_guards(swept: SweptTable) -> None:
+    swept.server.command("disable", swept.table)
+    swept.server.command("enable", swept.table)
+    report = swept.kit.engine.run_once()
     assert report.tripped
     assert "disabled" in " ".join(note.message for note in report.guards)

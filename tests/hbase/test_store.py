@@ -171,7 +171,7 @@ def test_deleted_cells_with_future_timestamps_stay_deleted(
     known: bool,
     ahead: tuple[bytes, ...],
 ) -> None:
-    # No other test may use these keys: for an hour they cannot be put again.
+    # Keys of this test only, because they cannot be put again for an hour.
     names = keys(40, request.node.name.encode())
     store.message.put([(key, TX) for key in names])
     late_ms = time.time_ns() // 1_000_000 + HOUR_MS
@@ -180,7 +180,7 @@ def test_deleted_cells_with_future_timestamps_stay_deleted(
         message.put(salt(key, BUCKETS) + key, {column: value[column] for column in ahead}, timestamp=late_ms)
     left = salt(names[0] + b"witness", BUCKETS) + names[0] + b"witness"
     message.delete(left)
-    assert set(message.row(left)) == set(ahead), "a plain delete leaves them"
+    assert set(message.row(left)) == set(ahead), "a plain delete does not hide cells with future timestamps"
     message.delete(left, timestamp=late_ms)
     if known:
         assert store.message.read(KEYS, b"", None, 1000).items == names
@@ -225,7 +225,7 @@ def test_rows_without_valid_cdap_cells_are_counted_as_unreadable(store: HBaseSto
 def test_pages_of_large_rows_contain_each_row_once(store: HBaseStore) -> None:
     megabyte = bytes(1 << 20)
     for key in keys(20):
-        store.payload.put([(b"same salt for all is not needed" + key, megabyte)])
+        store.payload.put([(key, megabyte)])
     pages, resume = [], b""
     while True:
         page = store.payload.read(PAYLOADS, resume, None, 1000)

@@ -30,19 +30,19 @@ def test_sweep_of_all_salts_deletes_expired_and_old_rows(store: HBaseStore, work
     expired = list(range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200))
     live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 100))
     orders.plain(*expired, *live)
-    retired = topic(store, "default:retired", ttl_seconds=3600, generation=-2)
-    retired.plain(*live)
-    reborn = topic(store, "default:reborn", ttl_seconds=3600, generation=3)
-    reborn.at(2).plain(*live)
-    reborn.plain(*live)
-    stranger = unknown_topic(store, "default:stranger")
-    stranger.plain(1)
+    deleted = topic(store, "default:deleted", ttl_seconds=3600, generation=-2)
+    deleted.plain(*live)
+    recreated = topic(store, "default:recreated", ttl_seconds=3600, generation=3)
+    recreated.at(2).plain(*live)
+    recreated.plain(*live)
+    unknown = unknown_topic(store, "default:unknown")
+    unknown.plain(1)
     kit = janitor(store, batch_rows=50, workers=workers)
 
     report = kit.engine.run_once(adopt=True)
 
     assert orders.times() == live
-    assert (retired.times(), reborn.at(2).times(), reborn.times(), stranger.times()) == ([], [], live, [1])
+    assert (deleted.times(), recreated.at(2).times(), recreated.times(), unknown.times()) == ([], [], live, [1])
     assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (200, 200)
     assert (report.errors, store.wrong_salts) == ([], 0)
     again = kit.engine.run_once()
@@ -50,17 +50,17 @@ def test_sweep_of_all_salts_deletes_expired_and_old_rows(store: HBaseStore, work
 
 
 def test_sweep_of_all_salts_inverts_and_proves_boundary(store: HBaseStore) -> None:
-    doomed, fine = pointer(NOW_MS - DAY), pointer(NOW_MS - DAY, 1)
+    invalid, valid = pointer(NOW_MS - DAY), pointer(NOW_MS - DAY, 1)
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
-    orders.tx(doomed, *range(NOW_MS - DAY, NOW_MS - DAY + 60))
-    orders.tx(fine, *range(NOW_MS - HOUR, NOW_MS - HOUR + 60))
+    orders.tx(invalid, *range(NOW_MS - DAY, NOW_MS - DAY + 60))
+    orders.tx(valid, *range(NOW_MS - HOUR, NOW_MS - HOUR + 60))
     kit = janitor(store, batch_rows=20, workers=4)
-    kit.snapshots.invalid = [doomed]
+    kit.snapshots.invalid = [invalid]
 
     report = kit.engine.run_once(adopt=True)
 
     assert report.total(Rule.INVALID_TRANSACTION) == 60
-    assert sorted(set(orders.pointers()), key=str) == sorted({-doomed, fine}, key=str)
+    assert sorted(set(orders.pointers()), key=str) == sorted({-invalid, valid}, key=str)
     assert report.boundary is not None
     found = kit.engine.verify()
     assert (found.cells, found.open_cells, found.refuted) == (120, 0, 0)
@@ -86,8 +86,8 @@ def test_plan_makes_no_more_calls_than_the_following_run(store: HBaseStore) -> N
         return store.pool.calls.total() - before
 
     deleting = janitor(store, batch_rows=100, workers=4).engine
-    looking = Engine(replace(deleting.deps, store=read_only(store)))
-    planned = calls_of(looking.plan)
+    planning = Engine(replace(deleting.deps, store=read_only(store)))
+    planned = calls_of(planning.plan)
     deleted = calls_of(lambda: deleting.run_once(adopt=True))
     assert planned <= deleted
     assert store.message.read(KEYS, b"", None, 1).items == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -33,9 +32,9 @@ from janitor.sweep.run import NO_RUN, Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, LIFETIME, NOW_MS, FileEngine, Snapshots, every, topic
-from tests.hbase.fixture import running
-from tests.hbase.scene import DOOMED, DUE, Scene
+from tests.hbase.conftest import hbase, hbase_tables
 from tests.hbase.server import PATIENCE_SECONDS
+from tests.hbase.sweep_kit import EXPIRED, INVALID, FilledStore
 from tests.hbase.tables import Tables, write_config
 from tests.kit.proxy import Conduct, Fault, Proxy
 from tests.spark.local import LocalSender, on_spark
@@ -51,16 +50,11 @@ from tms_core.tables.lease import Lease
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId
 
-#: Processes have to be started, and machines may be busy.
+__all__ = ["hbase", "hbase_tables"]
+
+#: Processes start slowly on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 USUAL = Terms(0, (), LIFETIME, True, 60)
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
-    own = tmp_path_factory.getbasetemp()
-    with running(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as server, Tables(server) as found:
-        yield found
 
 
 @dataclass(frozen=True)
@@ -84,11 +78,11 @@ class Cluster:
             yield store, state
 
 
-def cluster(tables: Tables) -> Cluster:
+def make_cluster(tables: Tables) -> Cluster:
     return Cluster(tables, tables.make(), tables.server.thrift)
 
 
-def archiving(settings: AllSettings, folder: Path) -> AllSettings:
+def with_archive(settings: AllSettings, folder: Path) -> AllSettings:
     archive = settings.janitor.archive.model_copy(update={"enabled": True, "path": str(folder)})
     return settings.model_copy(update={"janitor": settings.janitor.model_copy(update={"archive": archive})})
 
@@ -107,21 +101,21 @@ class FirstAttemptsFail(StoreEnvironment):
                 mark.touch()
                 delete = store.message.delete
 
-                def once(keys: Any, origin: Any = None) -> None:
+                def delete_and_fail(keys: Any, origin: Any = None) -> None:
                     delete(keys, origin)
-                    raise SystemError("this task is no more")
+                    raise SystemError("the task has failed")
 
-                store.message.delete = once  # type: ignore[method-assign]
+                store.message.delete = delete_and_fail  # type: ignore[method-assign]
             yield store, whole, state
 
 
-def test_spark_sweep_of_hbase_matches_sweep_of_one_process(spark: SparkSession, tables: Tables) -> None:
+def test_spark_sweep_of_hbase_matches_sweep_of_one_process(spark: SparkSession, hbase_tables: Tables) -> None:
     outcomes = []
     for by_tasks in (True, False):
-        made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
+        made, clock = make_cluster(hbase_tables), ManualClock(NOW_MS, monotonic_ms=DAY)
         with made.opened() as (store, state):
-            scene = Scene.on(store)
-            arguments = (store, state, Snapshots(clock, [DOOMED]), clock, USUAL)
+            filled = FilledStore.fill(store)
+            arguments = (store, state, Snapshots(clock, [INVALID]), clock, USUAL)
             options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 50}
             if by_tasks:
                 sender, cut = SparkSender(spark, StoreEnvironment(made.access)), cutter(made.access, None)
@@ -130,8 +124,8 @@ def test_spark_sweep_of_hbase_matches_sweep_of_one_process(spark: SparkSession, 
                 engine = FileEngine(*arguments, **options)
             planned, report = engine.plan().report, engine.run_once(adopt=True)
             assert report.errors == []
-            scene.check_nothing_is_lost()
-            assert scene.due_is_gone
+            filled.check_live_rows()
+            assert filled.is_swept
             [run] = state.runs(10)
             entries = {(str(e.topic), e.table, e.rule): (e.start, e.stop, e.rows) for e in state.ledger(100)}
             rows = every(store.message, MESSAGES), every(store.payload, PAYLOADS)
@@ -139,38 +133,38 @@ def test_spark_sweep_of_hbase_matches_sweep_of_one_process(spark: SparkSession, 
     assert outcomes[0] == outcomes[1]
 
 
-def test_failed_tasks_on_hbase_are_retried(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
+def test_failed_tasks_on_hbase_are_retried(spark: SparkSession, hbase_tables: Tables, tmp_path: Path) -> None:
+    made, clock = make_cluster(hbase_tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
-        scene = Scene.on(store)
-        ground = FirstAttemptsFail(made.access, str(tmp_path))
+        filled = FilledStore.fill(store)
+        environment = FirstAttemptsFail(made.access, str(tmp_path))
         engine = on_spark(
-            *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
-            sender=SparkSender(spark, ground),
+            *(store, state, Snapshots(clock, [INVALID]), clock, USUAL),
+            sender=SparkSender(spark, environment),
             cut=cutter(made.access, None),
             token_hex=lambda n: "0" * n,
             batch_rows=20,
         )
         report = engine.run_once(adopt=True)
         assert report.errors == []
-        assert scene.due_is_gone
-        scene.check_nothing_is_lost()
+        assert filled.is_swept
+        filled.check_live_rows()
         assert len(list(tmp_path.iterdir())) == 4
-        assert None in {entry.rows for entry in state.ledger(100)}, "what died had said where it would delete"
+        assert None in {entry.rows for entry in state.ledger(100)}, "failed attempts had written their intents"
         assert [run.result for run in state.runs(10)] == ["done"]
 
 
-def test_source_on_hbase_reads_all_salts(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    made = cluster(tables)
+def test_source_on_hbase_reads_all_salts(spark: SparkSession, hbase_tables: Tables, tmp_path: Path) -> None:
+    made = make_cluster(hbase_tables)
     with made.opened() as (store, _):
-        Scene.on(store)
+        FilledStore.fill(store)
         counting = SqliteState.in_memory()
         TopicSizeCounter(store, counting, ManualClock(NOW_MS), rows_per_second=100_000).step()
         living = stats.living(store)
         stored = [key for key, _ in every(store.message, MESSAGES)]
         payloads = len(every(store.payload, PAYLOADS))
     spark.dataSource.register(FilteringSource)
-    config = write_config(tmp_path / "hbase.yaml", tables.server.settings(made.namespace))
+    config = write_config(tmp_path / "hbase.yaml", hbase_tables.server.settings(made.namespace))
     source = spark.read.format("tms").options(config=str(config), now=str(NOW_MS))
     rows = source.load().collect()
     assert sorted(bytes(row.key) for row in rows) == stored
@@ -183,7 +177,7 @@ def test_source_on_hbase_reads_all_salts(spark: SparkSession, tables: Tables, tm
     counted = stats.count(spark, {"config": str(config)}, NOW_MS, TransactionView(None, NOW_MS, DAY))
     found = {one.topic: (one.rows, one.size_bytes) for one in counted if living.get(one.topic) == one.generation}
     kept = {name: (count.messages, count.size_bytes) for name, count in counting.counts().items() if count.messages}
-    assert found == kept, "as the background count has it"
+    assert found == kept, "the result of the background count"
 
 
 def test_source_on_unreachable_hbase_raises_store_unavailable(spark: SparkSession) -> None:
@@ -192,16 +186,16 @@ def test_source_on_unreachable_hbase_raises_store_unavailable(spark: SparkSessio
         spark.read.format("tms").options(hbase="127.0.0.1:1").load().count()
 
 
-def test_tasks_on_hbase_delete_only_during_their_run(tables: Tables, tmp_path: Path) -> None:
-    made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
+def test_tasks_on_hbase_delete_only_during_their_run(hbase_tables: Tables, tmp_path: Path) -> None:
+    made, clock = make_cluster(hbase_tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
-        scene = Scene.on(store)
-        ground = StoreEnvironment(Access(archiving(made.access.settings, tmp_path)))
-        sender = LocalSender(ground)
+        filled = FilledStore.fill(store)
+        environment = StoreEnvironment(Access(with_archive(made.access.settings, tmp_path)))
+        sender = LocalSender(environment)
         lease = Lease(state, "driver", 60, clock)
         lease.acquire()
         engine = on_spark(
-            *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
+            *(store, state, Snapshots(clock, [INVALID]), clock, USUAL),
             sender=sender,
             cut=cutter(made.access, None),
             token_hex=lambda n: "0" * n,
@@ -210,33 +204,33 @@ def test_tasks_on_hbase_delete_only_during_their_run(tables: Tables, tmp_path: P
         )
         report = engine.run_once(adopt=True)
         assert report.errors == []
-        assert scene.due_is_gone
+        assert filled.is_swept
         archived = sum(summarise(path).rows for path in tmp_path.rglob("*.parquet"))
         assert archived == report.total(Rule.EXPIRED) + report.total(Rule.OLD_GENERATION)
-        late = scene.orders.plain(DUE[0])
-        ended = [perform(ground, part, 1) for part in sender.sent if part.step == "message"]
+        late = filled.orders.plain(EXPIRED[0])
+        ended = [perform(environment, part, 1) for part in sender.sent if part.step == "message"]
         assert {type(outcome.ended) for outcome in ended} == {LeaseLost}
-        assert DUE[0] in late.times()
-        gone = replace(sender.sent[0], salt=200, run=replace(sender.sent[0].run, record=NO_RUN))
-        assert perform(ground, gone, 0).entries == {}
+        assert EXPIRED[0] in late.times()
+        missing = replace(sender.sent[0], salt=200, run=replace(sender.sent[0].run, record=NO_RUN))
+        assert perform(environment, missing, 0).entries == {}
 
 
-def test_row_reader_on_hbase_returns_each_row_once(tables: Tables) -> None:
-    made = cluster(tables)
+def test_row_reader_on_hbase_returns_each_row_once(hbase_tables: Tables) -> None:
+    made = make_cluster(hbase_tables)
     with made.opened() as (store, _):
-        Scene.on(store)
+        FilledStore.fill(store)
         stored = [key for key, _ in every(store.message, MESSAGES)]
     found = RowReader(SourceOptions(made.access, "message", now_ms=NOW_MS))
     rows = [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
     assert sorted(row["key"] for row in rows) == stored
     assert {row["rule"] for row in rows} == {"expired", "live", "old_generation", "unknown_topic"}
-    with made.access.reading() as face:
-        shares = cutter(made.access, None)(cast(Run, SimpleNamespace(store=face, topics={})))
+    with made.access.reading() as store:
+        shares = cutter(made.access, None)(cast(Run, SimpleNamespace(store=store, topics={})))
     assert [share.salt for share, _ in shares] == [0, 1, 2, 3]
 
 
-def test_pieces_of_skewed_hbase_table_are_even(tables: Tables) -> None:
-    made = cluster(tables)
+def test_pieces_of_skewed_hbase_table_are_even(hbase_tables: Tables) -> None:
+    made = make_cluster(hbase_tables)
     names = ["default:huge", *(f"default:tiny{number}" for number in range(10))]
     with made.opened() as (store, _):
         for name in names:
@@ -260,8 +254,8 @@ def test_pieces_of_skewed_hbase_table_are_even(tables: Tables) -> None:
         assert max(counts) <= 3 * statistics.median(counts), counts
 
 
-def test_source_on_hbase_uses_message_ttls(tables: Tables) -> None:
-    made, times = cluster(tables), range(NOW_MS, NOW_MS + 20)
+def test_source_on_hbase_uses_message_ttls(hbase_tables: Tables) -> None:
+    made, times = make_cluster(hbase_tables), range(NOW_MS, NOW_MS + 20)
 
     def read() -> dict[int, str]:
         found = RowReader(SourceOptions(made.access, "message", now_ms=NOW_MS))
@@ -272,38 +266,40 @@ def test_source_on_hbase_uses_message_ttls(tables: Tables) -> None:
         orders = topic(store, "default:orders", ttl_seconds=3600).plain(*times)
         keys = [key for key, _ in every(store.message, MESSAGES)]
     assert orders.id == TopicId("default", "orders")
-    assert read() == dict.fromkeys(times, "live"), "there is no table of them"
-    pool = HBasePool([tables.server.thrift], timeout_seconds=PATIENCE_SECONDS)
+    assert read() == dict.fromkeys(times, "live"), "the table of message ttls does not exist"
+    pool = HBasePool([hbase_tables.server.thrift], timeout_seconds=PATIENCE_SECONDS)
     with HBaseSide(pool, made.namespace) as side:
         Expiries(side).put((key, NOW_MS + number - 10) for number, key in enumerate(keys))
     assert read() == {ms: "expired" if ms <= NOW_MS + 10 else "live" for ms in times}
 
 
-def test_task_on_hbase_with_broken_connection_names_its_salt(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_on_hbase_with_broken_connection_names_its_salt(
+    hbase_tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hbase_pool, "PAUSES_SECONDS", (0.0, 0.0))
-    made = cluster(tables)
+    made = make_cluster(hbase_tables)
     with made.opened() as (store, _):
         fill(store, "default:orders", 800, lambda: b"body")
-    with Proxy(tables.server.thrift) as proxy:
+    with Proxy(hbase_tables.server.thrift) as proxy:
         access = replace(made, thrift=proxy.address).access
         found = RowReader(SourceOptions(access, "message", now_ms=NOW_MS))
         part = found.partitions()[-1]
-        # Behind what it takes to open the store, in the middle of the rows.
+        # After the calls that open the store, in the middle of the rows.
         proxy.treat(lambda _: Conduct(down=Fault("cut", after_bytes=4000)))
         with pytest.raises(StoreUnavailable, match="salt 3"):
             list(found.read(part))
         assert proxy.struck
 
 
-def test_query_of_deleted_hbase_table_names_the_salt(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    made = cluster(tables)
+def test_query_of_deleted_hbase_table_names_the_salt(spark: SparkSession, hbase_tables: Tables, tmp_path: Path) -> None:
+    made = make_cluster(hbase_tables)
     with made.opened() as (store, _):
-        Scene.on(store)
-    config = write_config(tmp_path / "hbase.yaml", tables.server.settings(made.namespace))
+        FilledStore.fill(store)
+    config = write_config(tmp_path / "hbase.yaml", hbase_tables.server.settings(made.namespace))
     spark.dataSource.register(FilteringSource)
     rows = spark.read.format("tms").options(config=str(config), now=str(NOW_MS)).load().where("salt = 1")
-    assert rows.collect(), "it is planned, and will be read again"
-    host, port = tables.server.thrift.split(":")
+    assert rows.collect(), "the query is planned, and reads again below"
+    host, port = hbase_tables.server.thrift.split(":")
     witness: Any = happybase.Connection(host, int(port), timeout=int(PATIENCE_SECONDS * 1000))
     with closing(witness):
         witness.delete_table(f"{made.namespace}:tms.message", disable=True)

@@ -1,8 +1,8 @@
-"""A process that sweeps and dies, for ``test_faults.py``: python -m tests.hbase.mortal THRIFT NAMESPACE STATE K ...
+"""A program whose sweeps are killed: python -m tests.hbase.killed_sweeps THRIFT NAMESPACE STATE K ...
 
-For each K a child of this process, forked from it and so quickly made, sweeps the scene's store with a state in the
-folder STATE and is killed at its K-th Thrift call: before it, or for an odd K after the answer has come. Other threads
-are in the midst of calls by then. It prints how each child ended: ``killed``, or ``exit-0`` where K was not reached.
+For each K, a child process sweeps the store with a state in the folder STATE, and is killed at its K-th Thrift call:
+before the call, or for an odd K after the response. Calls of other threads may be in progress. The program prints the
+end of each child: ``killed``, or ``exit-0`` if it made fewer calls. Children are forks, because forks start fast.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from janitor.state.sqlite.state import SqliteState
-from tests.hbase.moments import watch_calls
-from tests.hbase.scene import sweeper
+from tests.hbase.sweep_kit import sweep_kit
+from tests.hbase.thrift_calls import watch_calls
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 
@@ -25,21 +25,21 @@ from tms_core.tables.hbase.store import HBaseStore
 def sweep(thrift: str, namespace: str, folder: Path, k: int) -> None:
     calls, lock = count(1), threading.Lock()
 
-    def tick(*_: Any) -> None:
+    def kill_at_k(*_: Any) -> None:
         with lock:
             if next(calls) == k:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with HBaseStore(HBaseSettings(thrift=(thrift,), namespace=namespace)) as store, SqliteState(folder) as state:
-        watch_calls(store.pool, **{"after" if k % 2 else "before": tick})
-        kit = sweeper(store, state=state)
+        watch_calls(store.pool, **{"after" if k % 2 else "before": kill_at_k})
+        kit = sweep_kit(store, state=state)
         kit.engine.recover()
         kit.engine.run_once(adopt=True)
 
 
 def main() -> None:
-    thrift, namespace, folder, *moments = sys.argv[1:]
-    for k in map(int, moments):
+    thrift, namespace, folder, *numbers = sys.argv[1:]
+    for k in map(int, numbers):
         child = os.fork()
         if child == 0:
             sweep(thrift, namespace, Path(folder), k)
