@@ -121,7 +121,7 @@ class Forwarder:
                 max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
             )
             self._context = context
-            self._transport = httpx2.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
+            self._transport = httpx2.AsyncHTTPTransport(verify=context, limits=limits)
             await opened.enter_async_context(self._transport)
         return self._transport
 

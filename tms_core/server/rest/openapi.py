@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from tms_core.messaging.producers.rows import TransactionOutcome
+
 Document = dict[str, Any]
 
 _LONG: Document = {
@@ -211,7 +213,7 @@ _SCHEMAS: Document = {
     "Former": _record(
         transaction=_is("Long"),
         label={"type": "string", "description": "The label that the producer gave the transaction."},
-        outcome={"enum": ["committed", "aborted", "pending"]},
+        outcome={"enum": [outcome.value for outcome in TransactionOutcome]},
     ),
     "Producer": _record(**_PRODUCER_FIELDS),
     "Producers": {"type": "array", "items": _record(name={"type": "string"}, **_PRODUCER_FIELDS)},
