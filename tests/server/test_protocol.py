@@ -454,6 +454,18 @@ def test_request_that_is_confirmed_before_its_function_returns_is_not_waited_for
     assert (echo.heads.served, len(echo.requests)) == (2, 1)
 
 
+def test_known_head_is_parsed_while_the_client_does_not_read() -> None:
+    echo, body = Echo(knows_heads=True), bytes(16 << 20)
+    with listening(echo) as port, Client(port) as client:
+        client.send("POST", "/large", body)
+        assert client.socket.recv(1, socket.MSG_PEEK)
+        client.socket.sendall(request("POST", "/a", b"a"))
+        wait_until(lambda: len(echo.requests) == 2)
+        assert [client.answer().body for _ in range(2)] == [body, b"a"]
+    assert echo.heads is not None
+    assert echo.heads.served == 0
+
+
 def test_echo_that_knows_heads_serves_whole_requests_by_them_and_no_parts(echo: Echo, port: int) -> None:
     data = request("POST", "/a", SMUGGLED)
     with Client(port) as client:

@@ -375,8 +375,7 @@ class HttpProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
-        unusual = self._has_head_start or self._stretch or self._senseless_bytes or self._half_closed or self._ping_only
-        return not (unusual or self.pipeline or self.flow.write_paused)
+        return not (self._has_head_start or self._stretch or self._ping_only or self.flow.write_paused)
 
     def _serve(self, heads: Heads, data: bytes) -> bool:
         """Call the function of a known head; return whether it serves the request."""
@@ -434,7 +433,7 @@ class HttpProtocol(HttpToolsProtocol):
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if not (0 < body_bytes <= KNOWN_BODY_BYTES and end <= _KNOWN_HEAD_BYTES and len(data) == end + body_bytes):
             return
-        if self._owes() and self.cycle.keep_alive and not (self.pipeline or self.expect_100_continue):
+        if self._owes() and self.cycle.keep_alive and not self.expect_100_continue:
             head, number = _without_number(data[:end])
             # The parser must have found the same number; it differs if the header occurs twice or in an unusual form.
             if [value for name, value in self.scope["headers"] if name == SEQUENCE] == ([number] if number else []):
