@@ -106,6 +106,7 @@ def test_jwt_is_verified_with_the_key_that_it_names(tmp_path: Path) -> None:
     # Without a name it has to be clear which one is meant.
     assert "exactly one" in refused(known, sign(P256))
     assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
+    assert "exactly one" in refused(issuer(tmp_path, jwks(jwk(P256), jwk(OTHER))), sign(P256))
     known = issuer(tmp_path, jwks(jwk(OTHER, kid="new"), jwk(P256, kid="new"), jwk(P256, kid="new")))
     assert [known.identify(sign(key, kid="new").encode()).principal for key in (OTHER, P256)] == ["ada", "ada"]
     forged = sign(ec.generate_private_key(ec.SECP256R1()), kid="new")

@@ -101,7 +101,8 @@ class Jwt:
             if algorithm in key.algorithms and (name is None or key.name in (None, name))
         ]
         # A file may have several keys of one kid, for example a key twice, or a renewed key with the old kid.
-        if not fitting or (len(fitting) > 1 and {key.name for key in fitting} != {name}):
+        has_one_kid = name is not None and all(key.name == name for key in fitting)
+        if not fitting or (len(fitting) > 1 and not has_one_kid):
             raise self._unverified("its kid and algorithm do not match exactly one key of this server")
         for key in fitting[:-1]:
             with suppress(jwt.InvalidSignatureError):
