@@ -25,9 +25,9 @@ Settings come from four sources. The first source with a value counts: **options
 FILE`, or `TMS_CONFIG`), **defaults**. `janitor config show` prints all settings with their sources. Without a file, the
 settings are those of `conf/standalone.yaml`; `conf/hbase.yaml` is a template for a cluster.
 
-* **File.** YAML with the sections below. An unknown or repeated setting is an error. Relative paths, including the
-  default ones, start at the folder of the file, or without a file at the working directory. A path may not start with
-  `~`.
+* **File.** YAML with the sections below, at most 1 MiB. An unknown or repeated setting is an error. Relative paths,
+  including the default ones, start at the folder of the file, or without a file at the working directory. A path may
+  not start with `~`.
 * **Environment.** `TMS_`, then the path of the setting in capitals with two underscores for each dot:
   `TMS_STORAGE__LEVELDB__PATH=/srv/messaging`. Text needs no quotes; other values are YAML: `TMS_JANITOR__APPLY=false`,
   `TMS_JANITOR__PROTECT='["default:audit*"]'`. `null` or an empty value is null. A name that starts with `TMS_` and the
