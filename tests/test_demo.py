@@ -82,8 +82,7 @@ def test_demo_stops_at_a_step_that_fails(
 ) -> None:
     monkeypatch.setattr(demo, "execute", lambda arguments, _: 5 if arguments[0] == verb else 0)
     assert demo.main(folder, clock) == 5
-    steps = re.findall(r"^\d\. ", capsys.readouterr().out, flags=re.MULTILINE)
-    assert steps[-1] == last_seen
+    assert re.findall(r"^\d\. ", capsys.readouterr().out, flags=re.MULTILINE)[-1] == last_seen
 
 
 def test_demo_without_the_sample_removes_nothing(

@@ -94,8 +94,7 @@ def rows_of_the_page() -> list[tuple[str, str]]:
 
 
 def test_error_page_lists_every_code_once_and_sorted() -> None:
-    codes = [code for code, _ in rows_of_the_page()]
-    assert codes == sorted(codes_of_the_source())
+    assert [code for code, _ in rows_of_the_page()] == sorted(codes_of_the_source())
 
 
 def test_error_page_commands_exist() -> None:

@@ -76,8 +76,7 @@ def test_client_with_httpx2_alone_publishes_reads_and_has_transactions(alone: Pa
     output = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert output["read"] == "one two"
     allowed = {found.name.replace("-", "_") for found in closure("httpx2", set())} | {"tms_core"}
-    imported = {name for name in output["imported"].split() if not name.startswith("_")}
-    assert imported <= allowed
+    assert {name for name in output["imported"].split() if not name.startswith("_")} <= allowed
     assert {name for name in output["rooms"].split() if "client" not in name} == {
         "tms_core.clock",
         "tms_core.errors",

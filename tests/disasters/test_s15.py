@@ -88,8 +88,7 @@ def test_report_has_the_number_of_store_calls(case: tuple[Kit, Topic]) -> None:
     kit, _ = case
     kit.engine.adopt()
     before = kit.store.calls.total()
-    report = kit.engine.run_once()
-    assert report.store_calls == kit.store.calls.total() - before
+    assert kit.engine.run_once().store_calls == kit.store.calls.total() - before
 
 
 def test_counters_equal_the_sum_of_reports(case: tuple[Kit, Topic]) -> None:

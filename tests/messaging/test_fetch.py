@@ -139,8 +139,7 @@ def test_fetch_while_messages_come_ends_with_those_of_the_start(kit: Kit) -> Non
     spread(kit)
     pages = kit.service.fetch(named("orders"), FetchRequest())
     kit.publish("orders", b"later")
-    found = [message.payload for page in pages for message in page]
-    assert found == [b"a", b"b", b"c", b"d", b"e"]
+    assert [message.payload for page in pages for message in page] == [b"a", b"b", b"c", b"d", b"e"]
     assert kit.payloads()[-1] == b"later"
 
 

@@ -323,8 +323,7 @@ def test_note_of_transactions_managed_elsewhere_reads_few_rows(
     heir = Instance(kit)
     assert heir.previous is not None
     assert (heir.previous.label, heir.previous.outcome) == ("99", TransactionOutcome.PENDING)
-    left = len(rows(b"t", b"u", 1000).items)
-    assert left == (2 if announces_oldest else 100)
+    assert len(rows(b"t", b"u", 1000).items) == (2 if announces_oldest else 100)
     # As long as a transaction may last, nothing of the others is known.
     kit.clock.advance(2 * HOUR)
     for _ in range(5):

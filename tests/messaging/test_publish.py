@@ -304,8 +304,7 @@ def test_publish_that_fails_half_way_rolls_back_its_transaction(kit: Kit) -> Non
     assert [value.pointer for _, value in rows(kit)] == [-P, -P, P]
     assert kit.payloads(transaction=reader()) == [b"d"]
     assert kit.payloads() == [b"a", b"b", b"d"]
-    ids = kit.ids()
-    assert ids[-1] == MessageId(NOW_MS, 3)
+    assert kit.ids()[-1] == MessageId(NOW_MS, 3)
 
 
 def test_store_that_fails_half_way_leaves_no_rows(kit: Kit) -> None:

@@ -41,8 +41,7 @@ def play(folder: Path, seed: int, seconds: float, *, outside: bool = False) -> H
 
 @pytest.mark.seeded
 def test_random_history_of_processes_holds_every_invariant(tmp_path: Path) -> None:
-    history = play(tmp_path, SEED, SECONDS)
-    assert history.events["orders"] > 0
+    assert play(tmp_path, SEED, SECONDS).events["orders"] > 0
 
 
 def test_publish_outside_the_transaction_breaks_an_invariant(tmp_path: Path) -> None:

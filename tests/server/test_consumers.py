@@ -95,6 +95,5 @@ def test_invalid_consumer_name_is_400(topic: TopicClient, method: str, name: str
     ],
 )
 def test_put_of_a_bad_position_is_400_and_registers_no_consumer(topic: TopicClient, body: bytes) -> None:
-    answer = topic.client.ask("PUT", f"{topic.path}/consumers/billing", body)
-    assert answer.status == 400
+    assert topic.client.ask("PUT", f"{topic.path}/consumers/billing", body).status == 400
     assert topic.client.ask("GET", f"{topic.path}/consumers").json == []

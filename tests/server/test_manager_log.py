@@ -445,8 +445,7 @@ def test_new_snapshot_deletes_the_older_and_edits_before_it(side: MemorySide, cl
             manager.start_short()
         manager.take_snapshot()
         manager.take_snapshot()
-    kinds = [key[:2] for key in rows(side)]
-    assert kinds == [b"xl"] * managers + [b"xr", b"xs"]
+    assert [key[:2] for key in rows(side)] == [b"xl"] * managers + [b"xr", b"xs"]
 
 
 def rooted(side: SideTable, **changed: object) -> bytes:

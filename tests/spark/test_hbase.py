@@ -145,8 +145,7 @@ def test_failed_tasks_on_hbase_are_retried(spark: SparkSession, hbase_tables: Ta
             token_hex=lambda n: "0" * n,
             batch_rows=20,
         )
-        report = engine.run_once(adopt=True)
-        assert report.errors == []
+        assert engine.run_once(adopt=True).errors == []
         assert filled.is_swept
         filled.check_live_rows()
         assert len(list(tmp_path.iterdir())) == 4

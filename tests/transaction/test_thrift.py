@@ -91,8 +91,7 @@ def test_any_transaction_is_encoded_as_by_thriftpy2(
     one = Transaction(read, transaction_id, write, invalids, in_progress, first_short, kind, checkpoints, level)
     data = encode_transaction(one)
     seen = witness_reads(data)
-    pointers = (seen.readPointer, seen.transactionId, seen.writePointer, seen.firstShort)
-    assert pointers == numbers
+    assert (seen.readPointer, seen.transactionId, seen.writePointer, seen.firstShort) == numbers
     assert (seen.invalids, seen.inProgress, seen.checkpointWritePointers) == (invalids, in_progress, checkpoints)
     assert (seen.type, seen.visibilityLevel) == (kind + 1, level + 1)
     assert witness_writes(seen) == data

@@ -76,8 +76,7 @@ def test_run_once_waits_for_the_lease_while_its_state_fails(
 
 
 def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: SqliteState) -> None:
-    record = LeaseRecord.parse(state.lease())
-    assert record is not None
+    assert LeaseRecord.parse(state.lease()) is not None
     alive = Lease(state, "the run before", 60, clock)
     alive.acquire(sole=True)
     until = Waits(clock, alive.renew_if_due)

@@ -76,8 +76,7 @@ def test_thinned_of_equal_times_spans_all_without_large_gaps() -> None:
         found = thin_out(found, Size(NOW_MS + 60_000 * minute, 1, 1))
     times = [size.counted_ms for size in found]
     assert times[0] == NOW_MS
-    widest = max(after - before for before, after in pairwise(times))
-    assert widest <= 4 * 2000 * 60_000 / MAX_SIZES
+    assert max(after - before for before, after in pairwise(times)) <= 4 * 2000 * 60_000 / MAX_SIZES
 
 
 def test_thin_out_with_the_clock_set_back_drops_later_sizes() -> None:

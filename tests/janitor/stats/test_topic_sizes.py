@@ -271,8 +271,7 @@ def test_size_of_a_huge_topic_alternates_with_other_due_topics(place: Place) -> 
         place.topic(f"s{number}").plain(*range(NOW_MS, NOW_MS + 1000))
     read = pages(place)
     census(place, rate=1000).step()
-    turns = "".join("H" if name == "huge" else "." for name in read)
-    assert turns == "HHH" + "HH...." * 4 + "HH"
+    assert "".join("H" if name == "huge" else "." for name in read) == "HHH" + "HH...." * 4 + "HH"
     assert counted(place)["huge"] == 12_000
     assert all(counted(place)[f"s{number}"] == 1000 for number in range(8))
 
