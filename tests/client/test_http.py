@@ -6,16 +6,14 @@ import logging
 import re
 import socket
 import ssl
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.client.faults import SOON
+from tests.kit.sockets import SocketServer
 from tests.server.conftest import serving
 from tests.support import free_port, in_event_loop
 from tms_core.client import (
@@ -37,50 +35,28 @@ SECRET = "s3cret-t0ken"  # noqa: S105 it opens nothing
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: avro/binary\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-class Peer:
-    """Somebody who listens, reads what comes, and says what a test wants.
+class CannedServer(SocketServer):
+    """A server that sends the same bytes in response to every request.
+
+    Args:
+        response: the bytes.
+        hangs: whether the connection stays open after the response.
 
     Attributes:
-        port: where.
-        heard: what came on each connection.
+        requests: the first bytes of each connection.
     """
 
-    def __init__(self, says: bytes, *, hangs: bool) -> None:
-        self.heard: list[bytes] = []
-        self._says = says
+    def __init__(self, response: bytes = b"", *, hangs: bool = False) -> None:
+        super().__init__()
+        self.requests: list[bytes] = []
+        self._response = response
         self._hangs = hangs
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
 
-    def close(self) -> None:
-        self._done.set()
-        # Wakes whoever waits for another connection.
-        socket.create_connection(("127.0.0.1", self.port)).close()
-        self._thread.join()
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            connection, _ = self._listener.accept()
-            with connection:
-                if self._done.is_set():
-                    return
-                self.heard.append(connection.recv(65536))
-                connection.sendall(self._says)
-                if self._hangs:
-                    self._done.wait()
-
-
-@contextmanager
-def peer(says: bytes = b"", *, hangs: bool = False) -> Iterator[Peer]:
-    found = Peer(says, hangs=hangs)
-    try:
-        yield found
-    finally:
-        found.close()
+    def serve(self, connection: socket.socket) -> None:
+        self.requests.append(connection.recv(65536))
+        connection.sendall(self._response)
+        if self._hangs:
+            self.over.wait()
 
 
 def url(port: int) -> str:
@@ -104,7 +80,7 @@ def test_refused_connection_is_unavailable_without_tracebacks_of_the_library() -
 
 def test_response_of_another_http_server_names_request_and_hint() -> None:
     other = b"HTTP/1.1 404 Not Found\r\ncontent-type: text/plain\r\ncontent-length: 7\r\n\r\nno page"
-    with peer(other) as server, Client(url(server.port)) as client, pytest.raises(TopicNotFound) as refused:
+    with CannedServer(other) as server, Client(url(server.port)) as client, pytest.raises(TopicNotFound) as refused:
         client.topic(TOPIC)
     assert re.search(r"GET /v1/namespaces/default/topics/orders .*404: no page$", refused.value.message)
     assert "tms serve" in refused.value.hint
@@ -121,7 +97,7 @@ def test_https_to_a_server_without_tls_is_a_clear_error() -> None:
 
 
 def test_closed_connection_is_described_in_one_sentence() -> None:
-    with peer(b"") as server, Client(url(server.port)) as client, pytest.raises(Unanswered) as refused:
+    with CannedServer() as server, Client(url(server.port)) as client, pytest.raises(Unanswered) as refused:
         client.publish(TOPIC, [b"x"])
     assert refused.value.message.endswith("without sending a response.")
     assert ".." not in refused.value.message
@@ -129,10 +105,10 @@ def test_closed_connection_is_described_in_one_sentence() -> None:
 
 def test_silent_server_is_unanswered_after_the_timeout() -> None:
     options = Options(timeouts=Timeouts(answer_seconds=0.01))
-    with peer(hangs=True) as server, Client(url(server.port), options=options) as client:
+    with CannedServer(hangs=True) as server, Client(url(server.port), options=options) as client:
         with pytest.raises(Unanswered, match="in time"):
             client.publish(TOPIC, [b"x"])
-        assert len(server.heard) == 1
+        assert len(server.requests) == 1
 
 
 @in_event_loop
@@ -141,7 +117,7 @@ async def test_async_client_distinguishes_failures() -> None:
         with pytest.raises(Unavailable):
             await client.publish(TOPIC, [b"x"])
     item = b"\x02\x28" + bytes(20) + b"\x04hi"
-    with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server:
+    with CannedServer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server:
         async with AsyncClient(url(server.port)) as client:
             messages = client.poll(TOPIC)
             assert (await anext(messages)).payload == b"hi"
@@ -151,7 +127,7 @@ async def test_async_client_distinguishes_failures() -> None:
 
 def test_poll_of_a_truncated_response_over_http_is_unanswered() -> None:
     item = b"\x02\x28" + bytes(20) + b"\x04hi"
-    with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server, Client(url(server.port)) as client:
+    with CannedServer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server, Client(url(server.port)) as client:
         messages = client.poll(TOPIC)
         assert next(messages).payload == b"hi"
         with pytest.raises(Unanswered):
@@ -171,7 +147,7 @@ def test_request_without_a_free_connection_does_nothing() -> None:
             next(messages)
             with pytest.raises(Unavailable):
                 client.topics()
-        # What was not read to its end is given back.
+        # An unread rest of a response does not keep its connection.
         client.topics()
 
 
@@ -208,9 +184,9 @@ def test_request_goes_to_the_path_of_the_url_and_past_proxies(monkeypatch: pytes
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"
-    with peer(answer) as server, Client(url(server.port) + "/tms/") as client:
+    with CannedServer(answer) as server, Client(url(server.port) + "/tms/") as client:
         assert client.topics() == []
-        assert server.heard[0].startswith(b"GET /tms/v1/namespaces/default/topics HTTP/1.1")
+        assert server.requests[0].startswith(b"GET /tms/v1/namespaces/default/topics HTTP/1.1")
 
 
 def test_client_accepts_a_tls_context() -> None:
@@ -228,16 +204,16 @@ def test_client_accepts_a_tls_context() -> None:
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 10\r\n\r\nNo token."
 
 
-def sent(heard: bytes) -> list[bytes]:
-    return [line for line in heard.split(b"\r\n") if line.lower().startswith(b"authorization:")]
+def authorization(request: bytes) -> list[bytes]:
+    return [line for line in request.split(b"\r\n") if line.lower().startswith(b"authorization:")]
 
 
 def test_token_is_sent_with_the_request_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with peer(REFUSAL + b"!") as server, Client(url(server.port), token=SECRET, options=Options(retry=SOON)) as client:
+    with CannedServer(REFUSAL + b"!") as server, Client(url(server.port), token=SECRET, options=Options(retry=SOON)) as client:
         with pytest.raises(Unauthorized) as caught:
             client.publish(TOPIC, [b"x"])
-        assert sent(server.heard[0]) == [f"authorization: Bearer {SECRET}".encode()]
+        assert authorization(server.requests[0]) == [f"authorization: Bearer {SECRET}".encode()]
         assert SECRET not in repr(client) + repr(vars(client)) + repr(caught.value)
         assert SECRET not in caplog.text
 
@@ -245,12 +221,12 @@ def test_token_is_sent_with_the_request_and_never_shown(caplog: pytest.LogCaptur
 def test_token_file_that_is_replaced_counts_for_the_next_request(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
-    with peer(REFUSAL + b"!") as server, Client(url(server.port), token_file=file) as client:
+    with CannedServer(REFUSAL + b"!") as server, Client(url(server.port), token_file=file) as client:
         for token in ("first", "second"):
             file.write_text(f"{token}\n")
             with pytest.raises(Unauthorized):
                 client.topics()
-        assert [sent(heard) for heard in server.heard] == [
+        assert [authorization(request) for request in server.requests] == [
             [b"authorization: Bearer first"],
             [b"authorization: Bearer second"],
         ]

@@ -14,7 +14,7 @@ from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.hbase.sweep_kit import FilledStore, run_once
 from tests.hbase.tables import Tables, write_config
 from tests.hbase.thrift_calls import CallSchedule
-from tests.server.test_protocol import make_certificate, make_keystore
+from tests.kit.certificates import make_certificate, make_keystore
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.settings.models import ClientTlsSettings, HBaseSettings

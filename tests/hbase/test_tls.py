@@ -12,7 +12,7 @@ import pytest
 from janitor.cli.main import execute
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.hbase.tables import Tables, write_config
-from tests.server.test_protocol import make_certificate
+from tests.kit.certificates import make_certificate
 from tests.tables.tls_front import TlsFront
 from tms_core.settings.models import HBaseSettings, TlsSettings
 

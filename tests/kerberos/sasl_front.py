@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kerberos.kdc import gssapi
-from tests.kit.front import Front
+from tests.kit.sockets import Front
 
 _LAYERS = {"auth": 1, "auth-int": 2, "auth-conf": 4}
 

@@ -16,7 +16,7 @@ import pytest
 from tests import maven
 from tests.interop.java import SHORT_LIVED
 from tests.kerberos.kdc import REALM, Realm
-from tests.server.test_protocol import make_certificate, make_keystore
+from tests.kit.certificates import make_certificate, make_keystore
 from tests.support import free_port, is_listening, require_or_skip
 from tests.transaction.test_webhdfs import content
 from tms_core.errors import NoSnapshot

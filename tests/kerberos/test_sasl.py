@@ -12,7 +12,7 @@ import pytest
 
 from tests.kerberos.kdc import REALM, Realm
 from tests.kerberos.sasl_front import SaslFront
-from tests.server.test_protocol import make_certificate
+from tests.kit.certificates import make_certificate
 from tests.tables.fake_thrift import FakeThrift
 from tests.tables.test_hbase_pool import LONG_SECONDS, get
 from tests.tables.tls_front import TlsFront
@@ -142,4 +142,4 @@ def test_login_over_tls_succeeds(thrift: FakeThrift, service: Path, keytab: Path
         pool_of(outer.address, keytab, tls=ClientTlsSettings(ca_file=tls.certificate)) as pool,
     ):
         assert get(pool, b"a") == b"a"
-        assert (front.users, outer.connections) == ([f"janitor@{REALM}"], 1)
+        assert (front.users, outer.handshakes) == ([f"janitor@{REALM}"], 1)

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 from tests.kerberos.kdc import REALM, Realm, gssapi
-from tests.server.test_protocol import make_certificate
+from tests.kit.certificates import make_certificate
 from tests.transaction.test_webhdfs import FOLDER, DataNode, Hdfs, NameNode, content
 from tms_core.errors import ConfigurationError, NoSnapshot
 from tms_core.security.kerberos import Exchange

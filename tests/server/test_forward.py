@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.builders import NOW_MS
+from tests.kit.sockets import SocketServer
 from tests.kit.servers import Contender, LeaseCell
 from tests.server.client import Client, TopicClient
 from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
-from tests.server.test_protocol import make_certificate
+from tests.kit.certificates import make_certificate
 from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
@@ -36,18 +37,18 @@ from tms_core.tables.side import MemorySide
 from tms_core.web.listener import Listener, ListenerOptions
 
 PATH = "/v1/namespaces/default/topics/t"
-#: More than all buffers between two processes together.
+#: More bytes than all buffers between two processes hold.
 LARGE = 64 << 20
-#: Closing takes both halves of a connection away, as when a client dies.
+#: An option for which a close resets the connection, as when a client dies.
 AT_ONCE = struct.pack("ii", 1, 0)
 
 
-class Following:
-    """A server that does not lead, and whom it takes for the leader."""
+class Follower:
+    """A server that does not lead, and the leader that it knows."""
 
     def __init__(self, stack: ExitStack, ca_file: Path | None = None, certificate_name: str = "") -> None:
         self.cell, clock = LeaseCell(), ManualClock(NOW_MS)
-        self.previous, self.own = Contender(self.cell, "leader", clock), Contender(self.cell, "follower", clock)
+        self.leader, self.own = Contender(self.cell, "leader", clock), Contender(self.cell, "follower", clock)
         self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
@@ -59,57 +60,41 @@ class Following:
         self.port = self.listener.port
 
     def follow(self, port: int, host: str = "http://127.0.0.1") -> None:
-        self.previous.lease.release()
-        self.previous.lease.address = f"{host}:{port}"
-        self.previous.lease.acquire()
+        self.leader.lease.release()
+        self.leader.lease.address = f"{host}:{port}"
+        self.leader.lease.acquire()
         self.own.step()
 
     def lead(self) -> None:
-        self.previous.lease.release()
+        self.leader.lease.release()
         assert self.own.step()
 
 
 @pytest.fixture
-def following() -> Iterator[Following]:
+def follower() -> Iterator[Follower]:
     with ExitStack() as stack:
-        yield Following(stack)
+        yield Follower(stack)
 
 
 @pytest.fixture
-def leader(following: Following) -> Iterator[Serving]:
+def leader(follower: Follower) -> Iterator[Serving]:
     with serving() as server:
-        following.follow(server.port)
+        follower.follow(server.port)
         yield server
 
 
 @pytest.fixture
-def client(following: Following) -> Iterator[Client]:
-    with Client(following.port) as connection:
+def client(follower: Follower) -> Iterator[Client]:
+    with Client(follower.port) as connection:
         yield connection
 
 
 @contextmanager
-def scripted(following: Following, behave: Callable[[socket.socket], object]) -> Iterator[None]:
+def scripted_leader(follower: Follower, handle: Callable[[socket.socket], object]) -> Iterator[None]:
     """Start a leader that handles each connection as the test defines."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        following.follow(listening.getsockname()[1])
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    behave(connection)
-
-        thread = Thread(target=serve)
-        thread.start()
-        try:
-            yield
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    with SocketServer(handle) as leader:
+        follower.follow(leader.port)
+        yield
 
 
 def head_of(connection: socket.socket) -> bytes:
@@ -119,8 +104,8 @@ def head_of(connection: socket.socket) -> bytes:
     return received
 
 
-def sent_until_held_back(connection: socket.socket) -> memoryview:
-    """Send a large body until nobody takes any more of it; returns what is left of it."""
+def send_until_blocked(connection: socket.socket) -> memoryview:
+    """Send a large body until the other side reads no more; return the unsent rest."""
     left = memoryview(bytes(LARGE))
     connection.settimeout(1)
     with suppress(TimeoutError):
@@ -152,7 +137,7 @@ def test_ping_and_metrics_are_not_forwarded(client: Client) -> None:
     TopicClient(client, "t").create()
     assert client.ask("GET", "/ping").text == "OK."
 
-    # What was forwarded is counted once both connections are done with, so perhaps after its answer is here.
+    # A forwarded request is counted when both connections are free, possibly after its response.
     def metrics() -> str:
         return client.ask("GET", "/metrics").text
 
@@ -169,17 +154,17 @@ def test_request_with_a_foreign_host_is_not_forwarded(client: Client) -> None:
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-def test_forwarded_request_keeps_the_token_and_drops_hop_headers(following: Following, client: Client) -> None:
+def test_forwarded_request_keeps_the_token_and_drops_hop_headers(follower: Follower, client: Client) -> None:
     heads = []
 
-    def behave(connection: socket.socket) -> None:
+    def handle(connection: socket.socket) -> None:
         heads.append(head_of(connection))
         connection.sendall(
             b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close, x-mine\r\nx-mine: 1\r\nx-kept: 2\r\n"
             b"date: never\r\n\r\nok"
         )
 
-    with scripted(following, behave):
+    with scripted_leader(follower, handle):
         answer = client.ask(
             "POST",
             f"{PATH}/p%75blish?a=%2F",
@@ -206,23 +191,23 @@ def test_forwarded_request_keeps_the_token_and_drops_hop_headers(following: Foll
     assert names.count(b"connection") <= 1
 
 
-# --- large ones ------------------------------------------------------------------------------------------------------
+# --- large bodies ----------------------------------------------------------------------------------------------------
 
 
-def test_forward_holds_a_client_back_while_the_leader_does_not_read(following: Following, client: Client) -> None:
+def test_forward_holds_a_client_back_while_the_leader_does_not_read(follower: Follower, client: Client) -> None:
     reads, read = Event(), [0]
 
-    def behave(connection: socket.socket) -> None:
+    def handle(connection: socket.socket) -> None:
         read[0] = len(head_of(connection).partition(b"\r\n\r\n")[2])
         assert reads.wait(PATIENCE_SECONDS)
         while read[0] < LARGE:
             read[0] += len(connection.recv(1 << 20))
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
-    with scripted(following, behave):
+    with scripted_leader(follower, handle):
         head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: {LARGE}\r\n\r\n"
         client.socket.sendall(head.encode())
-        left = sent_until_held_back(client.socket)
+        left = send_until_blocked(client.socket)
         assert len(left) > LARGE // 2
         reads.set()
         client.socket.sendall(left)
@@ -230,20 +215,20 @@ def test_forward_holds_a_client_back_while_the_leader_does_not_read(following: F
     assert read[0] == LARGE
 
 
-def test_forward_holds_the_leader_back_while_the_client_does_not_read(following: Following, client: Client) -> None:
+def test_forward_holds_the_leader_back_while_the_client_does_not_read(follower: Follower, client: Client) -> None:
     held, sent = Event(), [0]
 
-    def behave(connection: socket.socket) -> None:
+    def handle(connection: socket.socket) -> None:
         head_of(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % LARGE)
-        left = sent_until_held_back(connection)
+        left = send_until_blocked(connection)
         sent[0] = LARGE - len(left)
         held.set()
         connection.sendall(left)
 
     # Otherwise the kernel may buffer the whole response: a part for the client, and a part for the follower.
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-    with scripted(following, behave):
+    with scripted_leader(follower, handle):
         client.send("POST", f"{PATH}/poll")
         assert held.wait(PATIENCE_SECONDS)
         assert 0 < sent[0] < LARGE
@@ -286,12 +271,12 @@ def test_forwarded_request_is_not_forwarded_again(client: Client) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"nonsense\r\n\r\n"])
-def test_forward_to_a_leader_that_dies_is_unanswered(following: Following, client: Client, data: bytes) -> None:
-    def behave(connection: socket.socket) -> None:
+def test_forward_to_a_leader_that_dies_is_unanswered(follower: Follower, client: Client, data: bytes) -> None:
+    def handle(connection: socket.socket) -> None:
         head_of(connection)
         connection.sendall(data)
 
-    with scripted(following, behave):
+    with scripted_leader(follower, handle):
         answer = client.ask("POST", f"{PATH}/publish", b"body")
     assert (answer.status, answer.headers["x-tms-error"]) == (502, "TMS-UNANSWERED")
 
@@ -300,38 +285,38 @@ def test_forward_to_a_leader_that_is_silent_is_unanswered(monkeypatch: pytest.Mo
     monkeypatch.setattr(forward, "_TIMEOUT", httpx2.Timeout(0.1, connect=PATIENCE_SECONDS).as_dict())
     over = Event()
     with ExitStack() as stack:
-        following = Following(stack)
-        with scripted(following, lambda _: over.wait(PATIENCE_SECONDS)), Client(following.port) as client:
+        follower = Follower(stack)
+        with scripted_leader(follower, lambda _: over.wait(PATIENCE_SECONDS)), Client(follower.port) as client:
             assert client.ask("POST", f"{PATH}/publish", b"body").status == 502
             over.set()
 
 
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
-def test_forward_of_a_truncated_response_is_truncated(following: Following, client: Client, length: bytes) -> None:
-    def behave(connection: socket.socket) -> None:
+def test_forward_of_a_truncated_response_is_truncated(follower: Follower, client: Client, length: bytes) -> None:
+    def handle(connection: socket.socket) -> None:
         head_of(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n" % length)
 
-    with scripted(following, behave):
+    with scripted_leader(follower, handle):
         client.send("POST", f"{PATH}/poll")
         with pytest.raises(EOFError):
             client.answer()
 
 
 @pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"])
-def test_forward_to_a_stopped_leader_ends_when_another_leads(following: Following, client: Client, data: bytes) -> None:
+def test_forward_to_a_stopped_leader_ends_when_another_leads(follower: Follower, client: Client, data: bytes) -> None:
     received, over = Event(), Event()
 
-    def behave(connection: socket.socket) -> None:
+    def handle(connection: socket.socket) -> None:
         head_of(connection)
         connection.sendall(data)
         received.set()
         assert over.wait(PATIENCE_SECONDS)
 
-    with scripted(following, behave):
+    with scripted_leader(follower, handle):
         client.send("POST", f"{PATH}/publish", b"body")
         assert received.wait(PATIENCE_SECONDS)
-        following.lead()
+        follower.lead()
         if data:
             with pytest.raises(EOFError):
                 client.answer()
@@ -341,10 +326,10 @@ def test_forward_to_a_stopped_leader_ends_when_another_leads(following: Followin
         over.set()
 
 
-def test_forward_without_a_body_leaves_the_leader_with_the_client(following: Following) -> None:
+def test_forward_without_a_body_leaves_the_leader_with_the_client(follower: Follower) -> None:
     heads, left = [], Event()
 
-    def behave(connection: socket.socket) -> None:
+    def handle(connection: socket.socket) -> None:
         heads.append(head_of(connection).lower())
         received.set()
         connection.settimeout(PATIENCE_SECONDS)
@@ -353,8 +338,8 @@ def test_forward_without_a_body_leaves_the_leader_with_the_client(following: Fol
         left.set()
 
     received = Event()
-    with scripted(following, behave):
-        with Client(following.port) as client:
+    with scripted_leader(follower, handle):
+        with Client(follower.port) as client:
             client.socket.sendall(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             assert received.wait(PATIENCE_SECONDS)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
@@ -368,10 +353,10 @@ def test_forward_without_a_body_leaves_the_leader_with_the_client(following: Fol
     [("content-length: 0", b""), ("content-length: 13", b"abc"), ("transfer-encoding: chunked", b"3\r\nabc\r\n")],
     ids=["response", "request", "request in chunks"],
 )
-def test_forward_leaves_the_leader_with_the_client(following: Following, framing: str, body: bytes) -> None:
+def test_forward_leaves_the_leader_with_the_client(follower: Follower, framing: str, body: bytes) -> None:
     left, received, forwarded = Event(), Event(), bytearray()
 
-    def behave(connection: socket.socket) -> None:
+    def handle(connection: socket.socket) -> None:
         forwarded.extend(head_of(connection))
         received.set()
         connection.settimeout(PATIENCE_SECONDS)
@@ -379,8 +364,8 @@ def test_forward_leaves_the_leader_with_the_client(following: Following, framing
             forwarded.extend(piece)
         left.set()
 
-    with scripted(following, behave):
-        with Client(following.port) as client:
+    with scripted_leader(follower, handle):
+        with Client(follower.port) as client:
             head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n"
             client.socket.sendall(head.encode() + body)
             assert received.wait(PATIENCE_SECONDS)
@@ -415,15 +400,15 @@ def follow_over_tls(
     stack: ExitStack, tls: TlsSettings, ca_file: Path, host: str = "localhost", name: str = ""
 ) -> Client:
     """Return a client of a server whose leader shows a certificate."""
-    following = Following(stack, ca_file, name)
+    follower = Follower(stack, ca_file, name)
     context = ServerContext(
-        following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES
+        follower.service, stack.enter_context(ThreadPoolExecutor(1)), follower.metrics, MAX_REQUEST_BYTES
     )
     leader = Listener(make_app(context), "127.0.0.1", 0, tls)
     leader.start()
     stack.callback(leader.stop)
-    following.follow(leader.port, f"https://{host}")
-    return stack.enter_context(Client(following.port))
+    follower.follow(leader.port, f"https://{host}")
+    return stack.enter_context(Client(follower.port))
 
 
 def test_forwarder_with_a_new_ca_file_trusts_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

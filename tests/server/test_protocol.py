@@ -21,6 +21,7 @@ from threading import Event, Thread
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from tests.kit.certificates import make_certificate, served_certificate
 from tests.server.client import Client
 from tests.support import PATIENCE_SECONDS, require_tool, wait_until
 from tms_core.errors import ConfigurationError
@@ -526,28 +527,9 @@ def test_stop_does_not_wait_for_idle_clients_that_do_not_read(
         assert client.recv(1000) == b""
 
 
-def make_certificate(certificate: Path, key: Path) -> TlsSettings:
-    openssl = require_tool("openssl", "apt-get install openssl")
-    made = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout"
-    subprocess.run([openssl, *made.split(), key, "-out", certificate], check=True, capture_output=True)
-    return TlsSettings(certificate=certificate, key=key)
-
-
-def make_keystore(tls: TlsSettings) -> Path:
-    """Return a copy of a certificate and its key as Java reads it (PKCS 12), with the password ``secret``."""
-    openssl, store = require_tool("openssl", "apt-get install openssl"), tls.key.with_suffix(".p12")
-    pair: list[str | Path] = ["-in", tls.certificate, "-inkey", tls.key, "-out", store, "-passout", "pass:secret"]
-    subprocess.run([openssl, "pkcs12", "-export", *pair], check=True, capture_output=True)
-    return store
-
-
-def wrapped(tls: TlsSettings, port: int) -> ssl.SSLSocket:
+def connect_over_tls(tls: TlsSettings, port: int) -> ssl.SSLSocket:
     bare = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
     return ssl.create_default_context(cafile=str(tls.certificate)).wrap_socket(bare, server_hostname="localhost")
-
-
-def shown(port: int) -> bytes:
-    return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_SECONDS).strip().encode()
 
 
 def test_renewed_certificate_is_shown_and_a_bad_one_is_not(
@@ -556,13 +538,13 @@ def test_renewed_certificate_is_shown_and_a_bad_one_is_not(
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
     new = make_certificate(tmp_path / "new.crt", tmp_path / "new.key")
     with listening(echo, tls) as port:
-        previous = shown(port)
+        previous = served_certificate(port)
         tls.certificate.write_bytes(new.certificate.read_bytes())
         while "Until then the previous contents are in force" not in caplog.text:
-            assert shown(port) == previous
-        assert shown(port) == previous
+            assert served_certificate(port) == previous
+        assert served_certificate(port) == previous
         tls.key.write_bytes(new.key.read_bytes())
-        while (found := shown(port)) == previous:
+        while (found := served_certificate(port)) == previous:
             pass
     assert found == new.certificate.read_bytes().strip()
     assert caplog.text.count("Until then") == 1
@@ -579,7 +561,7 @@ def test_server_continues_after_a_closed_tls_one(
 ) -> None:
     with listening(echo, tls) as port:
         for _ in range(2):
-            with wrapped(tls, port) as connection:
+            with connect_over_tls(tls, port) as connection:
                 connection.sendall(request("POST", "/a", b"a", UPGRADE))
                 assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     assert caplog.text == ""
@@ -592,7 +574,7 @@ def test_unfinished_handshake_gives_its_place_to_the_next(
     with listening(echo, tls) as port, ExitStack() as stack:
         silent = [stack.enter_context(Client(port)) for _ in range(4)]
         assert rest(silent[0]) == b""
-        with wrapped(tls, port) as connection:
+        with connect_over_tls(tls, port) as connection:
             connection.sendall(request("GET", "/a"))
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         assert rest(silent[1]) == b""

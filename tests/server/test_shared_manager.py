@@ -17,7 +17,8 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.server.test_protocol import make_certificate
+from tests.kit.sockets import SocketServer
+from tests.kit.certificates import make_certificate
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
@@ -302,28 +303,21 @@ def test_bad_calls_are_forwarded_and_get_the_response_of_the_leader(servers: Ser
 
 
 def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Servers) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def answer_the_first() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            size = int.from_bytes(connection.recv(4), "big")
-            request = wire.read_message(connection.recv(size))
-            reply = wire.message(MessageKind.REPLY, request.name, request.number)
-            connection.sendall(len(reply).to_bytes(4, "big") + reply)
-            connection.recv(4096)
+    def answer_first_call(connection: socket.socket) -> None:
+        size = int.from_bytes(connection.recv(4), "big")
+        request = wire.read_message(connection.recv(size))
+        reply = wire.message(MessageKind.REPLY, request.name, request.number)
+        connection.sendall(len(reply).to_bytes(4, "big") + reply)
+        connection.recv(4096)
 
     # Its snapshots would compete with the takeover below for the root.
     servers.first.service.stop()
     storage = SideStorage(servers.side, lambda: lambda: True)
-    storage.address = f"127.0.0.1:{listener.getsockname()[1]}"
-    assert TransactionManager(storage, servers.clock).is_running
-    thread = Thread(target=answer_the_first)
-    thread.start()
-    with pytest.raises(OutcomeUnknown):
-        servers.clients[1].start_short()
-    thread.join()
-    listener.close()
+    with SocketServer(answer_first_call) as leader:
+        storage.address = leader.address
+        assert TransactionManager(storage, servers.clock).is_running
+        with pytest.raises(OutcomeUnknown):
+            servers.clients[1].start_short()
 
 
 @pytest.mark.parametrize("leads", ["this", "another"])

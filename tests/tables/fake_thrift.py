@@ -1,7 +1,7 @@
 """A Thrift server with configurable faults.
 
-It understands each request as HBase's would and builds the right answer, a row that carries the key it was asked for.
-What then goes over the wire is up to the test's *conduct*: the answer, half of it, somebody else's, nothing.
+The server decodes each request as HBase does, and can encode the correct response: a row with the requested key. The
+*conduct* of the test decides what the server sends: the response, a part of it, the response to another call, nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from thriftpy2.protocol.cybin import TCyBinaryProtocol
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
+from tests.kit.sockets import SocketServer
 from tms_core.tables.hbase.thrift import HBASE, Service, calls_of, interface
 
 _CALL, _REPLY, _EXCEPTION = 1, 2, 3
@@ -71,84 +72,41 @@ class Request:
         return bytes(out.data)
 
 
-class FakeThrift:
-    """A server on a port of its own.
+class FakeThrift(SocketServer):
+    """A Thrift server whose behavior the test defines.
 
     Args:
-        conduct: what it does with each request; by default it answers.
-        port: where; 0: a free port.
-        service: which calls it understands.
+        conduct: handles each request; by default the server sends the correct response.
+        port: the port; 0: a free port.
+        service: the Thrift service whose calls the server decodes.
 
     Attributes:
-        connections: how many were accepted.
         reads: the number of reads of each row.
-        unheard: set when an answer could not be delivered.
-        over: set when the test is; for a conduct that waits.
+        unheard: set when a response could not be delivered.
     """
 
     def __init__(
         self, conduct: Callable[[Request], None] | None = None, *, port: int = 0, service: Service = "Hbase"
     ) -> None:
+        super().__init__(port=port)
         self.calls = calls_of(service)
         self.conduct = conduct or (lambda request: request.send(request.answer()))
-        self.connections = 0
         self.reads: Counter[bytes] = Counter()
         self.unheard = threading.Event()
-        self.over = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self._open: list[socket.socket] = []
-        self.port: int = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def cut_all(self) -> None:
-        for connection in self._open:
-            _shut(connection)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        _shut(self._listener)
-        self._listener.close()
-        self.cut_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            self._open.append(connection)
-            thread = threading.Thread(target=self._serve, args=[connection])
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
+    def serve(self, connection: socket.socket) -> None:
         protocol = TCyBinaryProtocol(TCyBufferedTransport(_Readable(connection)), decode_response=False)
-        with connection:
-            while True:
-                try:
-                    name, _, number = protocol.read_message_begin()
-                    arguments = _OpenScan() if name == "scannerOpenWithScan" else getattr(self.calls, f"{name}_args")()
-                    protocol.read_struct(arguments)
-                except (OSError, EOFError):
-                    return
-                request = Request(self, connection, name, number, arguments)
-                self.reads[request.row] += 1
-                self.conduct(request)
+        while True:
+            name, _, number = protocol.read_message_begin()
+            arguments = _OpenScan() if name == "scannerOpenWithScan" else getattr(self.calls, f"{name}_args")()
+            protocol.read_struct(arguments)
+            request = Request(self, connection, name, number, arguments)
+            self.reads[request.row] += 1
+            self.conduct(request)
 
 
 class _OpenScan(HBASE.Hbase.scannerOpenWithScan_args):  # type: ignore[misc]
-    """As a server of today understands it: with all that a scan may say."""
+    """The arguments with all fields of a scan, as current servers decode them."""
 
     thrift_spec = {**HBASE.Hbase.scannerOpenWithScan_args.thrift_spec, 2: (12, "scan", interface().Scan, False)}  # noqa: RUF012
 
@@ -171,7 +129,7 @@ class _Bytes:
         self.data += data
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
 
 class _Text:
@@ -182,10 +140,3 @@ class _Text:
     def __init__(self, message: str, kind: int) -> None:
         self.message = message
         self.type = kind
-
-
-def _shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return

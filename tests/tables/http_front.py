@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Callable
 
-from tests.kit.front import Front
+from tests.kit.sockets import Front
 
 #: Sends a response with the answer of a call.
 Respond = Callable[[socket.socket, bytes], None]
@@ -24,11 +24,9 @@ class HttpFront(Front):
     def __init__(self, backend: str, respond: Respond = respond) -> None:
         super().__init__(backend)
         self.respond = respond
-        self.connections = 0
         self.heads: list[str] = []
 
     def serve(self, connection: socket.socket) -> None:
-        self.connections += 1
         with connection.makefile("rb") as requests:
             while requests.peek(1):
                 head = b"".join(iter(requests.readline, b"\r\n"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_protocol import make_certificate
+from tests.kit.certificates import make_certificate
 from tests.tables.fake_thrift import FakeThrift
 from tests.tables.http_front import HttpFront, Respond, respond
 from tests.tables.test_hbase_pool import LONG_SECONDS, SHORT_SECONDS, get
@@ -144,4 +144,4 @@ def test_https_calls_verify_the_server_certificate(front: HttpFront, tmp_path: P
         wrong = ClientTlsSettings(ca_file=other.certificate)
         with pool_of(outer.address, tls=wrong) as pool, pytest.raises(StoreUnavailable, match="self-signed"):
             get(pool, b"a")
-    assert outer.connections == 1
+    assert outer.handshakes == 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
 
+from tests.kit.sockets import SocketServer
 from tms_core.errors import LoginFailed
 from tms_core.tables.hbase.wire.sasl import SaslSocket
 
@@ -43,23 +42,16 @@ class FakeLogin:
         return max(0, size - HEAD_BYTES) if encrypt else size
 
 
-@contextmanager
-def offering(limit: int) -> Iterator[str]:
-    """Yield the address of a server that offers encryption, with frames up to a limit."""
+def offer_encryption(limit: int) -> SocketServer:
+    """Return a server that offers encryption, with frames up to a limit."""
     offer = b"\4" + limit.to_bytes(3, "big")
 
-    def answer() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.sendall(struct.pack(">BI", 2, len(offer)) + offer + struct.pack(">BI", 5, 0))
-            while connection.recv(1 << 16):
-                """Everything is taken until the client closes."""
+    def handle(connection: socket.socket) -> None:
+        connection.sendall(struct.pack(">BI", 2, len(offer)) + offer + struct.pack(">BI", 5, 0))
+        while connection.recv(1 << 16):
+            """Read until the client closes."""
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
+    return SocketServer(handle)
 
 
 def log_in(address: str, login: FakeLogin) -> SaslSocket:
@@ -67,13 +59,13 @@ def log_in(address: str, login: FakeLogin) -> SaslSocket:
 
 
 def test_login_with_frame_limit_of_the_header_size_fails() -> None:
-    with offering(HEAD_BYTES) as address, pytest.raises(LoginFailed, match=f"{HEAD_BYTES} bytes"):
-        log_in(address, FakeLogin())
+    with offer_encryption(HEAD_BYTES) as server, pytest.raises(LoginFailed, match=f"{HEAD_BYTES} bytes"):
+        log_in(server.address, FakeLogin())
 
 
 def test_write_with_expired_ticket_raises_connection_error() -> None:
     login = FakeLogin()
-    with offering(65_536) as address, closing(log_in(address, login)) as connection:
+    with offer_encryption(65_536) as server, closing(log_in(server.address, login)) as connection:
         connection.write(b"a")
         login.has_ticket = False
         with pytest.raises(ConnectionError, match="expired"):

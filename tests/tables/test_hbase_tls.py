@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,7 +14,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from pydantic import ValidationError
 
-from tests.server.test_protocol import make_certificate
+from tests.kit.certificates import make_certificate
+from tests.kit.sockets import SocketServer
 from tests.tables.fake_thrift import FakeThrift, Request
 from tests.tables.test_hbase_pool import LONG_SECONDS, get
 from tests.tables.tls_front import TlsFront
@@ -55,7 +55,7 @@ def test_tls_calls_share_one_connection(thrift: FakeThrift, tls: TlsSettings) ->
         pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
     ):
         assert [get(pool, row) for row in rows] == rows
-        assert front.connections == 1
+        assert front.handshakes == 1
 
 
 def test_server_with_another_name_requires_server_name(thrift: FakeThrift, tls: TlsSettings) -> None:
@@ -122,22 +122,16 @@ def write_until_it_fails(connection: TimedSocket) -> None:
 
 
 def test_server_without_tls_is_reported(tls: TlsSettings) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    def handle(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(b"this is not TLS")
 
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(b"this is not TLS")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with (
-            pool_of(f"localhost:{listener.getsockname()[1]}", ClientTlsSettings(ca_file=tls.certificate)) as pool,
-            pytest.raises(StoreUnavailable, match="TLS"),
-        ):
-            get(pool, b"a")
-        thread.join()
+    with (
+        SocketServer(handle) as server,
+        pool_of(f"localhost:{server.port}", ClientTlsSettings(ca_file=tls.certificate)) as pool,
+        pytest.raises(StoreUnavailable, match="TLS"),
+    ):
+        get(pool, b"a")
 
 
 def test_call_over_broken_tls_connection_is_retried(tls: TlsSettings) -> None:
@@ -153,7 +147,7 @@ def test_call_over_broken_tls_connection_is_retried(tls: TlsSettings) -> None:
         pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
     ):
         assert get(pool, b"a") == b"a"
-        assert (seen, front.connections) == ([b"a", b"a"], 2)
+        assert (seen, front.handshakes) == ([b"a", b"a"], 2)
 
 
 def test_changed_tls_files_are_used_by_the_next_connection(

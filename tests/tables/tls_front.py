@@ -6,12 +6,16 @@ import socket
 import ssl
 from pathlib import Path
 
-from tests.kit.front import Front
+from tests.kit.sockets import Front
 from tms_core.settings.models import TlsSettings
 
 
 class TlsFront(Front):
-    """A proxy that terminates TLS on its own port and forwards the bytes."""
+    """A proxy that terminates TLS on its own port and forwards the bytes.
+
+    Attributes:
+        handshakes: the number of completed handshakes.
+    """
 
     def __init__(self, backend: str, tls: TlsSettings, clients: Path | None = None) -> None:
         super().__init__(backend)
@@ -20,11 +24,11 @@ class TlsFront(Front):
         if clients is not None:
             self.context.verify_mode = ssl.CERT_REQUIRED
             self.context.load_verify_locations(clients)
-        self.connections = 0
+        self.handshakes = 0
 
     def serve(self, connection: socket.socket) -> None:
         with self.context.wrap_socket(connection, server_side=True) as outer:
-            self.connections += 1
+            self.handshakes += 1
             with self.connect() as inner:
                 while (ready := [outer] if outer.pending() else self.ready(outer, inner)) is not None:
                     for one in ready:

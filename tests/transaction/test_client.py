@@ -6,13 +6,14 @@ import socket
 import threading
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
 import pytest
 
-from tests.support import PATIENCE_SECONDS, each_raises
+from tests.kit.sockets import SocketServer
+from tests.support import PATIENCE_SECONDS, each_raises, free_port
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import (
@@ -36,7 +37,7 @@ from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.connection import MAX_RESPONSE_BYTES, MethodUnknown, OutcomeUnknown, ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 
-#: A time limit that a test waits out.
+#: A time limit that expires in a test.
 SHORT_SECONDS = 0.2
 
 
@@ -139,32 +140,22 @@ def test_rejected_calls_raise_the_errors_of_the_manager(
         client.start_short()
 
 
-class Misbehaving:
-    """A service whose response to each call is set by the test."""
+class ScriptedService(SocketServer):
+    """A transaction service whose response to each call the test defines.
+
+    Args:
+        conduct: returns the response to a call; None: the service closes the connection.
+
+    Attributes:
+        calls: the names of the received calls.
+    """
 
     def __init__(self, conduct: Callable[[RpcMessage], bytes | None]) -> None:
+        super().__init__()
         self.calls: list[str] = []
         self._conduct = conduct
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._accept)
-        self._thread.start()
 
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(PATIENCE_SECONDS)
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                with connection:
-                    self._serve(connection)
-
-    def _serve(self, connection: socket.socket) -> None:
-        """One connection after the other: none is left open when the next one comes."""
+    def serve(self, connection: socket.socket) -> None:
         with connection.makefile("rb") as stream:
             while size := stream.read(4):
                 call = wire.read_message(stream.read(int.from_bytes(size)))
@@ -176,15 +167,11 @@ class Misbehaving:
 
 
 @contextmanager
-def misbehaving(
+def scripted(
     conduct: Callable[[RpcMessage], bytes | None], seconds: float = PATIENCE_SECONDS
-) -> Iterator[tuple[Misbehaving, TransactionClient]]:
-    service = Misbehaving(conduct)
-    try:
-        with TransactionClient(service.address, seconds) as client:
-            yield service, client
-    finally:
-        service.close()
+) -> Iterator[tuple[ScriptedService, TransactionClient]]:
+    with ScriptedService(conduct) as service, TransactionClient(service.address, seconds) as client:
+        yield service, client
 
 
 def framed(data: bytes) -> bytes:
@@ -202,14 +189,14 @@ def hang_up(_: RpcMessage) -> None:
 
 
 def test_commit_over_a_broken_connection_is_unknown_and_not_repeated() -> None:
-    with misbehaving(hang_up) as (service, client):
+    with scripted(hang_up) as (service, client):
         with pytest.raises(OutcomeUnknown, match=r"commitOrThrow.*invalidate"):
             client.commit(7)
         assert service.calls == ["commitOrThrow"]
 
 
 def test_calls_that_may_be_done_once_are_not_repeated() -> None:
-    with misbehaving(hang_up) as (service, client):
+    with scripted(hang_up) as (service, client):
         asks: list[Callable[[], object]] = [client.start_short, client.start_long, client.reset]
         asks.append(lambda: client.commit_and_start(7))
         asks += [lambda: client.invalidate(7), lambda: client.truncate_invalid([7]), lambda: client.can_commit(7, [])]
@@ -224,7 +211,7 @@ def test_calls_that_may_be_done_once_are_not_repeated() -> None:
 
 def test_idempotent_call_on_a_broken_connection_is_retried() -> None:
     answers = iter([None, b""])
-    with misbehaving(lambda call: None if next(answers) is None else reply(call)) as (service, client):
+    with scripted(lambda call: None if next(answers) is None else reply(call)) as (service, client):
         client.abort(Transaction(7, 7, 7))
         assert service.calls == ["abortById", "abortById"]
 
@@ -235,17 +222,16 @@ def test_call_without_a_response_in_time_is_not_retried() -> None:
     def silent(_: RpcMessage) -> None:
         over.wait(PATIENCE_SECONDS)
 
-    with misbehaving(silent, SHORT_SECONDS) as (service, client):
+    with scripted(silent, SHORT_SECONDS) as (service, client):
         with pytest.raises(OutcomeUnknown, match=r"0\.2 s"):
             client.status()
         over.set()
-        service.close()
-        assert service.calls == ["status"]
+    assert service.calls == ["status"]
 
 
 def test_address_of_an_http_server_is_no_transaction_service() -> None:
     with (
-        misbehaving(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as (_, client),
+        scripted(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as (_, client),
         pytest.raises(ServiceUnavailable) as refused,
     ):
         client.encoded_snapshot()
@@ -267,7 +253,7 @@ def test_call_without_a_server_is_unavailable() -> None:
 def test_hint_without_a_server_starts_only_the_service_of_these_settings(
     source: Literal["manager", "thrift"], is_of_tms_serve: bool
 ) -> None:
-    settings = TransactionSettings(source=source, thrift=free_address())
+    settings = TransactionSettings(source=source, thrift=f"127.0.0.1:{free_port()}")
     with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable) as caught:
         client.commit(7)
     assert ("tms serve" in caught.value.hint) == is_of_tms_serve
@@ -287,7 +273,7 @@ NONSENSE: dict[str, Callable[[RpcMessage], bytes]] = {
 
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_foreign_response_leaves_the_outcome_unknown(kind: str) -> None:
-    with misbehaving(NONSENSE[kind], SHORT_SECONDS) as (_, client), pytest.raises(OutcomeUnknown):
+    with scripted(NONSENSE[kind], SHORT_SECONDS) as (_, client), pytest.raises(OutcomeUnknown):
         client.status()
 
 
@@ -304,14 +290,14 @@ def unknown_but(*known: str) -> Callable[[RpcMessage], bytes]:
 
 
 def test_clients_of_a_tephra_service_are_unknown() -> None:
-    with misbehaving(unknown_but()) as (_, client):
+    with scripted(unknown_but()) as (_, client):
         assert client.clients() == {}
         with pytest.raises(MethodUnknown, match="resetState"):
             client.reset()
 
 
 def test_commit_and_start_with_a_service_of_tephra_only_commits() -> None:
-    with misbehaving(unknown_but("commitOrThrow")) as (service, client):
+    with scripted(unknown_but("commitOrThrow")) as (service, client):
         assert client.commit_and_start(7, 8) is None
         assert client.commit_and_start(9) is None
         assert service.calls == ["commitAndStart", "commitOrThrow", "commitOrThrow"]
@@ -324,7 +310,7 @@ def test_commit_and_start_after_a_broken_connection_asks_again() -> None:
         return reply(call, started)
 
     conducts: list[Callable[[RpcMessage], bytes | None]] = [begins, reply, tephras, hang_up, tephras, tephras]
-    with misbehaving(lambda call: conducts.pop()(call)) as (service, client):  # noqa: PLW0108
+    with scripted(lambda call: conducts.pop()(call)) as (service, client):  # noqa: PLW0108
         assert client.commit_and_start(7) is None
         client.abort(Transaction(8, 8, 8))
         second = client.commit_and_start(8)
@@ -344,7 +330,7 @@ def test_abort_and_checkpoint_of_tephras_service_send_the_transaction() -> None:
             return reply(call, more) if call.name == "checkpoint" else reply(call)
         return unknown_but()(call)
 
-    with misbehaving(tephra) as (service, client):
+    with scripted(tephra) as (service, client):
         assert client.checkpoint(transaction).write_pointer == 10
         client.abort(transaction)
         client.abort(transaction)
@@ -352,7 +338,7 @@ def test_abort_and_checkpoint_of_tephras_service_send_the_transaction() -> None:
 
 
 def test_snapshot_of_nonsense_is_none_and_tells_nothing() -> None:
-    with misbehaving(lambda call: reply(call, wire.string(0, b"nonsense"))) as (_, client):
+    with scripted(lambda call: reply(call, wire.string(0, b"nonsense"))) as (_, client):
         with pytest.raises(OutcomeUnknown, match="getSnapshot"):
             client.in_progress()
         with pytest.raises(NoSnapshot):
@@ -363,13 +349,13 @@ def test_start_without_a_transaction_has_an_unknown_outcome() -> None:
     def empty(call: RpcMessage) -> bytes:
         return reply(call, wire.structure(0))
 
-    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not a number"):
+    with scripted(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not a number"):
         client.start_short()
 
 
 @pytest.mark.parametrize("fields", [[], [wire.i64s(0, [1])]], ids=["none", "a list"])
 def test_response_without_the_result_has_an_unknown_outcome(fields: list[bytes]) -> None:
-    with misbehaving(lambda call: reply(call, *fields)) as (_, client):
+    with scripted(lambda call: reply(call, *fields)) as (_, client):
         each_raises(
             (OutcomeUnknown, NoSnapshot),
             client.start_short,
@@ -378,11 +364,6 @@ def test_response_without_the_result_has_an_unknown_outcome(fields: list[bytes])
             client.invalid_size,
             client.clients,
         )
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextmanager
@@ -405,12 +386,9 @@ def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit
     monkeypatch.setattr(TransactionClient, "_call_service", noting)
     started = wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
     with (
-        misbehaving(lambda call: reply(call, started) if call.name.startswith("start") else reply(call)) as (
-            service,
-            _,
-        ),
+        scripted(lambda call: reply(call, *[started] * call.name.startswith("start"))) as (service, _),
         hanging() as silent,
-        TransactionClient([free_address(), silent, service.address], 3) as client,
+        TransactionClient([f"127.0.0.1:{free_port()}", silent, service.address], 3) as client,
     ):
         assert client.start_short().transaction_id == 9
         # Each gets its share of what is left of the 3 s.
@@ -422,8 +400,8 @@ def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit
 
 def test_client_of_several_services_never_commits_twice() -> None:
     with (
-        misbehaving(hang_up) as (first, _),
-        misbehaving(reply) as (second, _),
+        scripted(hang_up) as (first, _),
+        scripted(reply) as (second, _),
         TransactionClient([first.address, second.address]) as client,
     ):
         with pytest.raises(OutcomeUnknown):
@@ -434,5 +412,5 @@ def test_client_of_several_services_never_commits_twice() -> None:
 
 
 def test_client_of_several_services_that_all_fail_says_that_nothing_was_done() -> None:
-    with TransactionClient([free_address(), free_address()]) as client, pytest.raises(ServiceUnavailable):
+    with TransactionClient([f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]) as client, pytest.raises(ServiceUnavailable):
         client.commit(7)

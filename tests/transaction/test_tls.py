@@ -16,7 +16,7 @@ import yaml
 from thriftpy2.thrift import TApplicationException
 
 import tms_core.client
-from tests.server.test_protocol import make_certificate, shown
+from tests.kit.certificates import make_certificate, served_certificate
 from tests.support import PATIENCE_SECONDS, wait_until
 from tests.transaction.managers import served
 from tests.transaction.test_service import connected, is_closed, thrift_client
@@ -170,14 +170,14 @@ def test_renewed_certificate_is_shown_and_open_connections_continue(
     with served(manager, certificate=of(tls)) as service:
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
             client.start_short()
-            previous = shown(service.port)
+            previous = served_certificate(service.port)
             tls.certificate.write_bytes(new.certificate.read_bytes())
             wait_until(lambda: "transactions.tls.certificate " in caplog.text)
-            assert shown(service.port) == previous
+            assert served_certificate(service.port) == previous
             tls.key.write_bytes(new.key.read_bytes())
-            wait_until(lambda: shown(service.port) != previous)
+            wait_until(lambda: served_certificate(service.port) != previous)
             client.start_short()
-        assert shown(service.port) == new.certificate.read_bytes().strip()
+        assert served_certificate(service.port) == new.certificate.read_bytes().strip()
         with TransactionClient.configured(settings_for(service, new.certificate)) as client:
             client.start_short()
     assert len(manager.visibility().in_progress) == 3
