@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import NamedTuple, Self
 
+from tests.kit.avro import block
 from tests.server.client import AVRO
-from tests.server.test_avro import block
 from tests.support import PATIENCE_SECONDS
 
 #: The number of connections, which is the maximum number of concurrent requests.

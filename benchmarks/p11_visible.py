@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 from benchmarks.figure import Figure, report
 from benchmarks.load import TOPIC, Sample, percentile_ms, publish_request, send_on_schedule
 from benchmarks.p5_latency import wait_for_page
+from tests.kit.avro import MAX_INT, decoded
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import Serve, configure
-from tests.server.test_avro import decoded
-from tests.server.test_messages import MAX_INT
 from tests.support import PATIENCE_SECONDS, size
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KEYS

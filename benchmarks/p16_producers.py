@@ -35,9 +35,9 @@ from unittest.mock import patch
 
 from benchmarks.figure import Figure, report
 from benchmarks.p4_publish import connect
+from tests.kit.avro import block, long
 from tests.server.client import AVRO
 from tests.server.process import Serve, configure
-from tests.server.test_avro import block, long
 from tests.support import size
 from tms_core.client import Client
 from tms_core.clock import SystemClock

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, report
 from benchmarks.p4_publish import TOPIC, cdap_server, connect, fetch_pages, publish, publish_request, request
+from tests.kit.avro import POLL_ALL
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve, configure
-from tests.server.test_messages import EVERYTHING
 from tests.support import size
 
 TURNS = size("TMS_BENCH_TURNS", 20)
@@ -124,7 +124,7 @@ def fetch_all(port: int) -> float:
     buffer, end = bytearray(1 << 20), b""
     with connect(port) as connection:
         started = time.perf_counter()
-        connection.sendall(request("poll", EVERYTHING))
+        connection.sendall(request("poll", POLL_ALL))
         # CDAP's server leaves the connection open. No message looks like the last chunk.
         while end != _LAST_CHUNK and (size := connection.recv_into(buffer)):
             end = (end + buffer[max(0, size - len(_LAST_CHUNK)) : size])[-len(_LAST_CHUNK) :]

@@ -27,10 +27,9 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, report
 from tests.interop.java import Interop
+from tests.kit.avro import POLL_ALL, block
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import Serve, configure
-from tests.server.test_avro import block
-from tests.server.test_messages import EVERYTHING
 from tests.support import size
 from tms_core.client.protocol.messages import encode_poll
 from tms_core.clock import SystemClock
@@ -94,7 +93,7 @@ def publish(port: int, data: bytes, requests: int, producers: int) -> float:
     return requests / seconds
 
 
-def fetch(port: int, body: bytes = EVERYTHING) -> float:
+def fetch(port: int, body: bytes = POLL_ALL) -> float:
     """Return the seconds of a client that discards what it reads."""
     buffer = bytearray(1 << 20)
     with connect(port) as connection:

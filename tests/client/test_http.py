@@ -210,7 +210,10 @@ def authorization(request: bytes) -> list[bytes]:
 
 def test_token_is_sent_with_the_request_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with CannedServer(REFUSAL + b"!") as server, Client(url(server.port), token=SECRET, options=Options(retry=SOON)) as client:
+    with (
+        CannedServer(REFUSAL + b"!") as server,
+        Client(url(server.port), token=SECRET, options=Options(retry=SOON)) as client,
+    ):
         with pytest.raises(Unauthorized) as caught:
             client.publish(TOPIC, [b"x"])
         assert authorization(server.requests[0]) == [f"authorization: Bearer {SECRET}".encode()]

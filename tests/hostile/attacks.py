@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tests.kit.avro import block
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import Serve
-from tests.server.test_avro import block
 from tests.support import PATIENCE_SECONDS
 from tms_core.client import Client as TmsClient
 from tms_core.client.protocol.messages import encode_poll

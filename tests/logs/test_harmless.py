@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client import Counter, Histogram
 
+from tests.kit.avro import POLL_ALL, publish_body
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
-from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro
+from tests.server.test_messages import NOW_POINTER
 from tms_core.logs.loggers import get_logger, harmless
 from tms_core.messaging.ids import Ids
 from tms_core.messaging.publish.open_topics import FirstReads, OpenTopic
@@ -56,12 +57,12 @@ def nothing_watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_counters_and_loggers_that_fail_change_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(access_log=True) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
-        assert topic.post("publish", avro(b"a"), content_type=AVRO).status == 200
-        in_transaction = topic.post("publish", avro(b"b", pointer=NOW_POINTER), content_type=AVRO)
+        assert topic.post("publish", publish_body(b"a"), content_type=AVRO).status == 200
+        in_transaction = topic.post("publish", publish_body(b"b", pointer=NOW_POINTER), content_type=AVRO)
         assert in_transaction.status == 200
-        assert topic.post("store", avro(b"c", pointer=NOW_POINTER), content_type=AVRO).status == 200
+        assert topic.post("store", publish_body(b"c", pointer=NOW_POINTER), content_type=AVRO).status == 200
         assert topic.client.ask("POST", f"{topic.path}/rollback", in_transaction.body).status == 200
-        assert topic.post("poll", EVERYTHING, content_type=AVRO).status == 200
+        assert topic.post("poll", POLL_ALL, content_type=AVRO).status == 200
         assert topic.poll() == ["a", "b"]
         assert client.ask("GET", topic.path).status == 200
         assert client.ask("GET", "/nothing").status == 404

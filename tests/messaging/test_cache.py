@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import HOUR, NOW_MS, SECOND, Snapshots, janitor, pointer
+from tests.kit.avro import decoded
 from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
-from tests.server.test_avro import decoded
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import Ids
 from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, SharedList

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import socket
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from tests.kit.avro import POLL_ALL, decoded
 from tests.support import PATIENCE_SECONDS
+from tms_core.transaction.codec.thrift import encode_transaction
+from tms_core.transaction.model import Transaction
 
 AVRO, JSON = "avro/binary", "application/json"
 
@@ -120,3 +124,14 @@ class TopicClient:
         answer = self.post("poll", fields)
         assert answer.status == 200, answer.text
         return [message["payload"] for message in answer.json]
+
+    def payloads(self, body: bytes = POLL_ALL) -> list[bytes]:
+        """Poll in Avro."""
+        answer = self.post("poll", body, content_type=AVRO)
+        assert (answer.status, answer.headers["content-type"]) == (200, AVRO)
+        return [payload for _, payload in decoded(answer.body)]
+
+
+def encode_for_json(tx: Transaction) -> str:
+    """Return a transaction as a string for a body in JSON."""
+    return base64.b64encode(encode_transaction(tx)).decode()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from tests.kit.avro import publish_body
 from tests.server.client import AVRO, Client
-from tests.server.test_messages import avro
 from tests.support import PATIENCE_SECONDS
 
 
@@ -50,7 +50,7 @@ class Producer:
     def _publish(self, client: Client, number: int) -> bool:
         batch = [f"{self.name} {number} {at}".encode() for at in range(3 if number % 3 == 0 else 1)]
         self.sent += batch
-        if client.ask("POST", self._path, avro(*batch), content_type=AVRO).status != 200:
+        if client.ask("POST", self._path, publish_body(*batch), content_type=AVRO).status != 200:
             return False
         with self._more:
             self.acknowledged += batch

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.kit.avro import block, decoded, long
 from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchedMessage, FetchRequest, MessageList, RollbackRange, SharedList
 from tms_core.rowkey import MessageId
@@ -30,49 +31,6 @@ TRANSACTION_HEX = (
 
 LONGS = st.integers(-(2**63), 2**63 - 1)
 INTS = st.integers(-(2**31), 2**31 - 1)
-
-
-def long(value: int) -> bytes:
-    rest = value * 2 if value >= 0 else -value * 2 - 1
-    found = []
-    while rest > 127:
-        found.append(rest % 128 + 128)
-        rest //= 128
-    return bytes([*found, rest])
-
-
-def block(items: list[bytes], *, sized: bool = False) -> bytes:
-    """A block of an array of byte strings, optionally with its size (a negative count)."""
-    body = b"".join(long(len(item)) + item for item in items)
-    return long(-len(items)) + long(len(body)) + body if sized else long(len(items)) + body
-
-
-def decoded(answer: bytes) -> list[tuple[bytes, bytes]]:
-    """An array of id and payload, read the slow way."""
-    found, at = [], 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = answer[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value // 2 if value % 2 == 0 else -(value // 2) - 1
-
-    def data() -> bytes:
-        nonlocal at
-        size = number()
-        at += size
-        return answer[at - size : at]
-
-    while count := number():
-        assert count > 0
-        found += [(data(), data()) for _ in range(count)]
-    assert at == len(answer)
-    return found
 
 
 # --- worked examples -------------------------------------------------------------------------------------------------

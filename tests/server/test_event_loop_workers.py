@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.builders import Call, fail_at, watch
+from tests.kit.avro import POLL_ALL, publish_body
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
-from tests.server.test_messages import EVERYTHING, avro
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
 from tms_core.messaging.publish import workers
@@ -192,10 +192,10 @@ def test_request_during_a_waiting_request_is_written_by_threads() -> None:
         topic = TopicClient(client, "t").create()
         topic.publish("a")
         with held(store, "message.rows") as reading:
-            other.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+            other.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
             assert reading.wait(PATIENCE_SECONDS)
             watch(store, before=noting(writers))
             for _ in range(5):
-                assert topic.post("publish", avro(b"b"), content_type=AVRO).status == 200
+                assert topic.post("publish", publish_body(b"b"), content_type=AVRO).status == 200
         assert other.answer().status == 200
     assert writers == ["publish"] * 5

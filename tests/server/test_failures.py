@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from tests.builders import Call, fail_at, watch
+from tests.kit.avro import POLL_ALL, decoded, publish_body
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
-from tests.server.test_avro import decoded
 from tests.server.test_event_loop_workers import held
-from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro, reading
+from tests.server.test_messages import NOW_POINTER, reading
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.errors import FormatError, StoreError, StoreFull, TmsError
 from tms_core.messaging import fetcher
@@ -28,7 +28,7 @@ def test_publish_gets_its_response_only_after_its_write() -> None:
     with serving(store=store) as server, Client(server.port) as client, Client(server.port) as other:
         topic = TopicClient(client, "t").create()
         with held(store) as writing:
-            client.send("POST", f"{topic.path}/publish", avro(b"a"), content_type=AVRO)
+            client.send("POST", f"{topic.path}/publish", publish_body(b"a"), content_type=AVRO)
             assert writing.wait(PATIENCE_SECONDS)
             # The server serves other clients at the same time, and they see no effect.
             assert TopicClient(other, "t").poll() == []
@@ -43,7 +43,7 @@ def test_publish_of_a_client_that_leaves_is_written() -> None:
     with serving(store=store) as server, Client(server.port) as other:
         topic = TopicClient(other, "t").create()
         with held(store) as writing, Client(server.port) as client:
-            client.send("POST", f"{topic.path}/publish", avro(b"a"), content_type=AVRO)
+            client.send("POST", f"{topic.path}/publish", publish_body(b"a"), content_type=AVRO)
             assert writing.wait(PATIENCE_SECONDS)
         while (found := topic.poll()) != ["a"]:
             assert found == []
@@ -52,7 +52,7 @@ def test_publish_of_a_client_that_leaves_is_written() -> None:
 def test_client_that_leaves_during_its_request_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as server, Client(server.port) as other:
         topic = TopicClient(other, "t").create()
-        body = avro(b"a")
+        body = publish_body(b"a")
         with Client(server.port) as leaving:
             leaving.send("POST", f"{topic.path}/publish", body[:-1], content_type=AVRO, content_length=str(len(body)))
         gone = {"route": "publish", "code": "499"}
@@ -82,7 +82,7 @@ def test_poll_that_fails_in_the_middle_is_cut_short(caplog: pytest.LogCaptureFix
     with serving(store=store, cache_bytes=0) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         for _ in range(4):
-            topic.post("publish", avro(*[b"x" * 1000] * 2000), content_type=AVRO)
+            topic.post("publish", publish_body(*[b"x" * 1000] * 2000), content_type=AVRO)
         keys = store.message.read(KEYS, b"", None, 10_000).items
         late = keys[6000]
         watch(
@@ -90,7 +90,7 @@ def test_poll_that_fails_in_the_middle_is_cut_short(caplog: pytest.LogCaptureFix
             before=fail_at("message.rows", StoreError("The disk is gone."), lambda call: late < call.arguments[0]),
         )
         with pytest.raises(EOFError):
-            topic.post("poll", EVERYTHING, content_type=AVRO)
+            topic.post("poll", POLL_ALL, content_type=AVRO)
     assert "The disk is gone." in caplog.text
     assert "RuntimeError" not in caplog.text
 
@@ -110,11 +110,11 @@ def test_client_that_does_not_read_is_cut_off_when_others_need_the_room() -> Non
     with serving(memory=Memory(10 << 20, 0.2)) as server, Client(server.port) as stalled, Client(server.port) as other:
         topic = TopicClient(other, "t").create()
         for _ in range(20):
-            topic.post("publish", avro(bytes(1_000_000)), content_type=AVRO)
-        stalled.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+            topic.post("publish", publish_body(bytes(1_000_000)), content_type=AVRO)
+        stalled.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
         assert stalled.socket.recv(1)
         for _ in range(2):
-            answer = topic.post("poll", EVERYTHING, content_type=AVRO)
+            answer = topic.post("poll", POLL_ALL, content_type=AVRO)
             assert len(decoded(answer.body)) == 20
         with pytest.raises((EOFError, ConnectionError)):
             _read_all(stalled)

@@ -16,11 +16,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.builders import NOW_MS
-from tests.kit.sockets import SocketServer
+from tests.kit.certificates import make_certificate
 from tests.kit.servers import Contender, LeaseCell
+from tests.kit.sockets import SocketServer
 from tests.server.client import Client, TopicClient
 from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
-from tests.kit.certificates import make_certificate
 from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError

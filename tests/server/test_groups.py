@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.builders import DAY, NOW_MS
-from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
+from tests.server.client import AVRO, JSON, Answer, Client, TopicClient, encode_for_json
 from tests.server.conftest import serving
 from tms_core.client.protocol.messages import MessageDecoder, encode_poll
 from tms_core.clock import ManualClock
@@ -19,7 +18,6 @@ from tms_core.consumers.claims import Backoff
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.service import MessagingService
 from tms_core.server.codec.avro import AvroCodec
-from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction
@@ -45,7 +43,7 @@ class GroupClient:
         return self.topic.client.ask("POST", f"{self.path}/{path}", data, **{"content_type": JSON, **headers})
 
     def poll(self, tx: Transaction, limit: object = 2, body: dict[str, Any] | None = None, **headers: str) -> Answer:
-        given = {"transaction": base64.b64encode(encode_transaction(tx)).decode()}
+        given = {"transaction": encode_for_json(tx)}
         return self.ask("poll", {"limit": limit, **given, **(body or {})}, **headers)
 
     def shown(self) -> Any:

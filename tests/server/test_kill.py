@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve, configure
 from tests.server.producers import Producer, check
-from tests.server.test_serve import everything
 from tests.support import size
 
 KILLS = size("TMS_TEST_KILLS", 8)
@@ -22,7 +21,7 @@ def test_killed_server_keeps_acknowledged_messages_once_in_order(tmp_path: Path)
             for topic in topics:
                 if kill == 0:
                     TopicClient(client, topic).create()
-                check(producers[topic], everything(client, topic))
+                check(producers[topic], TopicClient(client, topic).payloads())
             if kill == KILLS:
                 break
             started = {topic: [Producer(server.port, topic, f"{kill}{name}") for name in "abc"] for topic in topics}

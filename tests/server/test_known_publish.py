@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.builders import NOW_MS, Call, watch
+from tests.kit.avro import block, publish_body
 from tests.server.client import AVRO, JSON, Client, TopicClient
 from tests.server.conftest import Serving, serving
 from tests.server.identities import JwtIdentities, gate_of
-from tests.server.test_avro import block
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
@@ -98,10 +98,6 @@ def publishing(topic: str, body: bytes, kind: str = AVRO, *lines: str) -> bytes:
     return request("POST", f"{TOPICS}/{topic}/publish", body, "Host: localhost", f"Content-Type: {kind}", *lines)
 
 
-def avro(*messages: bytes) -> bytes:
-    return b"\x02" + (block(list(messages)) if messages else b"") + b"\0"
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Record the requests that were served by their heads."""
@@ -138,7 +134,7 @@ class Step(NamedTuple):
 payloads = st.lists(st.sampled_from([b"", b"a", b"b" * 100, b"c" * 9000, b"DELETE / HTTP/1.1\r\n\r\n"]), max_size=3)
 #: What a body may be besides a good one.
 odd_bodies = st.sampled_from(
-    [b"", b"\x02\x02", b"\x00\x0e" + block([b"a"]) + b"\0", b"\x02\x02\x01\0", avro(b"a") + b"x"]
+    [b"", b"\x02\x02", b"\x00\x0e" + block([b"a"]) + b"\0", b"\x02\x02\x01\0", publish_body(b"a") + b"x"]
 )
 json_bodies = st.sampled_from(
     [
@@ -167,7 +163,7 @@ lines = st.sampled_from(
 
 
 def _avro_publish(messages: Sequence[bytes], more: tuple[str, ...]) -> Callable[[str], bytes]:
-    return lambda topic: publishing(topic, avro(*messages), AVRO, *more)
+    return lambda topic: publishing(topic, publish_body(*messages), AVRO, *more)
 
 
 def _odd_publish(body: bytes, more: tuple[str, ...]) -> Callable[[str], bytes]:
@@ -179,7 +175,9 @@ def _json_publish(body: dict[str, object], more: tuple[str, ...]) -> Callable[[s
 
 
 def _zipped(messages: Sequence[bytes]) -> Callable[[str], bytes]:
-    return lambda topic: publishing(topic, gzip.compress(avro(*messages), mtime=0), AVRO, "Content-Encoding: gzip")
+    return lambda topic: publishing(
+        topic, gzip.compress(publish_body(*messages), mtime=0), AVRO, "Content-Encoding: gzip"
+    )
 
 
 def _chunked(body: bytes) -> Callable[[str], bytes]:
@@ -193,7 +191,7 @@ def _numbered_publish(
     """A request of the producer that each topic has; the line has its number."""
     return lambda topic: publishing(
         topic,
-        avro(*messages),
+        publish_body(*messages),
         AVRO,
         f"X-TMS-Producer: default:{topic.removesuffix('x')}/p",
         f"X-TMS-Generation: {generation}",
@@ -250,7 +248,7 @@ publishes = st.one_of(
     st.builds(_odd_publish, odd_bodies, lines),
     st.builds(_json_publish, json_bodies, lines),
     st.builds(_zipped, payloads),
-    st.builds(_chunked, st.sampled_from([avro(b"a"), avro()])),
+    st.builds(_chunked, st.sampled_from([publish_body(b"a"), publish_body()])),
 )
 changes = st.one_of(
     st.just(_on_topic("DELETE", None)),
@@ -286,11 +284,11 @@ lasts = st.sampled_from(
         b"",
         b"nonsense\r\n\r\n",
         b"\r\n",
-        publishing("{}", avro(b"a"), AVRO, "Connection: close"),
-        publishing("{}", avro(b"a"), AVRO).replace(b"1.1", b"1.0", 1),
-        publishing("{}", avro(b"a"), AVRO, "Content-Length: 1"),
+        publishing("{}", publish_body(b"a"), AVRO, "Connection: close"),
+        publishing("{}", publish_body(b"a"), AVRO).replace(b"1.1", b"1.0", 1),
+        publishing("{}", publish_body(b"a"), AVRO, "Content-Length: 1"),
         _numbered_publish([b"a"], "X-TMS-Sequence: 9\r\n 1")("{}"),
-        publishing("{}", avro(b"a"), AVRO, "Transfer-Encoding: chunked", "Content-Length: 4"),
+        publishing("{}", publish_body(b"a"), AVRO, "Transfer-Encoding: chunked", "Content-Length: 4"),
     ]
 )
 
@@ -404,7 +402,7 @@ def test_publish_with_a_head_that_was_served_before_is_not_parsed(
         _avro_publish([b"a"], ("Expect: 100-continue",)),
         _odd_publish(b"\x02\x02", ()),
         _zipped([b"a"]),
-        _chunked(avro(b"a")),
+        _chunked(publish_body(b"a")),
     ],
     ids=["ttl", "ttl in json", "transaction", "large", "long head", "expect", "no avro", "gzip", "chunks"],
 )
@@ -426,7 +424,7 @@ def test_publish_that_is_unusual_is_parsed_each_time(
 def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serving], served: list[bytes]) -> None:
     with topic_on(both[0]) as (connection, topic):
         inside = _on_topic("DELETE", None)(topic)
-        data = publishing(topic, avro(inside))
+        data = publishing(topic, publish_body(inside))
         for _ in range(2):
             assert ask(connection, data) == 200
         assert served == [data]
@@ -434,7 +432,7 @@ def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serv
             connection.send(part)
         assert [status(connection.answer()) for _ in range(4)] == [200] * 4
         # Nor one inside a head, which begins in the segment of another body.
-        unknown = publishing(topic, avro(b"a"), AVRO, "X-Trace: 1")
+        unknown = publishing(topic, publish_body(b"a"), AVRO, "X-Trace: 1")
         assert ask(connection, unknown + b"GET /ping HTTP/1.1\r\nX-Trace: ") == 200
         connection.send(data)
         assert connection.answer().endswith(b"OK.")
@@ -444,7 +442,7 @@ def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serv
         wait_until_read(both[0])
         connection.send(request("GET", "/ping", b"", "Host: localhost"))
         assert connection.answer().endswith(b"OK.")
-        head, body = data[: -len(avro(inside))], avro(inside)
+        head, body = data[: -len(publish_body(inside))], publish_body(inside)
         # As many bytes as the head says, and no more, belong to its body.
         connection.send(head + body[:10])
         connection.send(body[10:] + inside)
@@ -464,8 +462,8 @@ def test_publish_in_a_transaction_with_a_known_head_is_parsed(both: list[Serving
 
 
 def test_plain_body_with_the_head_of_a_compressed_one_is_rejected(both: list[Serving]) -> None:
-    zipped = gzip.compress(avro(b"a"), mtime=0)
-    plain = avro(bytes(len(zipped) - len(avro(b""))))
+    zipped = gzip.compress(publish_body(b"a"), mtime=0)
+    plain = publish_body(bytes(len(zipped) - len(publish_body(b""))))
     with topic_on(both[0]) as (connection, topic):
         found = [ask(connection, publishing(topic, body, AVRO, "Content-Encoding: gzip")) for body in (zipped, plain)]
     assert (found, len(plain)) == ([200, 400], len(zipped))
@@ -475,7 +473,7 @@ def test_publish_that_closes_its_connection_is_parsed_each_time(both: list[Servi
     with topic_on(both[0]) as (_, topic):
         for _ in range(3):
             with Connection(both[0].port) as connection:
-                connection.send(publishing(topic, avro(b"a"), AVRO, "Connection: close"))
+                connection.send(publishing(topic, publish_body(b"a"), AVRO, "Connection: close"))
                 assert b"connection: close" in connection.answer()
     assert served == []
 
@@ -484,7 +482,7 @@ def test_heads_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch, serve
     monkeypatch.setattr("tests.server.conftest.KNOWN_HEADS", 2)
     with serving() as server, topic_on(server) as (connection, topic):
         for size in (1, 2, 3, 1):
-            assert ask(connection, publishing(topic, avro(b"a" * size))) == 200
+            assert ask(connection, publishing(topic, publish_body(b"a" * size))) == 200
     assert served == []
 
 
@@ -496,7 +494,7 @@ def test_expired_token_is_rejected_with_a_known_head(tmp_path: Path, served: lis
     token = jwt.good("publisher")
     with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
         server.service.create_topic(TopicId("default", "t"))
-        data = publishing("t", avro(b"a"), AVRO, f"Authorization: Bearer {token}")
+        data = publishing("t", publish_body(b"a"), AVRO, f"Authorization: Bearer {token}")
         for _ in range(2):
             assert ask(connection, data) == 200
         assert served == [data]
@@ -513,7 +511,7 @@ def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[
     gate = gate_of(ManualClock(NOW_MS), kind="tokens", tokens_file=file, quotas=quotas)
     with serving(gate=gate) as server, Connection(server.port) as connection:
         server.service.create_topic(TopicId("default", "t"))
-        data = publishing("t", avro(b"a" * 400), AVRO, f"Authorization: Bearer {token}")
+        data = publishing("t", publish_body(b"a" * 400), AVRO, f"Authorization: Bearer {token}")
         assert [ask(connection, data) for _ in range(4)] == [200, 200, 200, 429]
     assert served == []
 
@@ -539,7 +537,7 @@ def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
     """A server that pauses a publish which is served by its head, until its event is set."""
     with serving() as server, topic_on(server) as (connection, topic):
         started, may = pause_next_write(server, topic)
-        data = publishing(topic, avro(b"a"))
+        data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
         assert started.wait(PATIENCE_SECONDS)
@@ -564,7 +562,7 @@ def test_later_requests_wait_their_turn(served: list[bytes], held: tuple[Serving
 
 def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(served: list[bytes]) -> None:
     with serving() as server, topic_on(server) as (connection, topic):
-        data = publishing(topic, avro(b"a"))
+        data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         with Connection(server.port) as other:
             assert ask(other, data) == 200
@@ -590,9 +588,9 @@ def test_server_that_stops_during_a_request_responds(
 def test_publish_with_a_known_head_waits_for_the_request_before_it(served: list[bytes]) -> None:
     with serving() as server, topic_on(server) as (connection, topic):
         started, may = pause_next_write(server, topic)
-        data = publishing(topic, avro(b"a"))
+        data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
-        connection.send(publishing(topic, avro(b"b"), AVRO, "X-Trace: 1"))
+        connection.send(publishing(topic, publish_body(b"b"), AVRO, "X-Trace: 1"))
         assert started.wait(PATIENCE_SECONDS)
         connection.send(data)
         wait_until_read(server)
@@ -613,7 +611,7 @@ def test_served_publish_whose_client_closes_its_half_is_answered(error: Unavaila
 
     with serving() as server, topic_on(server) as (connection, topic):
         watch(server.store, before=wait)
-        data = publishing(topic, avro(b"a"))
+        data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
         connection.shut()
@@ -651,7 +649,7 @@ def test_silence_during_a_request_does_not_close_the_connection(
 
     with serving() as server, topic_on(server) as (connection, topic):
         watch(server.store, before=wait)
-        data = publishing(topic, avro(b"a"))
+        data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
         wait_until(lambda: served)
@@ -681,7 +679,7 @@ def test_failed_write_gets_the_same_response_and_is_not_repeated(
 
         with serving(knows_heads=knows_heads) as server, topic_on(server) as (connection, topic):
             watch(server.store, before=fail)
-            data = publishing(topic, avro(b"a"))
+            data = publishing(topic, publish_body(b"a"))
             assert ask(connection, data) == 200
             failing.append(True)
             connection.send(data)
@@ -733,7 +731,7 @@ def test_error_after_acceptance_is_500_and_final(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(MessagingService, "submit_publish", submitted)
     with serving() as server, topic_on(server) as (connection, topic):
-        data = publishing(topic, avro(b"a"))
+        data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         assert ask(connection, data) == 500
         assert served == [data]
@@ -751,7 +749,7 @@ def test_metric_that_fails_ends_no_connection_whoever_writes(
             monkeypatch.setattr(MessagingService, "submit_publish", lambda *_, **__: written)
         monkeypatch.setattr(server.metrics, "published", raising(ZeroDivisionError()))
         for _ in range(3):
-            assert ask(connection, publishing(topic, avro(b"a"))) == 200
+            assert ask(connection, publishing(topic, publish_body(b"a"))) == 200
     assert len(served) == 2
     assert caplog.records == []
 
@@ -800,7 +798,7 @@ def test_permission_is_checked_though_the_head_is_known(tmp_path: Path, served: 
     jwt = JwtIdentities(tmp_path)
     with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
         server.service.create_topic(TopicId("default", "t"))
-        data = publishing("t", avro(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
+        data = publishing("t", publish_body(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
         for _ in range(2):
             assert ask(connection, data) == 200
         jwt.gate._rules = Rules([])
@@ -818,7 +816,7 @@ def test_response_to_a_served_publish_has_the_date(served: list[bytes]) -> None:
 def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:
     with serving() as server, topic_on(server) as (connection, topic):
         for _ in range(3):
-            assert ask(connection, publishing(topic, avro(b"a", b"b"))) == 200
+            assert ask(connection, publishing(topic, publish_body(b"a", b"b"))) == 200
         value = server.metrics.registry.get_sample_value
         wait_until(lambda: value("tms_requests_total", {"route": "publish", "code": "200"}) == 3)
         assert value("tms_messages_published_total") == 6
@@ -836,7 +834,7 @@ def test_permission_for_the_home_of_a_producer_is_checked(tmp_path: Path, served
         lines = ["X-TMS-Producer: default:home/p", f"X-TMS-Generation: {generation}", bearer]
 
         def publish(number: int) -> int:
-            return ask(connection, publishing("t", avro(b"a"), AVRO, *lines, f"X-TMS-Sequence: {number}"))
+            return ask(connection, publishing("t", publish_body(b"a"), AVRO, *lines, f"X-TMS-Sequence: {number}"))
 
         assert [publish(number) for number in (1, 2)] == [200, 200]
         require = jwt.gate.require

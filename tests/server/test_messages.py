@@ -12,38 +12,22 @@ from array import array
 import pytest
 
 from tests.builders import NOW_MS
-from tests.server.client import AVRO, JSON, Client, TopicClient
+from tests.kit.avro import POLL_ALL, block, decoded, long, publish_body
+from tests.server.client import AVRO, JSON, Client, TopicClient, encode_for_json
 from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
-from tests.server.test_avro import block, decoded, long
 from tests.support import wait_until
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.codec.bodies import MESSAGE_BYTES
 from tms_core.server.codec.json_text import POLL_MESSAGES
 from tms_core.server.rest import poll as polling
 from tms_core.server.rest.context import PollLimit
-from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.model import TX_PER_MS, Transaction
 
 NOW_POINTER = SystemClock().now_ms() * TX_PER_MS
-MAX_INT = b"\x00\xfe\xff\xff\xff\x0f"
-EVERYTHING = b"\x04\x01" + MAX_INT + b"\x02"
-
-
-def avro(*messages: bytes, pointer: int | None = None) -> bytes:
-    head = b"\x02" if pointer is None else b"\x00" + long(pointer)
-    return head + (block(list(messages)) if messages else b"") + b"\0"
-
-
-def payloads(topic: TopicClient, body: bytes = EVERYTHING) -> list[bytes]:
-    answer = topic.post("poll", body, content_type=AVRO)
-    assert (answer.status, answer.headers["content-type"]) == (200, AVRO)
-    return [payload for _, payload in decoded(answer.body)]
 
 
 def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_: tuple[int, ...] = ()) -> str:
-    """A transaction, as JSON carries it."""
-    transaction = Transaction(read_pointer, own, own, array("q", invalid), array("q", open_))
-    return base64.b64encode(encode_transaction(transaction)).decode()
+    return encode_for_json(Transaction(read_pointer, own, own, array("q", invalid), array("q", open_)))
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
@@ -77,12 +61,12 @@ def test_bad_request_is_400_with_the_reason(topic: TopicClient, verb: str, body:
 def test_unsupported_content_type_is_400_and_names_both_supported(
     topic: TopicClient, verb: str, content_type: str
 ) -> None:
-    answer = topic.post(verb, avro(b"a"), content_type=content_type)
+    answer = topic.post(verb, publish_body(b"a"), content_type=content_type)
     assert answer.status == 400
     assert "avro/binary or application/json" in answer.text
 
 
-ZIPPED = gzip.compress(avro(b"a"))
+ZIPPED = gzip.compress(publish_body(b"a"))
 
 # --- sizes and compression -------------------------------------------------------------------------------------------
 
@@ -108,13 +92,13 @@ MOST_MESSAGES = MAX_REQUEST_BYTES // MESSAGE_BYTES
 @pytest.mark.parametrize("content_type", [AVRO, JSON])
 def test_publish_of_the_most_messages_is_accepted(topic: TopicClient, content_type: str) -> None:
     messages = [b""] * MOST_MESSAGES
-    body = avro(*messages) if content_type == AVRO else json.dumps({"messages": [""] * MOST_MESSAGES}).encode()
+    body = publish_body(*messages) if content_type == AVRO else json.dumps({"messages": [""] * MOST_MESSAGES}).encode()
     assert topic.post("publish", body, content_type=content_type).status == 200
-    assert payloads(topic) == messages
+    assert topic.payloads() == messages
 
 
 def test_body_of_the_largest_size_is_accepted(topic: TopicClient) -> None:
-    body = avro(b"x" * (MAX_REQUEST_BYTES - 7))
+    body = publish_body(b"x" * (MAX_REQUEST_BYTES - 7))
     assert len(body) == MAX_REQUEST_BYTES
     assert topic.post("publish", body, content_type=AVRO).status == 200
 
@@ -128,7 +112,7 @@ def test_body_that_is_too_large_for_its_kind_is_413(topic: TopicClient, verb: st
 
 
 def test_rollback_in_avro_needs_no_content_type(topic: TopicClient) -> None:
-    published = topic.post("publish", avro(b"a", pointer=NOW_POINTER), content_type=AVRO)
+    published = topic.post("publish", publish_body(b"a", pointer=NOW_POINTER), content_type=AVRO)
     seen = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}
     assert topic.poll(**seen) == ["a"]
     # CDAP checks no content type here, and its client sends none.
@@ -163,7 +147,7 @@ def test_publish_of_too_many_messages_is_413(topic: TopicClient, verb: str, part
     answer = topic.post(verb, body, content_type=AVRO, content_encoding="gzip")
     assert (answer.status, str(MOST_MESSAGES) in answer.text) == (413, True)
     assert topic.post(verb, {"messages": [""] * sum(parts), "transactionWritePointer": NOW_POINTER}).status == 413
-    assert payloads(topic) == []
+    assert topic.payloads() == []
 
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON"])
@@ -172,10 +156,10 @@ def test_publish_of_json_by_another_name_is_read(topic: TopicClient, content_typ
 
 
 def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
-    for verb, body in (("publish", avro(b"x" * 1_000_000)), ("store", avro(b"y", pointer=NOW_POINTER))):
+    for verb, body in (("publish", publish_body(b"x" * 1_000_000)), ("store", publish_body(b"y", pointer=NOW_POINTER))):
         answer = topic.post(verb, gzip.compress(body), content_type=AVRO, content_encoding="gzip")
         assert answer.status == 200
-    assert payloads(topic) == [b"x" * 1_000_000]
+    assert topic.payloads() == [b"x" * 1_000_000]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +169,7 @@ def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
         (ZIPPED[:-1], "gzip", 400, "gzip"),
         (ZIPPED + b"x", "gzip", 400, "gzip"),
         (b"x" + ZIPPED, "gzip", 400, "gzip"),
-        (avro(b"a"), "br", 415, "gzip"),
+        (publish_body(b"a"), "br", 415, "gzip"),
     ],
     ids=["above the limit when unpacked", "cut", "longer", "no gzip", "another compression"],
 )
@@ -199,7 +183,7 @@ def test_publish_of_a_bad_compressed_body_is_rejected(
 @pytest.mark.parametrize("offer", ["gzip, deflate", "deflate, gzip;q=0.5", "GZIP"])
 def test_poll_of_a_client_that_accepts_gzip_is_gzipped(topic: TopicClient, offer: str) -> None:
     topic.publish("a" * 100_000, "b")
-    answer = topic.post("poll", EVERYTHING, content_type=AVRO, accept_encoding=offer)
+    answer = topic.post("poll", POLL_ALL, content_type=AVRO, accept_encoding=offer)
     assert len(answer.body) < 10_000
     assert answer.headers["vary"] == "accept-encoding"
     assert [payload for _, payload in decoded(answer.unzipped)] == [b"a" * 100_000, b"b"]
@@ -209,7 +193,7 @@ def test_poll_of_a_client_that_accepts_gzip_is_gzipped(topic: TopicClient, offer
 @pytest.mark.parametrize("offer", ["", "identity", "deflate", "gzip;q=0", "gzip;q=0.0", "br"])
 def test_poll_of_a_client_without_gzip_is_not_gzipped(topic: TopicClient, offer: str) -> None:
     topic.publish("a")
-    answer = topic.post("poll", EVERYTHING, content_type=AVRO, accept_encoding=offer)
+    answer = topic.post("poll", POLL_ALL, content_type=AVRO, accept_encoding=offer)
     assert "content-encoding" not in answer.headers
     assert len(decoded(answer.body)) == 1
 
@@ -221,8 +205,8 @@ def test_poll_of_many_messages_returns_chunks_of_60000_bytes(topic: TopicClient)
     # 972 bytes of payload are 1,000 as CDAP counts
     message = b"x" * 972
     for _ in range(2):
-        assert topic.post("publish", avro(*[message] * 500), content_type=AVRO).status == 200
-    answer = topic.post("poll", EVERYTHING, content_type=AVRO)
+        assert topic.post("publish", publish_body(*[message] * 500), content_type=AVRO).status == 200
+    answer = topic.post("poll", POLL_ALL, content_type=AVRO)
     assert len(decoded(answer.body)) == 1000
     # The second publish is encoded by itself, so that what is made of it serves every reader.
     each = [60] * 8 + [20]
@@ -234,9 +218,9 @@ def test_poll_of_many_messages_returns_chunks_of_60000_bytes(topic: TopicClient)
 
 def test_poll_of_a_consumer_that_leaves_stops_reading(shared: Serving, topic: TopicClient) -> None:
     for _ in range(8):
-        assert topic.post("publish", avro(*[b"x" * 1000] * 2900), content_type=AVRO).status == 200
+        assert topic.post("publish", publish_body(*[b"x" * 1000] * 2900), content_type=AVRO).status == 200
     fetched, ended = figures(shared)
-    topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+    topic.client.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
     assert topic.client.socket.recv(100)
     topic.client.__exit__()
     while figures(shared)[1] == ended:
@@ -285,7 +269,7 @@ def test_waiting_poll_returns_a_new_message(shared: Serving, topic: TopicClient,
     with Client(shared.port) as waiting:
         if language == "avro":
             headers = {"content_type": AVRO, "x_tms_wait_seconds": "60"}
-            waiting.send("POST", f"{topic.path}/poll", EVERYTHING, **headers)
+            waiting.send("POST", f"{topic.path}/poll", POLL_ALL, **headers)
         else:
             waiting.send("POST", f"{topic.path}/poll", b'{"waitSeconds": 60}', content_type="application/json")
         wait_until(lambda: shared.context.waiting.polls)
@@ -319,7 +303,7 @@ def test_poll_that_waits_ends_with_its_client_or_the_server(monkeypatch: pytest.
 
 @pytest.mark.parametrize("wait", ["61", "-1", "1.5", "x"])
 def test_poll_with_an_invalid_wait_is_400(topic: TopicClient, wait: str) -> None:
-    answer = topic.client.ask("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO, x_tms_wait_seconds=wait)
+    answer = topic.client.ask("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO, x_tms_wait_seconds=wait)
     assert (answer.status, "0 to 60" in answer.text) == (400, True)
 
 
@@ -328,7 +312,7 @@ def test_poll_beyond_the_limit_of_the_server_is_cut_and_read_on(limit: PollLimit
     with serving(poll_limit=limit) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         topic.publish(*"abcdefgh")
-        avro_answer = topic.post("poll", EVERYTHING, content_type=AVRO)
+        avro_answer = topic.post("poll", POLL_ALL, content_type=AVRO)
         json_answer = topic.post("poll")
         assert [payload for _, payload in decoded(avro_answer.body)] == [b"a", b"b", b"c"]
         assert [message["payload"] for message in json_answer.json] == ["a", "b", "c"]
@@ -363,10 +347,12 @@ def test_publish_in_avro_takes_the_ttl_of_its_header() -> None:
     with serving(clock=clock) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         path = f"{topic.path}/publish"
-        assert client.ask("POST", path, avro(b"a"), content_type=AVRO, x_tms_ttl_seconds="60").status == 200
-        assert client.ask("POST", path, avro(b"b"), content_type=AVRO).status == 200
+        assert client.ask("POST", path, publish_body(b"a"), content_type=AVRO, x_tms_ttl_seconds="60").status == 200
+        assert client.ask("POST", path, publish_body(b"b"), content_type=AVRO).status == 200
         for value in ("", "-1", "1.5", "0", str(2**31), "9" * 20):
-            assert client.ask("POST", path, avro(b"c"), content_type=AVRO, x_tms_ttl_seconds=value).status == 400
+            assert (
+                client.ask("POST", path, publish_body(b"c"), content_type=AVRO, x_tms_ttl_seconds=value).status == 400
+            )
         twice = json.dumps({"messages": ["c"], "ttlSeconds": 5}).encode()
         answer = client.ask("POST", path, twice, content_type="application/json", x_tms_ttl_seconds="5")
         assert (answer.status, "ttl" in answer.text) == (400, True)

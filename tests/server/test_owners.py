@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.builders import DAY, NOW_MS
-from tests.server.client import JSON, Answer, Client
+from tests.server.client import JSON, Answer, Client, encode_for_json
 from tests.server.conftest import Serving, serving
 from tests.server.identities import TokenIdentities
 from tms_core.clock import ManualClock
@@ -21,7 +20,6 @@ from tms_core.rowkey import MessageId
 from tms_core.server.managing import offset
 from tms_core.tables.base import MESSAGES
 from tms_core.topic import TopicId
-from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import TX_PER_MS, Transaction
@@ -54,8 +52,7 @@ class Tenants:
         return self.ask(who, "POST", f"{path}/publish", body, **headers)
 
     def claim(self, who: str, path: str, tx: Transaction) -> Answer:
-        given = base64.b64encode(encode_transaction(tx)).decode()
-        return self.ask(who, "POST", f"{path}/consumers/g/poll", {"limit": 1, "transaction": given})
+        return self.ask(who, "POST", f"{path}/consumers/g/poll", {"limit": 1, "transaction": encode_for_json(tx)})
 
     def register(self, who: str, path: str, name: str = "p") -> Answer:
         return self.ask(who, "POST", f"{path}/producers/{name}", {"instance": str(uuid4())})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import json
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.builders import NOW_MS
-from tests.server.client import JSON, Answer, Client
+from tests.server.client import JSON, Answer, Client, encode_for_json
 from tests.server.conftest import Serving, serving
 from tests.server.identities import gate_of
 from tests.support import PATIENCE_SECONDS, wait_until
@@ -27,7 +26,6 @@ from tms_core.server.auth.quotas import MAX_PRINCIPALS, Quotas
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.settings.models import AuthQuota
 from tms_core.topic import TopicId
-from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.model import TX_PER_MS, Transaction
 from tms_core.web.failed_attempts import FREE_ATTEMPTS
 
@@ -35,7 +33,7 @@ TOPICS = "/v1/namespaces/default/topics"
 #: More calls than the server has threads.
 SLOW_CALLS = 12
 #: The body of a group's poll.
-GROUP_POLL = json.dumps({"transaction": base64.b64encode(encode_transaction(Transaction(1, 1, 1))).decode()}).encode()
+GROUP_POLL = json.dumps({"transaction": encode_for_json(Transaction(1, 1, 1))}).encode()
 
 
 def quota(principal: str, **limits: int) -> AuthQuota:

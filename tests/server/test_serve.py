@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.kit.avro import POLL_ALL, decoded, publish_body
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import TMS, Serve, configure
-from tests.server.test_avro import decoded
-from tests.server.test_messages import EVERYTHING, avro
 from tests.support import require_tool, wait_until
 from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -169,8 +168,8 @@ def ending(server: Serve, client: Client) -> None:
     """Stop the server while a consumer of 30,000 messages has not read its response."""
     topic = TopicClient(client, "t").create()
     for _ in range(6):
-        topic.post("publish", avro(*[b"x" * 1000] * 5000), content_type=AVRO)
-    topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+        topic.post("publish", publish_body(*[b"x" * 1000] * 5000), content_type=AVRO)
+    topic.client.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
     topic.client.socket.recv(1, socket.MSG_PEEK)
     server.ask_to_end()
     until_refused(server.port)
@@ -192,11 +191,6 @@ def test_serve_with_two_stop_signals_stops_at_once_and_loses_nothing(tmp_path: P
         assert server.wait() == 128 + 15
     with Serve(config) as server, Client(server.port) as client:
         assert len(TopicClient(client, "t").poll(limit=100_000)) == 30_000
-
-
-def everything(client: Client, topic: str) -> list[bytes]:
-    answer = TopicClient(client, topic).post("poll", EVERYTHING, content_type=AVRO)
-    return [payload for _, payload in decoded(answer.body)]
 
 
 def until_refused(port: int) -> None:

@@ -10,15 +10,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from threading import Event, Semaphore, Thread
+from threading import Event, Semaphore
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.kit.sockets import SocketServer
 from tests.kit.certificates import make_certificate
+from tests.kit.sockets import SocketServer
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock

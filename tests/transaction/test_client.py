@@ -412,5 +412,8 @@ def test_client_of_several_services_never_commits_twice() -> None:
 
 
 def test_client_of_several_services_that_all_fail_says_that_nothing_was_done() -> None:
-    with TransactionClient([f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]) as client, pytest.raises(ServiceUnavailable):
+    with (
+        TransactionClient([f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]) as client,
+        pytest.raises(ServiceUnavailable),
+    ):
         client.commit(7)
