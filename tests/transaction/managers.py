@@ -21,6 +21,12 @@ NOW_MS = 1_795_000_000_000
 BASE = NOW_MS * 1_000_000
 
 
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    stream = io.BytesIO()
+    write_snapshot(stream, snapshot)
+    return stream.getvalue()
+
+
 def state(manager: TransactionManager) -> Snapshot:
     """Return the manager's state, encoded and decoded, at time 0."""
     return timeless(read_snapshot(io.BytesIO(manager.encoded_snapshot())))
@@ -56,7 +62,7 @@ def served(manager: TransactionManager, **options: Any) -> Iterator[TransactionS
         service.stop()
 
 
-class LookingStorage(MemoryStorage):
+class ReadOnlyStorage(MemoryStorage):
     """A storage that recovers from a directory without writing to it, so that tests can repeat the recovery."""
 
     def __init__(self, directory: Path) -> None:
@@ -69,17 +75,14 @@ class LookingStorage(MemoryStorage):
         self._storage.close()
 
 
-class LeftBehind(MemoryStorage):
+class PreviousStorage(MemoryStorage):
     """The storage of a previous manager with invalid transactions, the last of which has its last write pointer."""
 
     def __init__(self, *invalid: int) -> None:
         self._state = VisibilityState(0, invalid[-1], invalid[-1], array("q", invalid))
 
     def recover(self) -> RecoveredLog:
-        stream = io.BytesIO()
-        write_snapshot(stream, Snapshot(self._state))
-        stream.seek(0)
-        return RecoveredLog(read_snapshot(stream), iter(()), 0)
+        return RecoveredLog(Snapshot(self._state), iter(()), 0)
 
 
 class SpyStorage(MemoryStorage):
@@ -129,4 +132,4 @@ class _SpyLog:
             self._spy.happened.append(f"sync {position}")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

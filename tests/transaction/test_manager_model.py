@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from tests.support import size
-from tests.transaction.managers import BASE, NOW_MS, state
+from tests.transaction.managers import BASE, NOW_MS, encode_snapshot, state
 from tms_core.clock import ManualClock
 from tms_core.errors import Conflict, NotInProgress, TruncateTimeError
 from tms_core.transaction.codec.edits import Edit, decode_edit, encode_edit
-from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import RecoveredLog
@@ -55,9 +55,7 @@ class Disk:
         return self.logs[timestamp_ms]
 
     def save(self, snapshot: Snapshot) -> None:
-        stream = io.BytesIO()
-        write_snapshot(stream, snapshot)
-        self.snapshots[snapshot.visibility.timestamp_ms] = stream.getvalue()
+        self.snapshots[snapshot.visibility.timestamp_ms] = encode_snapshot(snapshot)
 
     def close(self) -> None:
         """Keep the storage open."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import PATIENCE_SECONDS, in_event_loop, wait_until
 from tests.transaction.managers import served
-from tests.transaction.test_service import answered, call, call_service, connected, is_closed
+from tests.transaction.raw_client import call_service, connect, encode_call, is_closed, read_response
 from tms_core.clock import ManualClock
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
@@ -34,7 +34,7 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
         yield manager
 
 
-START = call("startShort")
+START = encode_call("startShort")
 
 
 class Doers:
@@ -52,7 +52,7 @@ class Doers:
         return answer(manager, frame)
 
     def last(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
-        call_service(connection, call(name, *fields))
+        call_service(connection, encode_call(name, *fields))
         return self.threads[-1]
 
     def until_loop(self, connection: socket.socket) -> None:
@@ -87,7 +87,7 @@ def doers(monkeypatch: pytest.MonkeyPatch) -> Doers:
 def test_call_that_is_slow_or_no_start_is_done_by_a_worker(
     monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService, manager: TransactionManager
 ) -> None:
-    with connected(service) as connection:
+    with connect(service) as connection:
         doers.until_loop(connection)
         assert doers.last(connection, "startShortClientId", wire.string(1, "x" * quick_calls.MAX_BYTES)) == WORKER
         assert doers.last(connection, "getSnapshot") == WORKER
@@ -98,7 +98,7 @@ def test_call_that_is_slow_or_no_start_is_done_by_a_worker(
 
 
 def test_slow_sync_blocks_the_event_loop_only_once(doers: Doers, service: TransactionService) -> None:
-    with connected(service) as connection:
+    with connect(service) as connection:
         doers.until_loop(connection)
         doers.seconds = quick_calls.MAX_SECONDS
         assert [doers.last(connection) for _ in range(3)] == [LOOP, WORKER, WORKER]
@@ -117,7 +117,7 @@ def test_loop_waits_for_a_slow_disk_once_among_quick_calls(
         doers._now += 0 if name == "canCommitTx" else doers.seconds
         return wire.message(MessageKind.REPLY, name, 1)
 
-    with connected(service) as connection:
+    with connect(service) as connection:
         doers.until_loop(connection)
         monkeypatch.setattr(module, "answer", slow_but)
         doers.seconds = quick_calls.MAX_SECONDS
@@ -128,19 +128,19 @@ def test_loop_waits_for_a_slow_disk_once_among_quick_calls(
 
 @pytest.mark.parametrize("other", ["startShort", "getSnapshot"])
 def test_concurrent_calls_run_in_workers(doers: Doers, service: TransactionService, other: str) -> None:
-    with connected(service) as first, connected(service) as second:
+    with connect(service) as first, connect(service) as second:
         while LOOP not in (doers.last(first), doers.last(second)):
             pass
         with one_turn(service):
             first.sendall(START)
-            second.sendall(call(other))
+            second.sendall(encode_call(other))
         for connection in (first, second):
-            answered(connection)
+            read_response(connection)
     assert doers.threads[-2:] == [WORKER, WORKER]
 
 
 def test_first_call_of_a_new_connection_is_read_from_the_stream(doers: Doers, service: TransactionService) -> None:
-    with connected(service) as old, connected(service) as new:
+    with connect(service) as old, connect(service) as new:
         doers.until_loop(old)
         assert len(service._new) == 1
         assert [doers.last(new) for _ in range(2)] == [WORKER, LOOP]
@@ -150,10 +150,10 @@ def test_first_call_of_a_new_connection_is_read_from_the_stream(doers: Doers, se
 def test_quick_call_before_the_token_is_not_done(doers: Doers, manager: TransactionManager) -> None:
     with (
         served(manager, tokens={Level.CLIENT: lambda: b"secret"}) as service,
-        connected(service) as friend,
-        connected(service) as foe,
+        connect(service) as friend,
+        connect(service) as foe,
     ):
-        call_service(friend, call("authenticate", wire.string(1, "secret")))
+        call_service(friend, encode_call("authenticate", wire.string(1, "secret")))
         doers.until_loop(friend)
         done = len(doers.threads)
         call_service(foe, START)
@@ -162,20 +162,20 @@ def test_quick_call_before_the_token_is_not_done(doers: Doers, manager: Transact
 
 
 def test_malformed_quick_call_closes_its_connection(doers: Doers, service: TransactionService) -> None:
-    with connected(service) as connection:
+    with connect(service) as connection:
         doers.until_loop(connection)
         broken = START[LENGTH.size : -1]
         connection.sendall(LENGTH.pack(len(broken)) + broken)
         assert is_closed(connection)
         wait_until(lambda: not service._connections)
-    with connected(service) as connection:
+    with connect(service) as connection:
         assert doers.last(connection) == WORKER
 
 
 def test_connection_with_an_immediate_response_is_not_the_most_silent(
     doers: Doers, service: TransactionService
 ) -> None:
-    with connected(service) as first, connected(service) as second:
+    with connect(service) as first, connect(service) as second:
         doers.until_loop(second)
         doers.last(first)
         latest: list[object] = []
@@ -249,7 +249,7 @@ async def test_call_after_an_unread_response_is_read_from_the_stream(manager: Tr
 @in_event_loop
 async def test_bytes_after_a_held_call_are_read_with_it_from_the_stream(manager: TransactionManager) -> None:
     alone = Alone(manager)
-    second = call("startShort", number=2)
+    second = encode_call("startShort", number=2)
     for data in (START, second):
         alone.connection.data_received(data)
     assert await alone.read() == START + second
@@ -292,8 +292,8 @@ async def test_lost_connection_discards_its_held_call(manager: TransactionManage
 async def test_calls_of_one_turn_are_read_from_the_stream_in_order(manager: TransactionManager) -> None:
     alone = Alone(manager)
     alone.connection.data_received(START)
-    alone.connection.data_received(call("startShort", number=2))
-    assert await alone.read() == START + call("startShort", number=2)
+    alone.connection.data_received(encode_call("startShort", number=2))
+    assert await alone.read() == START + encode_call("startShort", number=2)
     assert (alone.done, alone.quick.under_way) == ([], 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.transaction.managers import BASE, NOW_MS, LookingStorage, recovered, state, timeless
+from tests.transaction.managers import BASE, NOW_MS, ReadOnlyStorage, encode_snapshot, recovered, state, timeless
 from tests.transaction.test_edits import EDITS
 from tests.transaction.test_log import VERSION_3, edits, header, marker
 from tests.transaction.vectors import TEPHRA, load, names, snapshot_of
@@ -19,7 +18,6 @@ from tms_core.clock import ManualClock
 from tms_core.errors import FormatError
 from tms_core.transaction.codec.edits import Edit, EditState, encode_edit
 from tms_core.transaction.codec.log import read_log
-from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.manager.journal import LogFile
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.state import ManagerState
@@ -43,7 +41,7 @@ def found_in(files: dict[str, bytes], directory: Path) -> Snapshot:
     directory.mkdir(exist_ok=True)
     for name, data in files.items():
         (directory / name).write_bytes(data)
-    with TransactionManager(LookingStorage(directory), ManualClock(NOW_MS)) as manager:
+    with TransactionManager(ReadOnlyStorage(directory), ManualClock(NOW_MS)) as manager:
         return state(manager)
 
 
@@ -232,7 +230,7 @@ def test_recovery_of_an_hdfs_log_cut_at_every_byte_has_whole_batches(tmp_path: P
     def expected(batches: int) -> Snapshot:
         return replayed(NOTHING, *history[: counts[batches]])
 
-    base = {f"snapshot.{NOW_MS}": snapshot_bytes(NOTHING)}
+    base = {f"snapshot.{NOW_MS}": encode_snapshot(NOTHING)}
     cut_at_every_byte(base, f"txlog.{NOW_MS}", data, ends, expected, tmp_path / "cut")
 
 
@@ -250,12 +248,6 @@ def cut_at_every_byte(
     for size in range(len(data) + 1):
         complete = max([number for number, end in enumerate(ends) if end <= size], default=0)
         assert found_in({name: data[:size]}, directory) == states[complete], f"cut after {size} bytes"
-
-
-def snapshot_bytes(snapshot: Snapshot) -> bytes:
-    stream = io.BytesIO()
-    write_snapshot(stream, snapshot)
-    return stream.getvalue()
 
 
 def test_recovery_after_a_torn_log_reads_the_next_log_too(tmp_path: Path) -> None:

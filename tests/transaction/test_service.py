@@ -7,7 +7,6 @@ import logging
 import re
 import resource
 import select
-import socket
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,14 +20,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thriftpy2.protocol import TBinaryProtocolFactory
-from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
-from thriftpy2.transport import TFramedTransportFactory
 
 from tests.support import PATIENCE_SECONDS, each_raises, wait_until
-from tests.transaction.managers import BASE, NOW_MS, LeftBehind, SpyStorage, served
-from tests.transaction.test_thrift import interface
+from tests.transaction.managers import BASE, NOW_MS, PreviousStorage, SpyStorage, served
+from tests.transaction.raw_client import (
+    STATUS,
+    call_service,
+    connect,
+    encode_call,
+    is_closed,
+    load_interface,
+    make_thrift_client,
+    read_response,
+    receive,
+)
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, TmsError, Unavailable
@@ -50,7 +56,7 @@ from tms_core.transaction.rpc.connection import LENGTH, ServiceUnavailable, Toke
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, Level, TransactionService
 from tms_core.web.failed_attempts import FailedAttempts
 
-#: What large calls and other requests share.
+#: The memory that large calls share with other requests.
 MEMORY_BYTES = 32 << 20
 
 
@@ -60,58 +66,10 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
         yield manager
 
 
-def thrift_client(service: TransactionService) -> Any:
-    return make_client(
-        interface().TTransactionServer,
-        "127.0.0.1",
-        service.port,
-        timeout=round(PATIENCE_SECONDS * 1000),
-        trans_factory=TFramedTransportFactory(),
-        proto_factory=TBinaryProtocolFactory(),
-    )
-
-
 @pytest.fixture
 def client(service: TransactionService) -> Iterator[Any]:
-    with closing(thrift_client(service)) as client:
+    with closing(make_thrift_client(service)) as client:
         yield client
-
-
-def connected(service: TransactionService) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS)
-
-
-def call(name: str, *fields: bytes, number: int = 1) -> bytes:
-    data = wire.message(MessageKind.CALL, name, number, *fields)
-    return LENGTH.pack(len(data)) + data
-
-
-STATUS = call("status")
-
-
-def answered(connection: socket.socket) -> wire.RpcMessage:
-    return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
-
-
-def call_service(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
-    connection.sendall(data)
-    return answered(connection)
-
-
-def received(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = connection.recv(size - len(data))
-        assert more, "the service closed the connection"
-        data += more
-    return data
-
-
-def is_closed(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 # --- methods ---------------------------------------------------------------------------------------------------------
@@ -146,7 +104,7 @@ def test_start_method_sets_type_timeout_and_client(
 
 
 def test_conflict_raises_in_new_calls_and_returns_false_in_old_ones(client: Any) -> None:
-    thrift = interface()
+    thrift = load_interface()
     first, second = client.startShortClientId("me"), client.startShort()
     assert client.canCommitTx(first, {b"k\x00\xff"}).value is True
     assert client.canCommitTx(second, {b"k\x00\xff"}).value is True
@@ -175,7 +133,7 @@ def test_bad_arguments_are_javas_errors_and_internal_errors_of_the_old_call(clie
         ("startLongClientId", (None,), unnamed),
         ("commitAndStart", (one.transactionId, None), unnamed),
     ):
-        with pytest.raises(interface().TGenericException) as raised:
+        with pytest.raises(load_interface().TGenericException) as raised:
             getattr(client, name)(*arguments)
         assert raised.value.message == text
         assert raised.value.originalExceptionClass == "java.lang.IllegalArgumentException"
@@ -186,7 +144,7 @@ def test_bad_arguments_are_javas_errors_and_internal_errors_of_the_old_call(clie
 
 def test_too_many_changes_are_an_error_of_new_calls_and_false_of_old_ones(client: Any) -> None:
     one, changes = client.startShort(), {b"1", b"2", b"3"}
-    with pytest.raises(interface().TGenericException) as raised:
+    with pytest.raises(load_interface().TGenericException) as raised:
         client.canCommitOrThrow(one.transactionId, changes)
     assert raised.value.originalExceptionClass == "org.apache.tephra.TransactionSizeException"
     assert client.canCommitTx(one, changes).value is False
@@ -195,7 +153,7 @@ def test_too_many_changes_are_an_error_of_new_calls_and_false_of_old_ones(client
 def test_call_on_an_ended_transaction_raises_not_in_progress(client: Any) -> None:
     one = client.startShort()
     client.commitOrThrow(one.transactionId, one.writePointer)
-    error = interface().TTransactionNotInProgressException
+    error = load_interface().TTransactionNotInProgressException
     for name, *arguments in (
         ("commitOrThrow", one.transactionId, one.writePointer),
         ("commitTx", one),
@@ -216,7 +174,7 @@ def test_other_calls_invalidate_abort_truncate_and_list(
     assert (client.invalidateTx(one.transactionId), client.invalidateTx(7)) == (True, False)
     assert client.invalidTxSize() == 1
     clock.advance(1)
-    with pytest.raises(interface().TInvalidTruncateTimeException):
+    with pytest.raises(load_interface().TInvalidTruncateTimeException):
         client.truncateInvalidTxBefore(NOW_MS + 1)
     found = client.inProgressClients()
     assert (found.transactionIds, found.clientIds) == ([two.transactionId], ["unknown"])
@@ -246,7 +204,7 @@ def test_other_calls_invalidate_abort_truncate_and_list(
 def test_service_of_a_stopped_manager_reports_it(client: Any, manager: TransactionManager) -> None:
     manager.close()
     assert client.status() == "NOTOK"
-    with pytest.raises(interface().TTransactionCouldNotTakeSnapshotException, match="has stopped"):
+    with pytest.raises(load_interface().TTransactionCouldNotTakeSnapshotException, match="has stopped"):
         client.getSnapshot()
     with pytest.raises(TApplicationException, match="has stopped"):
         client.startShort()
@@ -259,11 +217,11 @@ def test_request_frames_of_tephra_get_a_response(service: TransactionService, ma
     frames = [
         bytes.fromhex(vector["frame_hex"]) for vector in load("thrift/frames.json") if vector["direction"] == "request"
     ]
-    with connected(service) as connection:
+    with connect(service) as connection:
         connection.sendall(b"".join(frames))
         for _ in frames:
-            size = int.from_bytes(received(connection, 4))
-            assert received(connection, size)[:4] == b"\x80\1\0\2"
+            size = int.from_bytes(receive(connection, 4))
+            assert receive(connection, size)[:4] == b"\x80\1\0\2"
     assert len(manager.visibility().in_progress) == 2
 
 
@@ -308,9 +266,9 @@ def test_every_method_responds_to_any_arguments(method: str, values: dict[int, C
 
 
 def test_unknown_method_gets_an_error_response(service: TransactionService) -> None:
-    with connected(service) as connection:
+    with connect(service) as connection:
         for name, kind in (("tidyUp", 1), ("commitTx", 7), ("invalidateTx", 7), ("truncateInvalidTx", 2)):
-            found = call_service(connection, call(name, number=9))
+            found = call_service(connection, encode_call(name, number=9))
             assert (found.name, found.number) == (name, 9)
             assert found.fields.get(2) == (None if found.kind == MessageKind.REPLY else kind)
 
@@ -328,7 +286,7 @@ def test_unknown_method_gets_an_error_response(service: TransactionService) -> N
     ],
 )
 def test_client_of_another_protocol_is_cut_off_alone(service: TransactionService, client: Any, data: bytes) -> None:
-    with connected(service) as connection:
+    with connect(service) as connection:
         connection.sendall(data)
         assert is_closed(connection)
     assert client.status() == "OK"
@@ -341,7 +299,7 @@ def test_connection_above_the_limit_is_rejected_alone(
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
     # Otherwise an accepted connection looks refused once its time for a request is over.
     monkeypatch.setattr(module, "REQUEST_SECONDS", 2 * PATIENCE_SECONDS)
-    with connected(service) as connection:
+    with connect(service) as connection:
         assert is_closed(connection)
     assert client.status() == "OK"
 
@@ -354,16 +312,16 @@ def test_new_connection_replaces_one_that_was_silent_for_long(
     # Otherwise an accepted connection looks refused once its time for a request is over.
     monkeypatch.setattr(module, "REQUEST_SECONDS", 2 * PATIENCE_SECONDS)
     with ExitStack() as stack:
-        one, other, new = (stack.enter_context(connected(service)) for _ in range(3))
+        one, other, new = (stack.enter_context(connect(service)) for _ in range(3))
         for connection in (other, one):
             assert call_service(connection).fields == {0: b"OK"}
         wait_until(lambda: len(service._awaiting) == 3)
-        # One that has had no answer goes first, however long the others are silent.
-        assert call_service(stack.enter_context(connected(service))).fields == {0: b"OK"}
+        # A connection without a response is closed first, however long the others are silent.
+        assert call_service(stack.enter_context(connect(service))).fields == {0: b"OK"}
         assert is_closed(new)
-        assert is_closed(stack.enter_context(connected(service)))
+        assert is_closed(stack.enter_context(connect(service)))
         monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
-        assert call_service(stack.enter_context(connected(service))).fields == {0: b"OK"}
+        assert call_service(stack.enter_context(connect(service))).fields == {0: b"OK"}
         assert is_closed(other)
         assert call_service(one).fields == {0: b"OK"}
 
@@ -375,9 +333,9 @@ def test_connections_are_bounded_by_open_files(monkeypatch: pytest.MonkeyPatch, 
 
 
 def large_call() -> bytes:
-    """A call that is larger than several may be at a time, with its length."""
+    """Return a call, with its length, that is too large to be read together with several others."""
     changes = [b"%d" % number for number in range(20_000)]
-    large = call("canCommitOrThrow", wire.i64(1, 7), wire.strings(2, changes, Kind.SET))
+    large = encode_call("canCommitOrThrow", wire.i64(1, 7), wire.strings(2, changes, Kind.SET))
     assert len(large) > 2 * module.LARGE_BYTES + LENGTH.size
     return large
 
@@ -385,13 +343,13 @@ def large_call() -> bytes:
 def test_connection_without_a_whole_call_is_closed(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with connected(service) as waiting, connected(service) as slow, ExitStack() as stack:
+    with connect(service) as waiting, connect(service) as slow, ExitStack() as stack:
         for connection in (waiting, slow):
             assert call_service(connection).fields == {0: b"OK"}
         with monkeypatch.context() as patched:
             patched.setattr(module, "REQUEST_SECONDS", 0.01)
             for _ in range(3):
-                assert is_closed(stack.enter_context(connected(service)))
+                assert is_closed(stack.enter_context(connect(service)))
             slow.sendall(b"\0\0\1\0abc")
             assert is_closed(slow)
         assert call_service(waiting).fields == {0: b"OK"}
@@ -400,16 +358,16 @@ def test_connection_without_a_whole_call_is_closed(
 def test_large_calls_that_do_not_come_whole_block_large_ones_only(service: TransactionService) -> None:
     large, begins = large_call(), 4 + module.LARGE_BYTES
     with ExitStack() as stack:
-        begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
+        begun = [stack.enter_context(connect(service)) for _ in range(module.LARGE_REQUESTS)]
         for connection in begun:
             connection.sendall(large[:begins])
         wait_until(service._large.locked)
-        late, small = stack.enter_context(connected(service)), stack.enter_context(connected(service))
+        late, small = stack.enter_context(connect(service)), stack.enter_context(connect(service))
         late.sendall(large)
         assert call_service(small).fields == {0: b"OK"}
         assert select.select([late], [], [], 0) == ([], [], [])
         begun[0].close()
-        assert answered(late).name == "canCommitOrThrow"
+        assert read_response(late).name == "canCommitOrThrow"
         assert call_service(begun[1], large[begins:]).name == "canCommitOrThrow"
 
 
@@ -418,8 +376,8 @@ def test_stalled_large_calls_are_closed_and_release_their_places(
 ) -> None:
     large, begins = large_call(), 4 + module.LARGE_BYTES
     with ExitStack() as stack:
-        begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
-        late = stack.enter_context(connected(service))
+        begun = [stack.enter_context(connect(service)) for _ in range(module.LARGE_REQUESTS)]
+        late = stack.enter_context(connect(service))
         with monkeypatch.context() as patched:
             patched.setattr(module, "LARGE_SECONDS", 0.01)
             for connection in begun:
@@ -431,8 +389,8 @@ def test_stalled_large_calls_are_closed_and_release_their_places(
 def test_large_calls_with_few_bytes_received_hold_no_place(service: TransactionService) -> None:
     large = large_call()
     with ExitStack() as stack:
-        begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
-        late = stack.enter_context(connected(service))
+        begun = [stack.enter_context(connect(service)) for _ in range(module.LARGE_REQUESTS)]
+        late = stack.enter_context(connect(service))
         for connection in begun:
             connection.sendall(large[:100])
         wait_until(lambda: len(service._awaiting) == len(begun) + 1)
@@ -446,15 +404,15 @@ def test_client_that_does_not_read_is_cut_off_alone(
     size = 48 << 20  # more than sockets hold
     monkeypatch.setattr(module, "answer", lambda *_: bytes(size))
     monkeypatch.setattr(module, "MAX_UNREAD_BYTES", size)
-    with connected(service) as first, connected(service) as second:
+    with connect(service) as first, connect(service) as second:
         first.sendall(STATUS)
         wait_until(lambda: len(service._unread) == 1)
-        # Alone he may have as much as he likes.
+        # A single client may leave any number of bytes unread.
         second.sendall(STATUS)
         slow = first.getsockname()
-        assert received(second, 4 + size) == size.to_bytes(4) + bytes(size)
+        assert receive(second, 4 + size) == size.to_bytes(4) + bytes(size)
         with pytest.raises((AssertionError, ConnectionResetError)):
-            received(first, 4 + size)
+            receive(first, 4 + size)
     assert re.search(rf"{re.escape(str(slow))} .*\bread\b", caplog.text)
 
 
@@ -489,16 +447,16 @@ def test_stop_answers_a_call_in_flight_and_closes_silent_ones(clock: ManualClock
     storage = SlowStorage()
     with (
         served(TransactionManager(storage, clock)) as service,
-        connected(service) as silent,
-        connected(service) as busy,
+        connect(service) as silent,
+        connect(service) as busy,
         ThreadPoolExecutor(1) as stopper,
     ):
-        busy.sendall(call("startShort"))
+        busy.sendall(encode_call("startShort"))
         assert storage.in_sync.wait(PATIENCE_SECONDS)
         stopped = stopper.submit(service.stop)
         assert is_closed(silent)
         storage.go_on.set()
-        assert answered(busy).fields[0][1] == BASE + 1
+        assert read_response(busy).fields[0][1] == BASE + 1
         assert is_closed(busy)
         stopped.result(PATIENCE_SECONDS)
 
@@ -507,8 +465,8 @@ def test_stop_closes_a_call_that_does_not_end(clock: ManualClock, monkeypatch: p
     monkeypatch.setattr(module, "STOP_SECONDS", 0.01)
     storage = SlowStorage()
     manager = TransactionManager(storage, clock)
-    with served(manager) as service, connected(service) as busy, ThreadPoolExecutor(1) as stopper:
-        busy.sendall(call("startShort"))
+    with served(manager) as service, connect(service) as busy, ThreadPoolExecutor(1) as stopper:
+        busy.sendall(encode_call("startShort"))
         assert storage.in_sync.wait(PATIENCE_SECONDS)
         stopped = stopper.submit(service.stop)
         assert is_closed(busy)
@@ -517,7 +475,7 @@ def test_stop_closes_a_call_that_does_not_end(clock: ManualClock, monkeypatch: p
 
 
 class SlowStorage(SpyStorage):
-    """Waits in the first sync that matters until it is told to go on."""
+    """A storage whose first sync of an edit waits until the test sets ``go_on``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -648,7 +606,7 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
     try:
         asyncio.run_coroutine_threadsafe(other.take(lasting - 1000), loop).result(PATIENCE_SECONDS)
         service.room = LentMemory(memory, loop).take
-        with connected(service) as connection, connected(service) as small:
+        with connect(service) as connection, connect(service) as small:
             connection.sendall(large[:begins])
             wait_until(lambda: memory.waiting == 1)
             assert call_service(small).name == "status"
@@ -660,8 +618,8 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-    # A server whose listener has ended has all of its memory free.
-    with connected(service) as connection:
+    # After the listener has stopped, all memory of the server is free.
+    with connect(service) as connection:
         assert call_service(connection, large).name == "canCommitOrThrow"
 
 
@@ -673,7 +631,7 @@ def test_large_call_without_memory_gets_an_error_and_the_connection_continues(se
         yield abort
 
     service.room = no_room
-    with connected(service) as connection:
+    with connect(service) as connection:
         refused = call_service(connection, large_call())
         assert (refused.kind, refused.fields[2]) == (MessageKind.EXCEPTION, Failure.PROTOCOL_ERROR)
         assert as_text(refused.fields, 1) == module.NO_MEMORY
@@ -685,7 +643,7 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(
 ) -> None:
     # 22,000 invalid ids take 176 kB, above the limit of this test; 17 MB above the real limit take too long to send.
     monkeypatch.setattr(module, "MAX_FRAME_BYTES", 128 << 10)
-    with TransactionManager(LeftBehind(*range(1, 22_001)), clock) as manager, served(manager) as service:
+    with TransactionManager(PreviousStorage(*range(1, 22_001)), clock) as manager, served(manager) as service:
         with TransactionClient(service.address, PATIENCE_SECONDS) as client:
             one, two = client.start_short(), client.start_long()
             assert len(one.invalids) == 22_000
@@ -695,14 +653,14 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(
             client.abort(more)
             client.abort(two)
             assert manager.status(one.transaction_id) == "ended"
-            # A long one becomes invalid, so its type has come with the id.
+            # A long transaction becomes invalid, so the call contains the type and the id.
             assert manager.status(two.transaction_id) == "invalid"
-            # As Tephra's own client does it.
+            # As the client of Tephra.
             client._has_id_calls = False
             client.abort(client.checkpoint(client.start_short()))
             assert client.truncate_invalid(one.invalids)
             assert client.invalid_size() == 1
-        with connected(service) as connection:
+        with connect(service) as connection:
             connection.sendall((module.MAX_FRAME_BYTES + 1).to_bytes(4))
             assert is_closed(connection)
 
@@ -745,7 +703,9 @@ def test_call_without_a_token_does_nothing(guarded: TransactionService, manager:
     assert [entry.write_pointer for entry in manager.visibility().in_progress] == [pointer]
 
 
-class Counted(FailedAttempts):
+class InstantAttempts(FailedAttempts):
+    """Failed attempts without delays."""
+
     async def delay(self, address: str) -> None:
         self.note(address)
 
@@ -753,7 +713,7 @@ class Counted(FailedAttempts):
 def test_only_attempts_without_the_token_are_slowed_down(
     guarded: TransactionService, tmp_path: Path, clock: ManualClock
 ) -> None:
-    guarded.failed = failed = Counted(clock)
+    guarded.failed = failed = InstantAttempts(clock)
     (tmp_path / "mine").write_bytes(b"wrong")
     for file in (tmp_path / "mine", None, tmp_path / "token"):
         settings = TransactionSettings(thrift=guarded.address, token_file=file)
@@ -767,7 +727,7 @@ def test_only_attempts_without_the_token_are_slowed_down(
 
 
 def test_large_call_before_the_token_is_cut_off(guarded: TransactionService) -> None:
-    with connected(guarded) as connection:
+    with connect(guarded) as connection:
         connection.sendall((module.LARGE_BYTES + 1).to_bytes(4))
         assert is_closed(connection)
 
@@ -807,7 +767,7 @@ def test_administrative_call_without_the_administrative_token_does_nothing(
 
 def test_administrative_call_of_an_old_message_without_version_needs_the_token(manager: TransactionManager) -> None:
     manager.invalidate(manager.start_short().transaction_id)
-    with served(manager, tokens={Level.ADMIN: lambda: b"of operators"}) as service, connected(service) as connection:
+    with served(manager, tokens={Level.ADMIN: lambda: b"of operators"}) as service, connect(service) as connection:
         name = b"resetState"
         frame = len(name).to_bytes(4) + name + b"\1" + (1).to_bytes(4) + b"\0"
         connection.sendall(len(frame).to_bytes(4) + frame)

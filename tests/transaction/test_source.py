@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from array import array
@@ -12,20 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.transaction.managers import encode_snapshot
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
 from tms_core.transaction.source.source import DirectorySource, NoUsableSnapshot, Rejection
 
-#: A moment in 2020, in milliseconds.
+#: A time in 2020, in milliseconds.
 T = 1_600_000_000_000
 
 
 def snapshot(timestamp_ms: int) -> bytes:
-    stream = io.BytesIO()
-    write_snapshot(stream, Snapshot(VisibilityState(timestamp_ms, 5, 5, array("q", [1, 3]))))
-    return stream.getvalue()
+    return encode_snapshot(Snapshot(VisibilityState(timestamp_ms, 5, 5, array("q", [1, 3]))))
 
 
 def put(directory: Path, *times_ms: int) -> None:

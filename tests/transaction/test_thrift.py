@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from array import array
 from contextlib import suppress
-from functools import cache
-from importlib.resources import files
-from types import ModuleType
 from typing import Any
 
 import pytest
-import thriftpy2
 from hypothesis import example, given
 from hypothesis import strategies as st
 from thriftpy2.protocol.cybin import TCyBinaryProtocol
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
+from tests.transaction.raw_client import load_interface
 from tests.transaction.vectors import load, transaction_of
 from tms_core.errors import FormatError
 from tms_core.transaction.codec import wire
@@ -27,13 +23,6 @@ from tms_core.transaction.model import Transaction, TransactionType, VisibilityL
 FRAMES = load("thrift/frames.json")
 I64 = st.integers(-(2**63), 2**63 - 1)
 POINTERS = st.lists(I64, max_size=20, unique=True).map(sorted)
-
-
-@cache
-def interface() -> ModuleType:
-    """The package's own ``transaction.thrift``, as thriftpy2 understands it."""
-    source = (files("tms_core.transaction") / "transaction.thrift").read_text(encoding="utf-8")
-    return thriftpy2.load_fp(io.StringIO(source), module_name="tms_transactions_thrift")
 
 
 class _Bytes:
@@ -60,7 +49,7 @@ def witness_writes(struct: Any) -> bytes:
 
 
 def witness_reads(data: bytes) -> Any:
-    found = interface().TTransaction()
+    found = load_interface().TTransaction()
     TCyBinaryProtocol(TCyBufferedTransport(_Bytes(data))).read_struct(found)
     return found
 

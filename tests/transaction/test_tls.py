@@ -19,7 +19,7 @@ import tms_core.client
 from tests.kit.certificates import make_certificate, served_certificate
 from tests.support import PATIENCE_SECONDS, wait_until
 from tests.transaction.managers import served
-from tests.transaction.test_service import connected, is_closed, thrift_client
+from tests.transaction.raw_client import connect, is_closed, make_thrift_client
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
@@ -116,7 +116,7 @@ def test_plain_client_of_a_service_with_tls_gets_a_tls_error(
 
 def test_tephra_client_of_a_service_with_tls_gets_a_tls_error(service: TransactionService) -> None:
     with (
-        contextlib.closing(thrift_client(service)) as client,
+        contextlib.closing(make_thrift_client(service)) as client,
         pytest.raises(TApplicationException, match="speaks TLS only"),
     ):
         client.startShort()
@@ -124,7 +124,7 @@ def test_tephra_client_of_a_service_with_tls_gets_a_tls_error(service: Transacti
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1x", b"\x16nothing of TLS", b"\xff\xff\xff\xff"])
 def test_garbage_at_a_service_with_tls_is_cut_off(service: TransactionService, data: bytes) -> None:
-    with connected(service) as connection:
+    with connect(service) as connection:
         connection.sendall(data)
         assert is_closed(connection) or is_closed(connection)
 
@@ -144,7 +144,7 @@ def test_silent_connection_without_a_handshake_is_cut_off(
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.1)
     for begins in (b"", b"\x16", b"\0\0"):
-        with connected(service) as connection:
+        with connect(service) as connection:
             connection.sendall(begins)
             assert is_closed(connection)
 
@@ -155,7 +155,7 @@ def test_many_connections_without_a_handshake_do_not_keep_others_out(
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 2 * PATIENCE_SECONDS)
     with ExitStack() as stack:
-        silent = [stack.enter_context(connected(service)) for _ in range(3)]
+        silent = [stack.enter_context(connect(service)) for _ in range(3)]
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
             assert client.status() == "OK"
         silent[0].settimeout(10)

@@ -7,15 +7,14 @@ from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BytesIO
 from threading import Thread
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import httpx2
 import pytest
 
+from tests.transaction.managers import encode_snapshot
 from tms_core.errors import ConfigurationError, NoSnapshot, TmsError
-from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
 from tms_core.transaction.source.source import DirectorySource, NoUsableSnapshot, Rejection
 
@@ -123,10 +122,7 @@ def namenode(hdfs: Hdfs) -> Iterator[str]:
 
 
 def content(at_ms: int, invalid: int = 1) -> bytes:
-    stream = BytesIO()
-    state = VisibilityState(at_ms, 5000, 5000, array("q", range(1, invalid + 1)), ())
-    write_snapshot(stream, Snapshot(state))
-    return stream.getvalue()
+    return encode_snapshot(Snapshot(VisibilityState(at_ms, 5000, 5000, array("q", range(1, invalid + 1)))))
 
 
 def test_newest_complete_snapshot_on_hdfs_is_used(hdfs: Hdfs, namenode: str) -> None:

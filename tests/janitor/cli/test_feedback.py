@@ -12,7 +12,7 @@ from janitor.app.options import Common
 from janitor.app.session import Session
 from tests.builders import HOUR
 from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
-from tests.transaction.managers import LeftBehind
+from tests.transaction.managers import PreviousStorage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.service import TransactionService
 
@@ -22,7 +22,7 @@ ON = f"{JANITOR}, boundary: {{feedback: on}}"
 
 @pytest.fixture
 def manager(kit: CommandKit) -> Iterator[TransactionManager]:
-    with TransactionManager(LeftBehind(INVALID), kit.clock) as manager:
+    with TransactionManager(PreviousStorage(INVALID), kit.clock) as manager:
         # Its pointers are ahead of those in the snapshot files of the kit.
         manager.abort(manager.start_short())
         yield manager
