@@ -89,27 +89,27 @@ class SpyStorage(MemoryStorage):
     """A storage that records calls, and fails if a test sets an error.
 
     Attributes:
-        happened: the calls ``append``, ``sync``, ``save``, ``log``, ``close`` in order.
+        calls: the names of the calls in order: ``append``, ``sync``, ``save``, ``log``, ``close``.
         failure: the error of the next syncs; None: they succeed.
         save_failure: the error of the next snapshots; None: they succeed.
     """
 
     def __init__(self) -> None:
-        self.happened: list[str] = []
+        self.calls: list[str] = []
         self.failure: Exception | None = None
         self.save_failure: Exception | None = None
 
     def log(self, timestamp_ms: int) -> Log:
-        self.happened.append("log")
+        self.calls.append("log")
         return _SpyLog(self)
 
     def save(self, snapshot: Snapshot) -> None:
         if self.save_failure is not None:
             raise self.save_failure
-        self.happened.append("save")
+        self.calls.append("save")
 
     def close(self) -> None:
-        self.happened.append("close")
+        self.calls.append("close")
 
     def recover(self) -> RecoveredLog:
         return RecoveredLog(None, iter(()), 0)
@@ -121,7 +121,7 @@ class _SpyLog:
         self._appended = 0
 
     def append(self, edit: object) -> int:
-        self._spy.happened.append("append")
+        self._spy.calls.append("append")
         self._appended += 1
         return self._appended
 
@@ -129,7 +129,7 @@ class _SpyLog:
         if self._spy.failure is not None:
             raise self._spy.failure
         if position:
-            self._spy.happened.append(f"sync {position}")
+            self._spy.calls.append(f"sync {position}")
 
     def close(self) -> None:
         """Do nothing: no file is open."""

@@ -306,10 +306,14 @@ def test_commit_and_start_with_a_service_of_tephra_only_commits() -> None:
 def test_commit_and_start_after_a_broken_connection_asks_again() -> None:
     tephras, started = unknown_but("commitOrThrow"), wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
 
-    def begins(call: RpcMessage) -> bytes:
-        return reply(call, started)
-
-    conducts: list[Callable[[RpcMessage], bytes | None]] = [begins, reply, tephras, hang_up, tephras, tephras]
+    conducts: list[Callable[[RpcMessage], bytes | None]] = [
+        lambda call: reply(call, started),
+        reply,
+        tephras,
+        hang_up,
+        tephras,
+        tephras,
+    ]
     with scripted(lambda call: conducts.pop()(call)) as (service, client):  # noqa: PLW0108
         assert client.commit_and_start(7) is None
         client.abort(Transaction(8, 8, 8))
@@ -346,10 +350,10 @@ def test_snapshot_of_nonsense_is_none_and_tells_nothing() -> None:
 
 
 def test_start_without_a_transaction_has_an_unknown_outcome() -> None:
-    def empty(call: RpcMessage) -> bytes:
-        return reply(call, wire.structure(0))
-
-    with scripted(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not a number"):
+    with (
+        scripted(lambda call: reply(call, wire.structure(0))) as (_, client),
+        pytest.raises(OutcomeUnknown, match="is not a number"),
+    ):
         client.start_short()
 
 
@@ -379,11 +383,13 @@ def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit
     limits: list[float] = []
     ask = TransactionClient._call_service
 
-    def noting(client: TransactionClient, address: str, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+    def record_limit(
+        client: TransactionClient, address: str, name: str, fields: tuple[bytes, ...], seconds: float
+    ) -> Fields:
         limits.append(seconds)
         return ask(client, address, name, fields, seconds)
 
-    monkeypatch.setattr(TransactionClient, "_call_service", noting)
+    monkeypatch.setattr(TransactionClient, "_call_service", record_limit)
     started = wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
     with (
         scripted(lambda call: reply(call, *[started] * call.name.startswith("start"))) as (service, _),
@@ -391,7 +397,7 @@ def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit
         TransactionClient([f"127.0.0.1:{free_port()}", silent, service.address], 3) as client,
     ):
         assert client.start_short().transaction_id == 9
-        # Each gets its share of what is left of the 3 s.
+        # Each service gets an equal share of the rest of the 3 s.
         assert limits[1] <= 1.5
         client.commit(9)
         assert service.calls == ["startShortClientId", "commitOrThrow"]

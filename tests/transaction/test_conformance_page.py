@@ -41,7 +41,7 @@ def test_the_page_has_the_limits() -> None:
 
 def test_quoted_messages_of_the_page_are_in_the_source() -> None:
     files = [path for room in ("transaction", "server/ha") for path in (ROOT / "tms_core" / room).rglob("*.py")]
-    # Texts are broken over lines and have values in them.
+    # The source breaks texts over lines, and inserts values.
     source = " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in files)
     source = re.sub(r"\{[^{}]*\}", "…", source)
     quoted = re.findall(

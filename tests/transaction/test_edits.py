@@ -17,7 +17,7 @@ from tms_core.transaction.model import TransactionType
 
 VECTORS = load("txlog/edits-v4.json")
 LONGS = st.integers(-(2**63), 2**63 - 1)
-#: What was appended, in order, when the vectors were made.
+#: The edits of the vectors, in order.
 EDITS = [
     Edit(BASE + 1, EditState.IN_PROGRESS, TIME_MS + 30_000, visibility_upper_bound=BASE, type=TransactionType.SHORT),
     Edit(BASE + 2, EditState.IN_PROGRESS, TIME_MS + 86_400_000, visibility_upper_bound=BASE, type=TransactionType.LONG),
@@ -46,7 +46,7 @@ def test_edit_is_read_and_written_with_the_bytes_of_tephra(vector: dict[str, str
     data = bytes.fromhex(vector["hex"])
     assert decode_edit(data) == edit
     assert encode_edit(edit) == data
-    # And the edit says what Tephra printed of it.
+    # The values are equal to those that Tephra printed.
     printed = dict(re.findall(r"(\w+)=(\[.*?\]|[^,}]*)", vector["text"]))
     assert printed["state"].replace("INPROGRESS", "IN_PROGRESS") == edit.state.name
     assert printed["writePointer"] == str(edit.write_pointer)

@@ -11,7 +11,7 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/formats/tephra.md").read_tex
 
 
 def examples() -> list[bytes]:
-    """The fenced examples: of each line, what stands before its explanation."""
+    """Return the bytes of the fenced examples, without the explanations."""
     blocks = re.findall(r"```hex\n(.*?)```", PAGE, flags=re.DOTALL)
     return [bytes.fromhex("".join(re.split(r" {3,}", line)[0] for line in block.splitlines())) for block in blocks]
 

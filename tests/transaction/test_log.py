@@ -119,7 +119,7 @@ def test_read_log_with_trailing_zeros_returns_whole_records(tmp_path: Path, zero
 
 @pytest.mark.parametrize(("behind", "sure"), [(1, False), (50, False), (0, True), (-1, True)])
 def test_zeros_that_may_start_in_the_last_record_are_rejected(tmp_path: Path, behind: int, sure: bool) -> None:
-    # So many bytes of the last record, all of them zeros, lie behind the end of a block of the disk.
+    # The last bytes of the record, all zeros, are after the end of a disk block.
     last = Edit(1, EditState.ABORTED, type=TransactionType.SHORT, checkpoints=())
     ended = bytes(8) + encode_edit(last)
     assert ended.endswith(bytes(50))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,12 +36,6 @@ SECOND = 1_000
 DAY = 86_400 * SECOND
 
 
-@pytest.fixture
-def manager(clock: ManualClock) -> Iterator[TransactionManager]:
-    with TransactionManager(MemoryStorage(), clock) as manager:
-        yield manager
-
-
 def read_pointer(manager: TransactionManager) -> int:
     return manager.visibility().read_pointer
 
@@ -54,7 +48,7 @@ def in_progress(manager: TransactionManager) -> list[int]:
     return [entry.write_pointer for entry in manager.visibility().in_progress]
 
 
-def committed(manager: TransactionManager, *changes: bytes) -> Transaction:
+def commit_one(manager: TransactionManager, *changes: bytes) -> Transaction:
     one = manager.start_short()
     manager.can_commit(one.transaction_id, changes)
     manager.commit(one.transaction_id)
@@ -89,9 +83,9 @@ def test_changes_conflict_with_every_commit_since_the_start(manager: Transaction
     for one, key in ((first, b"a"), (second, b"b")):
         manager.can_commit(one.transaction_id, [key])
         manager.commit(one.transaction_id)
-    # These start after the commit before them.
+    # Each of these transactions starts after the previous commit.
     for key in (b"k", b"k", b"other"):
-        committed(manager, key)
+        commit_one(manager, key)
     for one in (older, long):
         for key in (b"a", b"b", b"k"):
             with pytest.raises(Conflict):
@@ -109,7 +103,7 @@ def test_commit_that_conflicts_is_rejected_each_time(manager: TransactionManager
 
 def test_commit_during_long_transactions_keeps_no_changes(manager: TransactionManager) -> None:
     long = manager.start_long()
-    committed(manager, b"k")
+    commit_one(manager, b"k")
     assert state(manager).committed == {}
     manager.can_commit(long.transaction_id, [b"k"])
 
@@ -135,7 +129,7 @@ def test_can_commit_above_the_limit_of_changes_is_rejected(
 
 
 def test_call_for_an_ended_transaction_is_rejected_and_names_invalid(manager: TransactionManager) -> None:
-    done, hidden = committed(manager).transaction_id, manager.start_short().transaction_id
+    done, hidden = commit_one(manager).transaction_id, manager.start_short().transaction_id
     manager.invalidate(hidden)
     for one, end in ((done, ""), (hidden, r" \(it is known to be invalid\)")):
         text = rf"^canCommit\(\) is called for transaction {one} that is not in progress{end}$"
@@ -341,7 +335,7 @@ def test_commit_releases_the_noted_writes(manager: TransactionManager) -> None:
         for pointer in (one.transaction_id, one.write_pointer):
             manager.note_written(pointer, "default:orders")
         manager.commit(one.transaction_id)
-        # Late, it is not noted at all.
+        # A write after the commit is not noted.
         manager.note_written(one.transaction_id, "default:orders")
     assert not manager._writes._places
 
@@ -376,32 +370,32 @@ def test_reset_clears_transactions_and_keeps_ids_increasing(manager: Transaction
 def test_decisions_are_synced_before_their_responses(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
-    assert storage.happened == ["log", "log", "save"]
-    storage.happened.clear()
+    assert storage.calls == ["log", "log", "save"]
+    storage.calls.clear()
     one = manager.start_short()
-    assert storage.happened == ["append", "sync 1"]
+    assert storage.calls == ["append", "sync 1"]
     manager.can_commit(one.transaction_id, [b"k"])
-    assert storage.happened[2:] == ["append"]
+    assert storage.calls[2:] == ["append"]
     manager.can_commit(one.transaction_id, [b"k"])
-    assert storage.happened[3:] == ["append", "sync 3"]
+    assert storage.calls[3:] == ["append", "sync 3"]
     manager.visibility()
     manager.clients()
     for refused in (manager.commit, lambda pointer: manager.can_commit(pointer, [])):
         with pytest.raises(NotInProgress):
             refused(7)
-    assert storage.happened[5:] == ["sync 3"] * 4
+    assert storage.calls[5:] == ["sync 3"] * 4
     manager.commit(one.transaction_id)
-    assert storage.happened[9:] == ["append", "sync 4"]
+    assert storage.calls[9:] == ["append", "sync 4"]
 
 
 def test_snapshot_syncs_the_old_log_and_starts_a_new_one(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short()
-    storage.happened.clear()
+    storage.calls.clear()
     manager.take_snapshot()
     manager.start_short()
-    assert storage.happened == ["sync 1", "log", "save", "append", "sync 1"]
+    assert storage.calls == ["sync 1", "log", "save", "append", "sync 1"]
 
 
 def test_failed_log_write_stops_the_manager_until_a_snapshot(clock: ManualClock) -> None:
@@ -414,9 +408,9 @@ def test_failed_log_write_stops_the_manager_until_a_snapshot(clock: ManualClock)
     storage.failure, storage.save_failure = None, StoreError("the disk is full.")
     assert_unusable(manager, StoreError, "disk is full")
     storage.save_failure = None
-    storage.happened.clear()
+    storage.calls.clear()
     manager.start_short()
-    assert storage.happened == ["save", "log", "append", "sync 1"]
+    assert storage.calls == ["save", "log", "append", "sync 1"]
     assert manager.is_running
 
 
@@ -456,13 +450,13 @@ def test_ledger_of_invalid_transactions_is_bounded_and_complete(
 
 
 def test_manager_with_a_damaged_log_does_not_start_again(clock: ManualClock) -> None:
-    class Damaged(SpyStorage):
+    class DamagedStorage(SpyStorage):
         def recover(self) -> RecoveredLog:
             if self.failure is not None:
                 raise FormatError("transaction log txlog.1: an edit of version 0")
             return super().recover()
 
-    storage = Damaged()
+    storage = DamagedStorage()
     manager = TransactionManager(storage, clock)
     storage.failure = LogFailed("the disk is full.")
     with pytest.raises(LogFailed):
@@ -492,7 +486,7 @@ def test_call_of_a_closed_manager_is_rejected(clock: ManualClock) -> None:
     manager = TransactionManager(storage, clock)
     manager.close()
     assert_unusable(manager, ManagerStopped, "has stopped")
-    assert storage.happened[-1] == "close"
+    assert storage.calls[-1] == "close"
 
 
 def assert_unusable(manager: TransactionManager, error: type[Exception], reason: str) -> None:
@@ -509,10 +503,10 @@ def test_close_after_a_failed_log_leaves_the_disk_as_it_is(clock: ManualClock) -
     storage.failure = LogFailed("the disk is full.")
     with pytest.raises(LogFailed):
         manager.start_short()
-    storage.happened.clear()
+    storage.calls.clear()
     for _ in range(2):
         manager.close()
-    assert "save" not in storage.happened
+    assert "save" not in storage.calls
 
 
 def test_snapshot_that_cannot_be_written_leaves_the_manager_running(clock: ManualClock) -> None:
@@ -526,13 +520,13 @@ def test_snapshot_that_cannot_be_written_leaves_the_manager_running(clock: Manua
 
 
 def test_reset_with_a_failed_write_stops_the_manager_until_a_call(clock: ManualClock) -> None:
-    class FailsSecond(SpyStorage):
+    class FailingStorage(SpyStorage):
         def save(self, snapshot: object) -> None:
-            self.happened.append("save")
-            if self.happened.count("save") == 3:
+            self.calls.append("save")
+            if self.calls.count("save") == 3:
                 raise StoreError("the disk is full.")
 
-    manager = TransactionManager(FailsSecond(), clock)
+    manager = TransactionManager(FailingStorage(), clock)
     with pytest.raises(StoreError):
         manager.reset()
     assert not manager.is_running

@@ -15,11 +15,9 @@ import pytest
 from tests.support import PATIENCE_SECONDS, in_event_loop, wait_until
 from tests.transaction.managers import served
 from tests.transaction.raw_client import call_service, connect, encode_call, is_closed, read_response
-from tms_core.clock import ManualClock
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc import quick_calls
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import answer
@@ -27,18 +25,16 @@ from tms_core.transaction.rpc.connection import LENGTH
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 from tms_core.transaction.rpc.service import Level, TransactionService
 
-
-@pytest.fixture
-def manager(clock: ManualClock) -> Iterator[TransactionManager]:
-    with TransactionManager(MemoryStorage(), clock) as manager:
-        yield manager
-
-
 START = encode_call("startShort")
 
 
-class Doers:
-    """Remembers which thread has done each call, and says how long each takes."""
+class CallRecorder:
+    """The threads that execute calls, and the simulated duration of each call.
+
+    Attributes:
+        threads: the name of the thread of each call.
+        seconds: the duration of the next calls.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[str] = []
@@ -51,18 +47,18 @@ class Doers:
         self._now += self.seconds
         return answer(manager, frame)
 
-    def last(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
+    def call(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
         call_service(connection, encode_call(name, *fields))
         return self.threads[-1]
 
-    def until_loop(self, connection: socket.socket) -> None:
-        while self.last(connection) != LOOP:
+    def call_until_loop(self, connection: socket.socket) -> None:
+        while self.call(connection) != LOOP:
             pass
 
 
 @contextmanager
-def one_turn(service: TransactionService) -> Iterator[None]:
-    """What comes in the block comes to the service in one turn of its loop."""
+def hold_loop(service: TransactionService) -> Iterator[None]:
+    """Block the event loop, which receives everything that is sent in the block in one iteration."""
     held, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -80,113 +76,122 @@ LOOP, WORKER = "transaction-service", "transactions"
 
 
 @pytest.fixture
-def doers(monkeypatch: pytest.MonkeyPatch) -> Doers:
-    return Doers(monkeypatch)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> CallRecorder:
+    return CallRecorder(monkeypatch)
 
 
 def test_call_that_is_slow_or_no_start_is_done_by_a_worker(
-    monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService, manager: TransactionManager
+    monkeypatch: pytest.MonkeyPatch, recorder: CallRecorder, service: TransactionService, manager: TransactionManager
 ) -> None:
     with connect(service) as connection:
-        doers.until_loop(connection)
-        assert doers.last(connection, "startShortClientId", wire.string(1, "x" * quick_calls.MAX_BYTES)) == WORKER
-        assert doers.last(connection, "getSnapshot") == WORKER
-        assert doers.last(connection) == LOOP
+        recorder.call_until_loop(connection)
+        assert recorder.call(connection, "startShortClientId", wire.string(1, "x" * quick_calls.MAX_BYTES)) == WORKER
+        assert recorder.call(connection, "getSnapshot") == WORKER
+        assert recorder.call(connection) == LOOP
         monkeypatch.setattr(quick_calls, "MAX_IDS", 0)
         manager.invalidate(manager.start_short().transaction_id)
-        assert doers.last(connection) == WORKER
+        assert recorder.call(connection) == WORKER
 
 
-def test_slow_sync_blocks_the_event_loop_only_once(doers: Doers, service: TransactionService) -> None:
+def test_slow_sync_blocks_the_event_loop_only_once(recorder: CallRecorder, service: TransactionService) -> None:
     with connect(service) as connection:
-        doers.until_loop(connection)
-        doers.seconds = quick_calls.MAX_SECONDS
-        assert [doers.last(connection) for _ in range(3)] == [LOOP, WORKER, WORKER]
-        doers.seconds = 0
-        assert [doers.last(connection) for _ in range(2)] == [WORKER, LOOP]
+        recorder.call_until_loop(connection)
+        recorder.seconds = quick_calls.MAX_SECONDS
+        assert [recorder.call(connection) for _ in range(3)] == [LOOP, WORKER, WORKER]
+        recorder.seconds = 0
+        assert [recorder.call(connection) for _ in range(2)] == [WORKER, LOOP]
 
 
 def test_loop_waits_for_a_slow_disk_once_among_quick_calls(
-    monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService
+    monkeypatch: pytest.MonkeyPatch, recorder: CallRecorder, service: TransactionService
 ) -> None:
     done: list[tuple[str, str]] = []
 
-    def slow_but(_: TransactionManager, frame: bytes, __: str = "") -> bytes:
+    def answer_slowly(_: TransactionManager, frame: bytes, __: str = "") -> bytes:
         name = wire.read_message(frame).name
         done.append((name, threading.current_thread().name.partition("_")[0]))
-        doers._now += 0 if name == "canCommitTx" else doers.seconds
+        recorder._now += 0 if name == "canCommitTx" else recorder.seconds
         return wire.message(MessageKind.REPLY, name, 1)
 
     with connect(service) as connection:
-        doers.until_loop(connection)
-        monkeypatch.setattr(module, "answer", slow_but)
-        doers.seconds = quick_calls.MAX_SECONDS
+        recorder.call_until_loop(connection)
+        monkeypatch.setattr(module, "answer", answer_slowly)
+        recorder.seconds = quick_calls.MAX_SECONDS
         for name in ["startShort", "canCommitTx", "commitTx"] * 3:
-            doers.last(connection, name)
+            recorder.call(connection, name)
     assert [name for name, who in done if who == LOOP and name != "canCommitTx"] == ["startShort"]
 
 
 @pytest.mark.parametrize("other", ["startShort", "getSnapshot"])
-def test_concurrent_calls_run_in_workers(doers: Doers, service: TransactionService, other: str) -> None:
+def test_concurrent_calls_run_in_workers(recorder: CallRecorder, service: TransactionService, other: str) -> None:
     with connect(service) as first, connect(service) as second:
-        while LOOP not in (doers.last(first), doers.last(second)):
+        while LOOP not in (recorder.call(first), recorder.call(second)):
             pass
-        with one_turn(service):
+        with hold_loop(service):
             first.sendall(START)
             second.sendall(encode_call(other))
         for connection in (first, second):
             read_response(connection)
-    assert doers.threads[-2:] == [WORKER, WORKER]
+    assert recorder.threads[-2:] == [WORKER, WORKER]
 
 
-def test_first_call_of_a_new_connection_is_read_from_the_stream(doers: Doers, service: TransactionService) -> None:
+def test_first_call_of_a_new_connection_is_read_from_the_stream(
+    recorder: CallRecorder, service: TransactionService
+) -> None:
     with connect(service) as old, connect(service) as new:
-        doers.until_loop(old)
+        recorder.call_until_loop(old)
         assert len(service._new) == 1
-        assert [doers.last(new) for _ in range(2)] == [WORKER, LOOP]
+        assert [recorder.call(new) for _ in range(2)] == [WORKER, LOOP]
         assert not service._new
 
 
-def test_quick_call_before_the_token_is_not_done(doers: Doers, manager: TransactionManager) -> None:
+def test_quick_call_before_the_token_is_not_done(recorder: CallRecorder, manager: TransactionManager) -> None:
     with (
         served(manager, tokens={Level.CLIENT: lambda: b"secret"}) as service,
-        connect(service) as friend,
-        connect(service) as foe,
+        connect(service) as authenticated,
+        connect(service) as other,
     ):
-        call_service(friend, encode_call("authenticate", wire.string(1, "secret")))
-        doers.until_loop(friend)
-        done = len(doers.threads)
-        call_service(foe, START)
-        assert is_closed(foe)
-        assert len(doers.threads) == done
+        call_service(authenticated, encode_call("authenticate", wire.string(1, "secret")))
+        recorder.call_until_loop(authenticated)
+        done = len(recorder.threads)
+        call_service(other, START)
+        assert is_closed(other)
+        assert len(recorder.threads) == done
 
 
-def test_malformed_quick_call_closes_its_connection(doers: Doers, service: TransactionService) -> None:
+def test_malformed_quick_call_closes_its_connection(recorder: CallRecorder, service: TransactionService) -> None:
     with connect(service) as connection:
-        doers.until_loop(connection)
+        recorder.call_until_loop(connection)
         broken = START[LENGTH.size : -1]
         connection.sendall(LENGTH.pack(len(broken)) + broken)
         assert is_closed(connection)
         wait_until(lambda: not service._connections)
     with connect(service) as connection:
-        assert doers.last(connection) == WORKER
+        assert recorder.call(connection) == WORKER
 
 
 def test_connection_with_an_immediate_response_is_not_the_most_silent(
-    doers: Doers, service: TransactionService
+    recorder: CallRecorder, service: TransactionService
 ) -> None:
     with connect(service) as first, connect(service) as second:
-        doers.until_loop(second)
-        doers.last(first)
+        recorder.call_until_loop(second)
+        recorder.call(first)
         latest: list[object] = []
         for connection in (second, first, second):
-            assert doers.last(connection) == LOOP
+            assert recorder.call(connection) == LOOP
             latest.append(list(service._awaiting)[-1])
     assert latest[0] is latest[2] is not latest[1]
 
 
-class Alone:
-    """A connection without a socket, on which calls have come one by one; each is answered with its bytes."""
+class QuickConnectionKit:
+    """A quick connection with a simulated transport; the response to a call repeats its bytes.
+
+    Attributes:
+        done: the calls that the event loop has executed.
+        sent: the responses.
+        unread: the number of unsent bytes of the transport.
+        failure: the error of the next calls; None: they succeed.
+    """
 
     def __init__(self, manager: TransactionManager) -> None:
         self.done: list[bytes] = []
@@ -215,7 +220,7 @@ class Alone:
         return frame
 
     async def read(self) -> bytes:
-        """All that is in the stream behind the first call, until nothing more comes in this turn."""
+        """Return the bytes after the first call in the stream, at the end of this iteration."""
         await asyncio.sleep(0)
         self.connection.eof_received()
         return (await self.reader.read()).removeprefix(b"first")
@@ -239,69 +244,69 @@ class Alone:
 
 @in_event_loop
 async def test_call_after_an_unread_response_is_read_from_the_stream(manager: TransactionManager) -> None:
-    alone = Alone(manager)
-    alone.unread = 1
-    alone.connection.data_received(START)
-    assert await alone.read() == START
-    assert not alone.done
+    kit = QuickConnectionKit(manager)
+    kit.unread = 1
+    kit.connection.data_received(START)
+    assert await kit.read() == START
+    assert not kit.done
 
 
 @in_event_loop
 async def test_bytes_after_a_held_call_are_read_with_it_from_the_stream(manager: TransactionManager) -> None:
-    alone = Alone(manager)
+    kit = QuickConnectionKit(manager)
     second = encode_call("startShort", number=2)
     for data in (START, second):
-        alone.connection.data_received(data)
-    assert await alone.read() == START + second
-    assert (alone.done, alone.quick.under_way) == ([], 0)
+        kit.connection.data_received(data)
+    assert await kit.read() == START + second
+    assert (kit.done, kit.quick.under_way) == ([], 0)
 
 
 @in_event_loop
 async def test_bytes_after_a_call_that_began_go_to_the_stream(manager: TransactionManager) -> None:
-    alone = Alone(manager)
+    kit = QuickConnectionKit(manager)
     for data in (b"whole", START):
-        alone.connection.data_received(data)
+        kit.connection.data_received(data)
     await asyncio.sleep(0)
-    alone.connection.note_response(len(b"whole"))
-    alone.connection.data_received(START)
-    assert await alone.read() == b"whole" + 2 * START
-    assert not alone.done
+    kit.connection.note_response(len(b"whole"))
+    kit.connection.data_received(START)
+    assert await kit.read() == b"whole" + 2 * START
+    assert not kit.done
 
 
 @in_event_loop
 async def test_held_call_is_read_before_the_end_of_the_stream(manager: TransactionManager) -> None:
-    alone = Alone(manager)
-    alone.connection.data_received(START)
-    alone.connection.eof_received()
-    assert await alone.reader.read() == b"first" + START
+    kit = QuickConnectionKit(manager)
+    kit.connection.data_received(START)
+    kit.connection.eof_received()
+    assert await kit.reader.read() == b"first" + START
     await asyncio.sleep(0)
-    assert not alone.done
+    assert not kit.done
 
 
 @in_event_loop
 async def test_lost_connection_discards_its_held_call(manager: TransactionManager) -> None:
-    alone = Alone(manager)
-    alone.connection.data_received(START)
-    alone.connection.connection_lost(None)
-    assert alone.quick.under_way == 0
+    kit = QuickConnectionKit(manager)
+    kit.connection.data_received(START)
+    kit.connection.connection_lost(None)
+    assert kit.quick.under_way == 0
     await asyncio.sleep(0)
-    assert not alone.done
+    assert not kit.done
 
 
 @in_event_loop
 async def test_calls_of_one_turn_are_read_from_the_stream_in_order(manager: TransactionManager) -> None:
-    alone = Alone(manager)
-    alone.connection.data_received(START)
-    alone.connection.data_received(encode_call("startShort", number=2))
-    assert await alone.read() == START + encode_call("startShort", number=2)
-    assert (alone.done, alone.quick.under_way) == ([], 0)
+    kit = QuickConnectionKit(manager)
+    kit.connection.data_received(START)
+    kit.connection.data_received(encode_call("startShort", number=2))
+    assert await kit.read() == START + encode_call("startShort", number=2)
+    assert (kit.done, kit.quick.under_way) == ([], 0)
 
 
 @in_event_loop
 async def test_call_that_fails_closes_its_connection_and_is_not_repeated(manager: TransactionManager) -> None:
-    alone = Alone(manager)
-    alone.failure = MemoryError()
-    alone.connection.data_received(START)
-    assert await alone.read() == b""
-    assert alone.aborted
-    assert (len(alone.done), alone.quick.under_way) == (1, 0)
+    kit = QuickConnectionKit(manager)
+    kit.failure = MemoryError()
+    kit.connection.data_received(START)
+    assert await kit.read() == b""
+    assert kit.aborted
+    assert (len(kit.done), kit.quick.under_way) == (1, 0)

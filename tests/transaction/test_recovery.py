@@ -69,7 +69,7 @@ def test_recovery_of_tephras_directory_is_tephras_state(tmp_path: Path, name: st
     shutil.copytree(TEPHRA / name, directory)
     expected = json.loads((directory / "expected-state.json").read_text(encoding="utf-8"))
     assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
-    # What was recovered went into a snapshot, and that into the next manager.
+    # The recovered state is in the snapshot from which the next manager recovers.
     assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
 
 
@@ -215,7 +215,7 @@ def test_recovery_of_our_log_cut_at_every_byte_has_whole_records(tmp_path: Path)
 
 @pytest.mark.no_cover
 def test_recovery_of_an_hdfs_log_cut_at_every_byte_has_whole_batches(tmp_path: Path) -> None:
-    # What else the vectors have leads to an end of its own: an edit that no manager writes.
+    # Without the other edits of the vectors, some of which no manager writes.
     numbers = [number for number, edit in enumerate(EDITS) if edit.state is not EditState.MOVE_WATERMARK]
     pieces, counts = [header(VERSION_3)], [0]
     for start in range(0, len(numbers), 3):
@@ -242,7 +242,7 @@ def cut_at_every_byte(
     expected: Callable[[int], Snapshot],
     directory: Path,
 ) -> None:
-    """Recover from each beginning of a log; ``ends`` are the places at which one more piece of it counts."""
+    """Recover from each prefix of a log; ``ends`` are the offsets at which one more record is complete."""
     states = [expected(number) for number in range(len(ends))]
     found_in(base, directory)
     for size in range(len(data) + 1):

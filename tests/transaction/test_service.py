@@ -502,8 +502,8 @@ def test_service_expires_transactions_and_takes_snapshots(clock: ManualClock) ->
     with served(manager, cleanup_seconds=0.01, snapshot_seconds=0.01):
         clock.advance(2_000)
         wait_until(lambda: manager.invalid_size() == 1)
-        before = storage.happened.count("save")
-        wait_until(lambda: storage.happened.count("save") > before)
+        before = storage.calls.count("save")
+        wait_until(lambda: storage.calls.count("save") > before)
 
 
 def test_default_intervals_are_1_s_for_cleanup_and_60_s_for_snapshots(
@@ -528,8 +528,8 @@ def test_failed_snapshot_is_logged_and_retried(clock: ManualClock, caplog: pytes
     with caplog.at_level(logging.ERROR), served(manager, cleanup_seconds=60, snapshot_seconds=0.01):
         wait_until(lambda: "the disk is full" in caplog.text)
         storage.save_failure = None
-        before = storage.happened.count("save")
-        wait_until(lambda: storage.happened.count("save") > before)
+        before = storage.calls.count("save")
+        wait_until(lambda: storage.calls.count("save") > before)
 
 
 def test_error_of_the_log_shows_its_path_in_the_log_only(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:

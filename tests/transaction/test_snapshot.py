@@ -25,7 +25,7 @@ HEAD = varint(4) + varint(5) + varint(6) + varint(7)
 
 
 class Dribble:
-    """A stream that gives ``sizes`` bytes at a time, over and over, and remembers what was asked of it."""
+    """A stream that returns ``sizes`` bytes at a time, in turn, and records the requested sizes."""
 
     def __init__(self, data: bytes, sizes: list[int]) -> None:
         self._stream = io.BytesIO(data)

@@ -32,10 +32,10 @@ from tms_core.transaction.manager.storage import DirectoryBusy, DirectoryFailed,
 from tms_core.transaction.model import InProgressType
 from tms_core.transaction.source.source import DirectorySource
 
-fails = raising(OSError(errno.ENOSPC, "No space left on device"))
+fail = raising(OSError(errno.ENOSPC, "No space left on device"))
 
 
-def opened(directory: Path, **options: int) -> TransactionManager:
+def open_manager(directory: Path, **options: int) -> TransactionManager:
     return TransactionManager(DirectoryStorage(directory, **options), ManualClock(NOW_MS))
 
 
@@ -44,7 +44,7 @@ def numbers(directory: Path, kind: str) -> list[int]:
 
 
 def test_snapshots_of_a_running_manager_are_readable_as_a_source(tmp_path: Path) -> None:
-    with opened(tmp_path) as manager:
+    with open_manager(tmp_path) as manager:
         manager.invalidate(manager.start_short().transaction_id)
         manager.take_snapshot()
         loaded = DirectorySource(tmp_path).latest()
@@ -52,7 +52,7 @@ def test_snapshots_of_a_running_manager_are_readable_as_a_source(tmp_path: Path)
 
 
 def test_log_after_a_snapshot_has_the_number_of_the_snapshot(tmp_path: Path) -> None:
-    with opened(tmp_path) as manager:
+    with open_manager(tmp_path) as manager:
         manager.start_short()
         manager.take_snapshot()
         manager.start_short()
@@ -60,7 +60,7 @@ def test_log_after_a_snapshot_has_the_number_of_the_snapshot(tmp_path: Path) -> 
 
 
 def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) -> None:
-    with opened(tmp_path, retain=3) as manager:
+    with open_manager(tmp_path, retain=3) as manager:
         for _ in range(5):
             manager.start_short()
             manager.take_snapshot()
@@ -77,7 +77,7 @@ def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) 
 )
 def test_commit_to_a_log_that_was_deleted_fails(tmp_path: Path, loss: str, hint: str) -> None:
     directory = tmp_path / "tx"
-    with opened(directory) as manager:
+    with open_manager(directory) as manager:
         transaction = manager.start_short()
         [log] = directory.glob("txlog.*")
         if loss == "only the file":
@@ -94,11 +94,11 @@ def test_commit_to_a_log_that_was_deleted_fails(tmp_path: Path, loss: str, hint:
 
 def test_manager_whose_directory_was_replaced_writes_nothing_to_it(tmp_path: Path) -> None:
     directory = tmp_path / "tx"
-    with opened(directory) as previous:
+    with open_manager(directory) as previous:
         previous.start_short()
         previous.take_snapshot()
         directory.rename(tmp_path / "elsewhere")
-        with opened(directory) as manager:
+        with open_manager(directory) as manager:
             manager.start_short()
             before = sorted(directory.iterdir())
             for write in (previous.start_short, previous.take_snapshot):
@@ -109,7 +109,7 @@ def test_manager_whose_directory_was_replaced_writes_nothing_to_it(tmp_path: Pat
 
 def test_manager_whose_directory_was_away_continues_with_its_state(tmp_path: Path) -> None:
     directory, elsewhere = tmp_path / "tx", tmp_path / "elsewhere"
-    with opened(directory) as manager:
+    with open_manager(directory) as manager:
         invalid = manager.start_short().transaction_id
         manager.invalidate(invalid)
         # The directory is an empty mount point for a while.
@@ -125,7 +125,7 @@ def test_manager_whose_directory_was_away_continues_with_its_state(tmp_path: Pat
 
 def test_unfinished_snapshot_is_deleted_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".in-progress.7").write_bytes(b"half")
-    with opened(tmp_path):
+    with open_manager(tmp_path):
         assert not (tmp_path / ".in-progress.7").exists()
 
 
@@ -133,7 +133,7 @@ def test_recovery_keeps_files_with_other_names(tmp_path: Path) -> None:
     strange = ["snapshot.123.bak", "snapshot.9223372036854775807", "snapshot.", "txlog.x", "txlog.", "notes"]
     for name in strange:
         (tmp_path / name).write_bytes(b"strange")
-    with opened(tmp_path) as manager:
+    with open_manager(tmp_path) as manager:
         manager.start_short()
     assert set(strange) <= {path.name for path in tmp_path.iterdir()}
     assert len(recovered(tmp_path).visibility.in_progress) == 1
@@ -143,7 +143,7 @@ def test_recovery_keeps_files_with_other_names(tmp_path: Path) -> None:
 def test_unusable_newest_snapshot_is_recovered_from_the_logs(
     tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with opened(tmp_path) as manager:
+    with open_manager(tmp_path) as manager:
         manager.checkpoint(manager.start_short())
         manager.take_snapshot()
         manager.start_long()
@@ -158,9 +158,9 @@ def test_unusable_newest_snapshot_is_recovered_from_the_logs(
 def test_recovery_without_a_usable_snapshot_is_rejected(tmp_path: Path) -> None:
     for number in (7, 8):
         (tmp_path / f"snapshot.{number}").write_bytes(b"no")
-    for _ in range(2):  # the directory is free again afterwards
+    for _ in range(2):  # a failed start releases the lock
         with pytest.raises(DirectoryFailed, match="2 transaction snapshots"):
-            opened(tmp_path)
+            open_manager(tmp_path)
 
 
 def test_log_damaged_in_its_middle_stops_the_start(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_log_damaged_in_its_middle_stops_the_start(tmp_path: Path) -> None:
     data[8] = 0x55
     (tmp_path / "txlog.7").write_bytes(data)
     with pytest.raises(FormatError, match=r"txlog\.7: .* 85"):
-        opened(tmp_path)
+        open_manager(tmp_path)
 
 
 def test_file_in_place_of_the_directory_is_rejected(tmp_path: Path) -> None:
@@ -181,18 +181,18 @@ def test_file_in_place_of_the_directory_is_rejected(tmp_path: Path) -> None:
 def test_unreadable_snapshot_fails_the_start(tmp_path: Path) -> None:
     (tmp_path / "snapshot.7").symlink_to("/proc/self/mem")  # its first page is never mapped
     with pytest.raises(DirectoryFailed):
-        opened(tmp_path)
+        open_manager(tmp_path)
 
 
 def test_snapshot_that_cannot_be_written_leaves_the_manager_working(tmp_path: Path) -> None:
-    with opened(tmp_path) as manager:
+    with open_manager(tmp_path) as manager:
         (tmp_path / f".in-progress.{NOW_MS + 2}").mkdir()
         with pytest.raises(DirectoryFailed, match="Is a directory"):
             manager.take_snapshot()
         manager.start_short()
         left = state(manager)
         (tmp_path / f".in-progress.{NOW_MS + 2}").rmdir()
-        # The directory that the next snapshot wants to tidy away is none of its own.
+        # The next snapshot does not delete this directory, because the storage did not create it.
         (tmp_path / ".in-progress.1").mkdir()
         manager.take_snapshot()
     assert recovered(tmp_path) == left
@@ -201,30 +201,30 @@ def test_snapshot_that_cannot_be_written_leaves_the_manager_working(tmp_path: Pa
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the names of synced and renamed files in order."""
-    happened: list[str] = []
+    names: list[str] = []
 
-    def watched(call: Callable[[int], None]) -> Callable[[int], None]:
+    def record(call: Callable[[int], None]) -> Callable[[int], None]:
         def sync(file: int) -> None:
-            happened.append(Path(f"/proc/self/fd/{file}").readlink().name)
+            names.append(Path(f"/proc/self/fd/{file}").readlink().name)
             call(file)
 
         return sync
 
     for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+        monkeypatch.setattr(os, name, record(getattr(os, name)))
     rename = Path.rename
 
-    def renamed(path: Path, target: Path) -> Path:
-        happened.append(f"rename {path.name}")
+    def record_rename(path: Path, target: Path) -> Path:
+        names.append(f"rename {path.name}")
         return rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", renamed)
-    return happened
+    monkeypatch.setattr(Path, "rename", record_rename)
+    return names
 
 
 def test_new_directory_has_a_synced_snapshot_before_its_name(tmp_path: Path, syncs: list[str]) -> None:
     directory = tmp_path / "a" / "tx"
-    with opened(directory):
+    with open_manager(directory):
         assert (numbers(directory, "snapshot"), numbers(directory, "txlog")) == ([NOW_MS + 1], [])
         unfinished = f".in-progress.{NOW_MS + 1}"
         assert syncs == [unfinished, f"rename {unfinished}", "tx"]
@@ -232,7 +232,7 @@ def test_new_directory_has_a_synced_snapshot_before_its_name(tmp_path: Path, syn
 
 def test_edit_is_synced_before_its_response(tmp_path: Path, syncs: list[str]) -> None:
     directory = tmp_path / "tx"
-    with opened(directory) as manager:
+    with open_manager(directory) as manager:
         syncs.clear()
         manager.start_short()
         assert syncs == ["tx", f"txlog.{NOW_MS + 1}"]
@@ -256,10 +256,7 @@ def test_waiting_syncs_on_a_slow_disk_share_one_write(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "fdatasync", slow)
     size = 78
 
-    def one() -> None:
-        log.sync(log.append(Edit(1, EditState.INVALID)))
-
-    first = threading.Thread(target=one)
+    first = threading.Thread(target=lambda: log.sync(log.append(Edit(1, EditState.INVALID))))
     first.start()
     assert in_sync.wait(60)
     positions = [log.append(Edit(number, EditState.INVALID)) for number in range(2, 7)]
@@ -278,26 +275,26 @@ def test_waiter_of_a_safe_edit_does_not_wait_for_the_next_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogFile(tmp_path / "txlog.1")
-    begun, gates = threading.Semaphore(0), [threading.Event(), threading.Event()]
+    started, gates = threading.Semaphore(0), [threading.Event(), threading.Event()]
     waiting = iter(gates)
 
     def slow(_: int) -> None:
-        begun.release()
+        started.release()
         assert next(waiting).wait(60)
 
     monkeypatch.setattr(os, "fdatasync", slow)
     positions = [log.append(Edit(number, EditState.INVALID)) for number in (1, 2)]
     writing, safe = (threading.Thread(target=log.sync, args=[position]) for position in positions)
     writing.start()
-    assert begun.acquire(timeout=60)
-    # Its edit comes too late for this write, and it waits before the one whose edit does not.
+    assert started.acquire(timeout=60)
+    # Its edit misses this write. It waits before the thread whose edit is in the write.
     late = threading.Thread(target=log.sync, args=[log.append(Edit(3, EditState.INVALID))])
     for count, thread in enumerate((late, safe), start=1):
         thread.start()
         while len(log._waiting) < count:
             time.sleep(0.001)
     gates[0].set()
-    assert begun.acquire(timeout=60)
+    assert started.acquire(timeout=60)
     safe.join(60)
     assert not safe.is_alive()
     assert late.is_alive()
@@ -311,7 +308,7 @@ def test_log_that_cannot_be_written_fails_all_waiters(tmp_path: Path, monkeypatc
     log = LogFile(tmp_path / "txlog.1")
     log.sync(log.append(Edit(1, EditState.INVALID)))
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fdatasync", fails)
+        patched.setattr(os, "fdatasync", fail)
         with pytest.raises(LogFailed, match=r"txlog\.1 .*No space left"):
             log.sync(log.append(Edit(2, EditState.INVALID)))
     size = (tmp_path / "txlog.1").stat().st_size
@@ -348,11 +345,11 @@ def test_short_writes_are_continued_to_the_end(tmp_path: Path, monkeypatch: pyte
 
 
 def test_stop_with_a_full_disk_keeps_acknowledged_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = opened(tmp_path)
+    manager = open_manager(tmp_path)
     manager.start_short()
     left = state(manager)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", fails)
+        patched.setattr(os, "write", fail)
         with pytest.raises(LogFailed):
             manager.start_short()
     manager.close()
@@ -369,27 +366,27 @@ def torn(file: int, data: bytes) -> int:
 
 @pytest.mark.parametrize(
     ("name", "failure", "first", "is_there"),
-    [("write", torn, False, False), ("fdatasync", fails, False, True), ("open", fails, True, False)],
+    [("write", torn, False, False), ("fdatasync", fail, False, True), ("open", fail, True, False)],
 )
 def test_failed_log_continues_from_the_stored_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, failure: Any, first: bool, is_there: bool
 ) -> None:
-    manager = opened(tmp_path / "tx")
+    manager = open_manager(tmp_path / "tx")
     kept, other = manager.start_short(), manager.start_short(client="me")
     manager.invalidate(manager.start_short().transaction_id)
-    if first:  # the next record begins a file
+    if first:  # the next record is the first of a file
         manager.take_snapshot()
     left = state(manager)
     with monkeypatch.context() as patched:
         patched.setattr(os, name, failure)
         with pytest.raises(LogFailed):
             manager.commit(kept.transaction_id)
-        patched.setattr(Path, "open", fails)
+        patched.setattr(Path, "open", fail)
         for _ in range(3):
             with pytest.raises(DirectoryFailed):
                 manager.commit(kept.transaction_id)
     assert not manager.is_running
-    if is_there:  # the record was whole; nobody was told that it was not
+    if is_there:  # the record is complete, although the call failed
         with pytest.raises(NotInProgress):
             manager.commit(kept.transaction_id)
     else:
@@ -407,7 +404,7 @@ def test_failed_log_continues_from_the_stored_records(
 
 
 def test_recovery_after_many_threads_and_snapshots_is_complete(tmp_path: Path) -> None:
-    manager = opened(tmp_path / "tx", retain=2)
+    manager = open_manager(tmp_path / "tx", retain=2)
 
     def work(seed: int) -> None:
         chance = random.Random(seed)
@@ -469,7 +466,7 @@ def test_recovery_after_a_kill_has_all_that_was_acknowledged(tmp_path: Path) -> 
 
 
 def test_directory_of_a_running_manager_is_busy(tmp_path: Path) -> None:
-    with opened(tmp_path):
+    with open_manager(tmp_path):
         with pytest.raises(DirectoryBusy, match=str(tmp_path)):
             DirectoryStorage(tmp_path)
         assert issubclass(DirectoryBusy, StoreBusy)
@@ -479,7 +476,7 @@ def test_directory_of_a_running_manager_is_busy(tmp_path: Path) -> None:
 
 
 def test_snapshots_and_logs_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    with opened(tmp_path) as manager:
+    with open_manager(tmp_path) as manager:
         manager.start_short()
         manager.take_snapshot()
         manager.start_short()

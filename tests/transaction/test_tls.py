@@ -21,13 +21,11 @@ from tests.support import PATIENCE_SECONDS, wait_until
 from tests.transaction.managers import served
 from tests.transaction.raw_client import connect, is_closed, make_thrift_client
 from tms_core.cli.main import execute
-from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
 from tms_core.security.tls import ClientTls, ServerCertificate
 from tms_core.server.serving import serving
 from tms_core.settings.models import TlsSettings, TransactionSettings
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.client import TransactionClient, source_of
 from tms_core.transaction.rpc.connection import ServiceUnavailable, TlsRequired
@@ -36,23 +34,16 @@ from tms_core.transaction.rpc.service import TransactionService
 
 @pytest.fixture
 def tls(tmp_path: Path) -> TlsSettings:
-    """A certificate for ``localhost``, which is its own authority."""
     return make_certificate(tmp_path / "certificate.pem", tmp_path / "key.pem")
 
 
-@pytest.fixture
-def manager(clock: ManualClock) -> Iterator[TransactionManager]:
-    with TransactionManager(MemoryStorage(), clock) as manager:
-        yield manager
-
-
-def of(tls: TlsSettings) -> ServerCertificate:
+def certificate_of(tls: TlsSettings) -> ServerCertificate:
     return ServerCertificate("transactions.tls.", tls.certificate, tls.key)
 
 
 @pytest.fixture
 def service(manager: TransactionManager, tls: TlsSettings) -> Iterator[TransactionService]:
-    with served(manager, certificate=of(tls)) as service:
+    with served(manager, certificate=certificate_of(tls)) as service:
         yield service
 
 
@@ -167,7 +158,7 @@ def test_renewed_certificate_is_shown_and_open_connections_continue(
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0.01)
     new = make_certificate(tls.key.with_name("new.pem"), tls.key.with_name("new.key"))
-    with served(manager, certificate=of(tls)) as service:
+    with served(manager, certificate=certificate_of(tls)) as service:
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
             client.start_short()
             previous = served_certificate(service.port)
@@ -195,14 +186,14 @@ def test_key_that_is_missing_or_open_to_others_is_rejected(
     else:
         tls.key.chmod(mode)
     with pytest.raises(ConfigurationError, match=message):
-        TransactionService(manager, "127.0.0.1:0", certificate=of(tls)).start()
+        TransactionService(manager, "127.0.0.1:0", certificate=certificate_of(tls)).start()
 
 
 def test_key_that_others_can_read_later_is_reported_once_and_stays_in_force(
     tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
-    server, client = of(tls), ClientTls("transactions.", tls.certificate, tls.certificate, tls.key)
+    server, client = certificate_of(tls), ClientTls("transactions.", tls.certificate, tls.certificate, tls.key)
     trusted = client.context()
     tls.key.chmod(0o644)
     for _ in range(2):
@@ -281,7 +272,7 @@ def test_client_after_the_file_of_authorities_was_renewed_trusts_the_new_ones_al
     previous = authorities.context()
     tls.certificate.write_bytes(b"none")
     assert (authorities.context(), authorities.context()) == (previous, previous)
-    # The service, which shares the process, may have seen its own certificate change as well.
+    # The service is in the same process, and may have logged the change of its certificate.
     assert sum(f"transactions.ca_file {tls.certificate} cannot be used" in line for line in caplog.messages) == 1
     tls.certificate.write_bytes(other.certificate.read_bytes())
     assert authorities.context() is not previous

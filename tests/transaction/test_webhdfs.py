@@ -22,14 +22,14 @@ FOLDER = "/cdap/tx snapshot"
 
 
 class Hdfs:
-    """What both nodes know.
+    """The state of both simulated nodes.
 
     Attributes:
-        files: content by path; None is a folder.
-        refused: status and RemoteException of every answer of the NameNode, if it refuses.
-        listed: called when a folder has been listed.
-        broken: whether the DataNode breaks off in the middle.
-        users: who asked.
+        files: the content by path; None: a folder.
+        refused: the status and the ``RemoteException`` of all responses of the NameNode; None: it serves requests.
+        listed: called after a folder was listed.
+        broken: whether the DataNode sends only a half of a file.
+        users: the user of each request.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Hdfs:
         self.datanode = ""
 
 
-class Node(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     hdfs: Hdfs
 
     def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
@@ -52,7 +52,7 @@ class Node(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def say(self, status: int, body: object) -> None:
+    def answer_json(self, status: int, body: object) -> None:
         self.answer(status, json.dumps(body).encode(), **{"Content-Type": "application/json"})
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
@@ -64,18 +64,18 @@ class Node(BaseHTTPRequestHandler):
         return unquote(parts.path).removeprefix("/webhdfs/v1"), parse_qs(parts.query)
 
 
-class NameNode(Node):
+class NameNode(Handler):
     def do_GET(self) -> None:
         path, target = self.target
         self.hdfs.users.append(target.get("user.name", [None])[0])
         if self.hdfs.refused is not None:
             status, error = self.hdfs.refused
-            self.say(status, "no" if error is None else {"RemoteException": error})
+            self.answer_json(status, "no" if error is None else {"RemoteException": error})
         elif path not in self.hdfs.files and not any(name.startswith(f"{path}/") for name in self.hdfs.files):
             error = {"exception": "FileNotFoundException", "message": f"File {path} does not exist.\n\tat some.Java"}
-            self.say(404, {"RemoteException": error})
+            self.answer_json(404, {"RemoteException": error})
         elif target["op"] == ["LISTSTATUS"]:
-            self.say(200, {"FileStatuses": {"FileStatus": self.statuses(path)}})
+            self.answer_json(200, {"FileStatuses": {"FileStatus": self.statuses(path)}})
             self.hdfs.listed()
         else:
             self.answer(307, Location=f"{self.hdfs.datanode}{self.path}")
@@ -89,7 +89,7 @@ class NameNode(Node):
         ]
 
 
-class DataNode(Node):
+class DataNode(Handler):
     def do_GET(self) -> None:
         content = self.hdfs.files[self.target[0]]
         assert content is not None
@@ -150,10 +150,10 @@ def test_single_file_on_hdfs_is_used(hdfs: Hdfs, namenode: str) -> None:
 def test_file_deleted_after_the_listing_is_listed_again(hdfs: Hdfs, namenode: str) -> None:
     hdfs.files = {f"{FOLDER}/snapshot.1": content(1)}
 
-    def turn() -> None:
+    def replace_files() -> None:
         hdfs.files = {f"{FOLDER}/snapshot.2": content(2)}
 
-    hdfs.listed = turn
+    hdfs.listed = replace_files
     assert DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest().name == "snapshot.2"
 
 

@@ -29,7 +29,7 @@ def load(path: str) -> Any:
 
 
 def names(folder: str, pattern: str = "*") -> list[str]:
-    """The vectors of a folder, without ``.bin``."""
+    """Return the names of the vectors in a folder, without ``.bin``."""
     found = sorted(path.stem for path in (TEPHRA / folder).glob(f"{pattern}.bin"))
     assert found, f"no vectors {pattern} in {folder}"
     return found
