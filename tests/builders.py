@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
 from janitor.report import Report
@@ -29,6 +31,7 @@ from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Preparation, Terms
 from janitor.sweep.sweep import Threads
+from tests.support import PATIENCE_SECONDS
 from tms_core.clock import Clock, ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import KEYS, MESSAGES, KeyReads, MessageValue, Projection, Reads, Store, read_all
@@ -349,6 +352,23 @@ def fail_at(
             raise error
 
     return fail
+
+
+@contextmanager
+def hold_call(store: Reads, name: str = "message.put") -> Iterator[Event]:
+    """Block the first call of ``name`` until the block ends; the event is set when the call is blocked."""
+    entered, released = Event(), Event()
+
+    def wait(call: Call) -> None:
+        if call.name == name and not entered.is_set():
+            entered.set()
+            assert released.wait(PATIENCE_SECONDS)
+
+    watch(store, before=wait)
+    try:
+        yield entered
+    finally:
+        released.set()
 
 
 class _Named:

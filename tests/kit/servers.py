@@ -81,12 +81,15 @@ class LeaseCell:
 class Contender:
     """A server that contends for the leadership.
 
+    Args:
+        clock: the clock of the server; None: the clock of the cell.
+
     Attributes:
         ready: whether it may lead as soon as it has the lease.
     """
 
-    def __init__(self, cell: LeaseCell, name: str, clock: ManualClock) -> None:
-        self.clock = clock
+    def __init__(self, cell: LeaseCell, name: str, clock: ManualClock | None = None) -> None:
+        self.clock = clock = clock or cell.clock
         self.ready = True
         self.lease = Lease(cell, name, SECONDS, clock, wall_clocks=False)
         self.lease.address = f"http://{name}:1"
@@ -184,7 +187,7 @@ class LeaderServer(Contender, FencedServer):
     """A server that serves all topics while it leads."""
 
     def __init__(self, shared: TwoServers, name: str) -> None:
-        super().__init__(shared.cell, name, shared.clock)
+        super().__init__(shared.cell, name)
         self.open(shared, Slots([self.leadership]))
 
     def prepare(self) -> bool:

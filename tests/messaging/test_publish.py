@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from threading import Event
 
 import pytest
 
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, fail_at, pointer, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, fail_at, hold_call, pointer, watch
 from tests.kit.messaging import Kit, P, named, reader
 from tests.support import PATIENCE_SECONDS, each_raises
 from tms_core.errors import (
@@ -126,7 +125,7 @@ def test_publish_with_ids_ahead_of_the_clock_checks_the_lifetime_by_rows(kit: Ki
 
 
 def test_publish_of_a_batch_with_an_expired_transaction_writes_the_others(kit: Kit) -> None:
-    answers = held_back(
+    answers = submit_in_one_batch(
         kit,
         lambda: [
             kit.service.submit_publish(named("orders"), [b"a"], pointer=P),
@@ -170,13 +169,13 @@ def test_publish_beyond_the_ids_of_a_millisecond_uses_the_next(kit: Kit) -> None
     ids = kit.ids()
     assert len(ids) == 65_538
     assert all(before < after for before, after in pairwise(ids))
-    # In memory it is known where the next request begins; a restart has to find it.
+    # The service knows the next id; after a restart, it must find the next id in the store.
     kit.restart()
     assert kit.publish("orders", b"z", pointer=P) == RollbackRange(P, NOW_MS + 1, 2, NOW_MS + 1, 2)
 
 
 def test_publish_of_a_batch_beyond_a_millisecond_keeps_requests_contiguous(kit: Kit) -> None:
-    answers = held_back(
+    answers = submit_in_one_batch(
         kit, lambda: [kit.service.submit_publish(named("orders"), [b"x"] * 43_690, pointer=P) for _ in range(3)]
     )
     assert [answer.result(PATIENCE_SECONDS) for answer in answers] == [
@@ -278,7 +277,12 @@ def test_fetch_after_a_clock_jump_expires_no_message_early(kit: Kit) -> None:
 
 
 class Outage:
-    """Makes calls of a store fail; ``done`` says how much of a batch is written all the same."""
+    """Failing calls of a store, which write only the first rows of a batch.
+
+    Args:
+        names: the names of the calls.
+        done: the number of written rows.
+    """
 
     def __init__(self, kit: Kit, *names: str, done: int = 0) -> None:
         self.names = set(names)
@@ -345,20 +349,12 @@ def test_publish_with_a_bug_in_the_store_raises_it(kit: Kit, error: Exception) -
         kit.service.submit_publish(named("orders"), [b"a"], pointer=None).result(PATIENCE_SECONDS)
 
 
-def held_back(kit: Kit, submit: Callable[[], Answers]) -> Answers:
+def submit_in_one_batch(kit: Kit, submit: Callable[[], Answers]) -> Answers:
     """Submit while a first batch is being written, so that the next batch contains all requests."""
-    writing, go = Event(), Event()
-
-    def wait(call: Call) -> None:
-        if call.name == "message.put" and not writing.is_set():
-            writing.set()
-            assert go.wait(PATIENCE_SECONDS)
-
-    watch(kit.store, before=wait)
-    first = kit.service.submit_publish(named("orders"), [b"first"], pointer=None)
-    assert writing.wait(PATIENCE_SECONDS)
-    submitted = submit()
-    go.set()
+    with hold_call(kit.store) as writing:
+        first = kit.service.submit_publish(named("orders"), [b"first"], pointer=None)
+        assert writing.wait(PATIENCE_SECONDS)
+        submitted = submit()
     first.result(PATIENCE_SECONDS)
     return submitted
 
@@ -370,7 +366,7 @@ def test_publish_queued_for_a_recreated_topic_goes_to_the_new_one(kit: Kit) -> N
         kit.create("orders")
         return [queued]
 
-    [queued] = held_back(kit, submit)
+    [queued] = submit_in_one_batch(kit, submit)
     queued.result(PATIENCE_SECONDS)
     assert kit.payloads() == [b"new"]
 
@@ -395,7 +391,7 @@ def test_publish_that_fails_keeps_the_error_of_a_rejected_request(kit: Kit) -> N
         Outage(kit, "message.put")
         return [kit.service.submit_publish(named("orders"), [b"a"], pointer=pointer) for pointer in (1, P)]
 
-    rejected, failed = held_back(kit, submit)
+    rejected, failed = submit_in_one_batch(kit, submit)
     with pytest.raises(TransactionExpired):
         rejected.result(PATIENCE_SECONDS)
     with pytest.raises(StoreError):
@@ -465,7 +461,7 @@ def test_publish_with_pending_payloads_after_a_restart_is_rejected(kit: Kit) -> 
     kit.put("orders", P + 1, b"b")
     kit.publish("orders", pointer=P + 1)
     kit.publish("orders", b"c", pointer=P + 2)
-    # Not a reference to what is stored, though it is of the same transaction.
+    # This message does not refer to the stored payloads of its transaction.
     kit.create("others")
     kit.publish("others", b"d", pointer=P)
     kit.restart()
@@ -497,7 +493,7 @@ def test_publish_in_a_transaction_after_the_start_asks_no_payloads(kit: Kit, mon
     monkeypatch.setattr(type(kit.store.payload), "first", lambda *_: pytest.fail("it was asked"))
     kit.publish("orders", b"b", pointer=new + 1)
     monkeypatch.undo()
-    # One that was forgotten is looked up.
+    # The service searches for a forgotten transaction.
     monkeypatch.setattr("tms_core.messaging.publish.open_topics._KNOWN_POINTERS", 2)
     for stored in range(3):
         kit.put("orders", new + 2 + stored, b"c")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janitor, watch
+from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, hold_call, janitor, watch
 from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
@@ -138,22 +138,12 @@ def test_queued_requests_are_written_in_one_batch_without_the_large(kit: Kit) ->
 
 def test_hanging_write_of_a_topic_does_not_block_other_topics(kit: Kit) -> None:
     kit.create("other")
-    writing, go = Event(), Event()
-    put = kit.store.message.put
-
-    def hang(rows: object) -> None:
-        if not writing.is_set():
-            writing.set()
-            assert go.wait(PATIENCE_SECONDS)
-        put(rows)  # type: ignore[arg-type]
-
-    kit.store.message.put = hang  # type: ignore[method-assign]
-    hanging = kit.service.submit_publish(named("orders"), [b"a"], pointer=None)
-    assert writing.wait(PATIENCE_SECONDS)
-    kit.publish("other", b"b")
-    assert not hanging.done()
-    assert kit.payloads("other") == [b"b"]
-    go.set()
+    with hold_call(kit.store) as writing:
+        hanging = kit.service.submit_publish(named("orders"), [b"a"], pointer=None)
+        assert writing.wait(PATIENCE_SECONDS)
+        kit.publish("other", b"b")
+        assert not hanging.done()
+        assert kit.payloads("other") == [b"b"]
     hanging.result(PATIENCE_SECONDS)
 
 

@@ -35,7 +35,7 @@ ADA, BOB, ADA_AGAIN = "tms_ada", "tms_bob", "tms_ada_again"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file with a token of two principals each."""
+    """Return a file with the tokens of two principals."""
     path = tmp_path / "tokens"
     path.touch(0o600)
     write(path, ("ada", ADA), ("bob", BOB))
@@ -226,7 +226,7 @@ def test_tokens_file_that_becomes_invalid_keeps_the_tokens_and_logs_once(
             assert tokens.identify(BOB.encode()).principal == "bob"
         assert caplog.text.count("Until then the previous contents are in force") == 1
         assert "hunter2" not in caplog.text
-        # What is put right and goes wrong again is said again.
+        # A later failure is logged again.
         file.touch()
         file.chmod(0o600)
         write(file, ("ada", ADA), ("bob", BOB))
@@ -282,11 +282,15 @@ def test_tokens_file_without_tokens_rejects_every_request(
 # --- caching ---------------------------------------------------------------------------------------------------------
 
 
-class Counting:
-    """Knows everybody by his token, and counts how often it is asked."""
+class FakeVerifier:
+    """A verifier of tokens, each of which is the name of its principal, except for ``wrong``.
+
+    Attributes:
+        tokens: the verified tokens.
+    """
 
     def __init__(self, expires_ms: int | None = None) -> None:
-        self.reads: list[bytes] = []
+        self.tokens: list[bytes] = []
         self.expires_ms = expires_ms
         self.changed = False
 
@@ -294,46 +298,46 @@ class Counting:
         return self.changed
 
     def identify(self, token: bytes) -> Identity:
-        self.reads.append(token)
+        self.tokens.append(token)
         if token == b"wrong":
             raise Unauthorized("It is wrong.")
         return Identity(token.decode(), self.expires_ms)
 
 
-def counting(expires_ms: int | None = None) -> tuple[Counting, ManualClock, Gate]:
-    known, clock = Counting(expires_ms), ManualClock(NOW_MS)
-    return known, clock, Gate(known, Rules([]), clock)
+def gate_with_verifier(expires_ms: int | None = None) -> tuple[FakeVerifier, ManualClock, Gate]:
+    verifier, clock = FakeVerifier(expires_ms), ManualClock(NOW_MS)
+    return verifier, clock, Gate(verifier, Rules([]), clock)
 
 
 def test_gate_verifies_an_expired_token_again() -> None:
-    known, clock, gate = counting(expires_ms=NOW_MS + 1000)
+    verifier, clock, gate = gate_with_verifier(expires_ms=NOW_MS + 1000)
     gate.principal(bearer("ada"))
     clock.advance(999)
     gate.principal(bearer("ada"))
-    assert len(known.reads) == 1
+    assert len(verifier.tokens) == 1
     clock.advance(1)
     gate.principal(bearer("ada"))
-    assert len(known.reads) == 2
+    assert len(verifier.tokens) == 2
 
 
 def test_gate_with_a_wrong_token_remembers_nothing() -> None:
-    known, _, gate = counting()
+    verifier, _, gate = gate_with_verifier()
     for _ in range(3):
         with pytest.raises(Unauthorized):
             gate.principal(bearer("wrong"))
-    assert known.reads == [b"wrong"] * 3
+    assert verifier.tokens == [b"wrong"] * 3
 
 
 def test_gate_remembers_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "_MAX_TOKENS", 2)
-    known, _, gate = counting()
+    verifier, _, gate = gate_with_verifier()
     for token in ("a", "b", "c", "c", "b", "a"):
         gate.principal(bearer(token))
-    assert known.reads == [b"a", b"b", b"c", b"a"]
+    assert verifier.tokens == [b"a", b"b", b"c", b"a"]
 
 
 def test_gate_caches_only_hashes_of_tokens() -> None:
-    _, _, gate = counting()
+    _, _, gate = gate_with_verifier()
     gate.principal(bearer("tms_secret"))
     assert set(gate._known) == {sha256(b"tms_secret").digest()}
 
@@ -356,20 +360,20 @@ def test_gate_caches_only_hashes_of_tokens() -> None:
     ],
 )
 def test_header_without_a_bearer_token_is_rejected(value: bytes) -> None:
-    known, _, gate = counting()
+    verifier, _, gate = gate_with_verifier()
     with pytest.raises(Unauthorized, match="Authorization: Bearer TOKEN"):
         gate.principal([(b"authorization", value)])
-    assert known.reads == []
+    assert verifier.tokens == []
 
 
 @pytest.mark.parametrize("value", [b"Bearer ada", b"bearer ada", b"BEARER   ada  "])
 def test_bearer_header_ignores_case_and_spaces(value: bytes) -> None:
-    _, _, gate = counting()
+    _, _, gate = gate_with_verifier()
     assert gate.principal([(b"host", b"x"), (b"authorization", value)]) == "ada"
 
 
 def test_request_with_two_tokens_is_rejected() -> None:
-    _, _, gate = counting()
+    _, _, gate = gate_with_verifier()
     with pytest.raises(Unauthorized, match="no bearer token"):
         gate.principal([*bearer("ada"), *bearer("ada")])
 
@@ -396,7 +400,7 @@ def test_permissions_are_those_of_all_matching_rules() -> None:
     assert rules.permissions_of("Ada", TopicId("shop", "audit")) == set()
     assert rules.permissions_of("ada", TopicId("SHOP", "audit")) == set()
     assert rules.permissions_of("bob", TopicId("public", "x")) == {"consume"}
-    # A principal is no pattern, but for the one that means everybody.
+    # Except for ``*``, a principal is not a pattern.
     assert rules.permissions_of("ada", TopicId("other", "x")) == set()
 
 

@@ -33,7 +33,7 @@ ZIPPED = {b"content-encoding": b"gzip"}
         ({}, b"a", False),
         ({}, bytes(250_000), True),
         (ZIPPED, gzip.compress(b"a"), False),
-        (ZIPPED, gzip.compress(bytes(900_000)), True),  # a kilobyte, as it is sent
+        (ZIPPED, gzip.compress(bytes(900_000)), True),  # a kilobyte on the wire
     ],
     ids=["small", "large", "packed", "packed and large"],
 )
@@ -82,8 +82,12 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-class Calls:
-    """Calls of principals with turns, which last until the test ends them."""
+class PrincipalCalls:
+    """Calls that share threads by principal, and last until the test ends them.
+
+    Attributes:
+        running: the principals of the calls that have a thread.
+    """
 
     def __init__(self, threads: int) -> None:
         self._turns = ThreadShares(threads)
@@ -110,7 +114,7 @@ class Calls:
 
 @in_event_loop
 async def test_turns_of_hostile_principals_leave_a_thread_for_another() -> None:
-    calls = Calls(8)
+    calls = PrincipalCalls(8)
     await calls.start(*["ada"] * 20, *["eve"] * 20, *["kim"] * 20)
     assert Counter(calls.running) == {"ada": 4, "eve": 2, "kim": 1}
     await calls.start("ben")
@@ -120,7 +124,7 @@ async def test_turns_of_hostile_principals_leave_a_thread_for_another() -> None:
 
 @in_event_loop
 async def test_turn_that_ends_goes_to_the_next_call_that_may_start() -> None:
-    calls = Calls(4)
+    calls = PrincipalCalls(4)
     await calls.start("ada", "ada", "ada", "eve", "eve", "kim")
     assert calls.running == ["ada", "ada", "eve", "kim"]
     await calls.end(calls.tasks[0])
@@ -132,9 +136,9 @@ async def test_turn_that_ends_goes_to_the_next_call_that_may_start() -> None:
 
 @in_event_loop
 async def test_turn_of_a_cancelled_call_is_free_again() -> None:
-    calls = Calls(2)
+    calls = PrincipalCalls(2)
     await calls.start("ada", "ada", "ada")
-    # The first call ends while the second one, which gets its turn, and the third one are cancelled.
+    # All calls are cancelled at once, also the second call, which gets the turn of the first.
     await calls.end(*calls.tasks)
     await calls.start("ada")
     assert calls.running == ["ada"]

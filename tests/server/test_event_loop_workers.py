@@ -6,11 +6,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import pytest
 
-from tests.builders import Call, fail_at, watch
+from tests.builders import Call, fail_at, hold_call, watch
 from tests.kit.avro import POLL_ALL, publish_body
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
@@ -27,8 +26,13 @@ from tms_core.topic import TopicId
 T, OTHER = TopicId("default", "t"), TopicId("default", "other")
 
 
-class Bench:
-    """A service whose batches come from an event loop, and who wrote them: ``loop`` or ``thread``."""
+class LoopService:
+    """A service whose requests come from an event loop.
+
+    Attributes:
+        writers: the writer of each batch: ``loop`` or ``thread``.
+        batches: the number of rows of each batch.
+    """
 
     def __init__(self, threads: int = 2) -> None:
         self.workers, self.store = EventLoopWorkers(threads), MemoryStore()
@@ -38,144 +42,127 @@ class Bench:
             self.service.create_topic(topic)
         self.writers: list[str] = []
         self.batches: list[int] = []
-        watch(self.store, before=self._note)
+        watch(self.store, before=self._record)
 
-    def _note(self, call: Call) -> None:
+    def _record(self, call: Call) -> None:
         if call.name == "message.put":
             self.writers.append("loop" if threading.current_thread() is threading.main_thread() else "thread")
             self.batches.append(len(call.arguments[0]))
 
     def publish(self, *requests: Sequence[bytes], topics: Sequence[TopicId] = (T,)) -> None:
-        """Publish all of these in one iteration of the event loop."""
+        """Publish all requests in one iteration of the event loop."""
 
-        async def turn() -> None:
+        async def iterate() -> None:
             submit = self.service.submit_publish
             answers = [submit(topic, request, pointer=None) for topic in topics for request in requests]
             for answer in answers:
                 await outcome(answer)
 
-        asyncio.run(turn())
+        asyncio.run(iterate())
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    found = Bench()
-    with found.service:
-        yield found
+def loop() -> Iterator[LoopService]:
+    service = LoopService()
+    with service.service:
+        yield service
 
 
-def test_request_that_is_alone_is_written_by_the_loop_at_the_end_of_its_turn(bench: Bench) -> None:
+def test_request_that_is_alone_is_written_by_the_loop_at_the_end_of_its_turn(loop: LoopService) -> None:
     async def publish() -> list[bool]:
-        answer = bench.service.submit_publish(T, [b"a"], pointer=None)
+        answer = loop.service.submit_publish(T, [b"a"], pointer=None)
         found = [answer.done()]
         await asyncio.sleep(0)
         return [*found, answer.done()]
 
     assert asyncio.run(publish()) == [False, True]
-    assert bench.writers == ["loop"]
+    assert loop.writers == ["loop"]
 
 
-def test_batches_during_other_requests_are_written_by_one_thread_per_turn(bench: Bench) -> None:
-    bench.workers.alone = lambda _: False
-    bench.publish([b"a"], [b"b", b"c"], [b"d"])
-    bench.publish([b"e"], [b"f"], topics=[T, OTHER])
-    assert bench.writers == ["thread"] * 3
-    assert bench.batches == [4, 2, 2]
+def test_batches_during_other_requests_are_written_by_one_thread_per_turn(loop: LoopService) -> None:
+    loop.workers.alone = lambda _: False
+    loop.publish([b"a"], [b"b", b"c"], [b"d"])
+    loop.publish([b"e"], [b"f"], topics=[T, OTHER])
+    assert loop.writers == ["thread"] * 3
+    assert loop.batches == [4, 2, 2]
 
 
-def test_loop_without_a_count_of_requests_does_not_write(bench: Bench) -> None:
-    bench.workers.alone = None
-    bench.publish([b"a"])
-    assert bench.writers == ["thread"]
+def test_loop_without_a_count_of_requests_does_not_write(loop: LoopService) -> None:
+    loop.workers.alone = None
+    loop.publish([b"a"])
+    assert loop.writers == ["thread"]
 
 
-def test_turn_with_all_requests_is_written_by_the_loop_at_once(bench: Bench) -> None:
-    bench.workers.alone = lambda requests: requests == 3
-    bench.publish([b"a"], [b"b", b"c"], [b"d"])
-    assert (bench.writers, bench.batches) == (["loop"], [4])
+def test_turn_with_all_requests_is_written_by_the_loop_at_once(loop: LoopService) -> None:
+    loop.workers.alone = lambda requests: requests == 3
+    loop.publish([b"a"], [b"b", b"c"], [b"d"])
+    assert (loop.writers, loop.batches) == (["loop"], [4])
 
 
-def test_turn_for_two_topics_is_written_by_threads(bench: Bench) -> None:
-    bench.workers.alone = lambda requests: requests == 2
-    bench.publish([b"a"], topics=[T, OTHER])
-    assert bench.writers == ["thread", "thread"]
+def test_turn_for_two_topics_is_written_by_threads(loop: LoopService) -> None:
+    loop.workers.alone = lambda requests: requests == 2
+    loop.publish([b"a"], topics=[T, OTHER])
+    assert loop.writers == ["thread", "thread"]
 
 
-def test_many_messages_without_payloads_are_written_by_a_thread(bench: Bench) -> None:
-    bench.publish([b""] * (SMALL_BYTES // 100))
-    # The write may have been slow, after which threads would write everything.
-    bench.workers.quick = True
-    bench.publish([b""] * (SMALL_BYTES // 100 + 1))
-    assert bench.writers == ["loop", "thread"]
+def test_many_messages_without_payloads_are_written_by_a_thread(loop: LoopService) -> None:
+    loop.publish([b""] * (SMALL_BYTES // 100))
+    # After a slow write, threads would write everything.
+    loop.workers.quick = True
+    loop.publish([b""] * (SMALL_BYTES // 100 + 1))
+    assert loop.writers == ["loop", "thread"]
 
 
-def test_loop_does_not_wait_for_a_thread_that_writes(bench: Bench) -> None:
-    bench.workers.alone = lambda requests: requests > 1
-    with held(bench.store) as writing:
-        theirs = threading.Thread(target=bench.service.publish, args=(OTHER, [b"theirs"]))
+def test_loop_does_not_wait_for_a_thread_that_writes(loop: LoopService) -> None:
+    loop.workers.alone = lambda requests: requests > 1
+    with hold_call(loop.store) as writing:
+        theirs = threading.Thread(target=loop.service.publish, args=(OTHER, [b"theirs"]))
         theirs.start()
         assert writing.wait(PATIENCE_SECONDS)
-        bench.publish([b"a"], [b"b"])
+        loop.publish([b"a"], [b"b"])
     theirs.join()
-    assert bench.writers == ["thread", "thread"]
+    assert loop.writers == ["thread", "thread"]
 
 
 def test_loop_leaves_writes_to_threads_while_the_disk_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One thread, so that it is done with one batch when it begins the next.
-    bench = Bench(threads=1)
+    # A single thread ends a batch before it starts the next.
+    loop = LoopService(threads=1)
     took = iter([0.0, 2.0, 2.0, 0.0005, 0.0])
-    moments = (moment for seconds in took for moment in (100.0, 100.0 + seconds))
-    monkeypatch.setattr(workers, "perf_counter", lambda: next(moments))
+    times = (time for seconds in took for time in (100.0, 100.0 + seconds))
+    monkeypatch.setattr(workers, "perf_counter", lambda: next(times))
     for message in (b"1", b"2", b"3", b"4"):
-        bench.publish([message])
-    # The thread looks at its watch when it has answered.
-    while not bench.workers.quick:
+        loop.publish([message])
+    # The thread reads the clock after its response.
+    while not loop.workers.quick:
         time.sleep(0.001)
-    bench.publish([b"5"])
-    bench.service.close()
-    assert bench.writers == ["loop", "loop", "thread", "thread", "loop"]
+    loop.publish([b"5"])
+    loop.service.close()
+    assert loop.writers == ["loop", "loop", "thread", "thread", "loop"]
 
 
-def test_failed_write_of_the_event_loop_raises_at_the_caller(bench: Bench) -> None:
-    watch(bench.store, before=fail_at("message.put", ZeroDivisionError))
+def test_failed_write_of_the_event_loop_raises_at_the_caller(loop: LoopService) -> None:
+    watch(loop.store, before=fail_at("message.put", ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
-        bench.publish([b"a"])
-    assert bench.service.workers.requests == 0
-
-
-@contextmanager
-def held(store: MemoryStore, name: str = "message.put") -> Iterator[threading.Event]:
-    """The first call of that name does not return before the block ends; the event tells that it has come."""
-    entered, go_on = threading.Event(), threading.Event()
-
-    def wait(call: Call) -> None:
-        if call.name == name and not entered.is_set():
-            entered.set()
-            assert go_on.wait(PATIENCE_SECONDS)
-
-    watch(store, before=wait)
-    try:
-        yield entered
-    finally:
-        go_on.set()
+        loop.publish([b"a"])
+    assert loop.service.workers.requests == 0
 
 
 # --- in a server -----------------------------------------------------------------------------------------------------
 
 
-def noting(writers: list[str]) -> Callable[[Call], None]:
-    def note(call: Call) -> None:
+def record_threads(writers: list[str]) -> Callable[[Call], None]:
+    def record(call: Call) -> None:
         if call.name == "message.put":
             writers.append(threading.current_thread().name.partition("_")[0])
 
-    return note
+    return record
 
 
 def test_lone_request_is_written_by_the_event_loop() -> None:
     store, writers = MemoryStore(), list[str]()
     with serving(store=store, loop_writes=True) as server, Client(server.port) as client, Client(server.port) as other:
         topic = TopicClient(client, "t").create()
-        watch(store, before=noting(writers))
+        watch(store, before=record_threads(writers))
         for connection in (client, other):
             TopicClient(connection, "t").publish("a")
         assert topic.poll() == ["a", "a"]
@@ -191,10 +178,10 @@ def test_request_during_a_waiting_request_is_written_by_threads() -> None:
     ):
         topic = TopicClient(client, "t").create()
         topic.publish("a")
-        with held(store, "message.rows") as reading:
+        with hold_call(store, "message.rows") as reading:
             other.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
             assert reading.wait(PATIENCE_SECONDS)
-            watch(store, before=noting(writers))
+            watch(store, before=record_threads(writers))
             for _ in range(5):
                 assert topic.post("publish", publish_body(b"b"), content_type=AVRO).status == 200
         assert other.answer().status == 200

@@ -8,11 +8,10 @@ import threading
 
 import pytest
 
-from tests.builders import Call, fail_at, watch
+from tests.builders import Call, fail_at, hold_call, watch
 from tests.kit.avro import POLL_ALL, decoded, publish_body
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
-from tests.server.test_event_loop_workers import held
 from tests.server.test_messages import NOW_POINTER, reading
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.errors import FormatError, StoreError, StoreFull, TmsError
@@ -27,7 +26,7 @@ def test_publish_gets_its_response_only_after_its_write() -> None:
     store = MemoryStore()
     with serving(store=store) as server, Client(server.port) as client, Client(server.port) as other:
         topic = TopicClient(client, "t").create()
-        with held(store) as writing:
+        with hold_call(store) as writing:
             client.send("POST", f"{topic.path}/publish", publish_body(b"a"), content_type=AVRO)
             assert writing.wait(PATIENCE_SECONDS)
             # The server serves other clients at the same time, and they see no effect.
@@ -42,7 +41,7 @@ def test_publish_of_a_client_that_leaves_is_written() -> None:
     store = MemoryStore()
     with serving(store=store) as server, Client(server.port) as other:
         topic = TopicClient(other, "t").create()
-        with held(store) as writing, Client(server.port) as client:
+        with hold_call(store) as writing, Client(server.port) as client:
             client.send("POST", f"{topic.path}/publish", publish_body(b"a"), content_type=AVRO)
             assert writing.wait(PATIENCE_SECONDS)
         while (found := topic.poll()) != ["a"]:
@@ -117,15 +116,10 @@ def test_client_that_does_not_read_is_cut_off_when_others_need_the_room() -> Non
             answer = topic.post("poll", POLL_ALL, content_type=AVRO)
             assert len(decoded(answer.body)) == 20
         with pytest.raises((EOFError, ConnectionError)):
-            _read_all(stalled)
+            read_to_the_end(stalled)
 
 
-def _read_all(client: Client) -> None:
-    """Read without end.
-
-    Raises:
-        EOFError: it ended.
-    """
+def read_to_the_end(client: Client) -> None:
     while client.socket.recv(1 << 20):
         pass
     raise EOFError
@@ -144,7 +138,7 @@ def test_poll_of_a_client_that_left_reads_no_more(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(poll, "STEP_SECONDS", 0.0)
     store, reads, left = MemoryStore(), [], threading.Event()
 
-    def counting(call: Call) -> None:
+    def record_read(call: Call) -> None:
         if call.name == "message.rows":
             reads.append(call)
             left.wait(PATIENCE_SECONDS)
@@ -153,7 +147,7 @@ def test_poll_of_a_client_that_left_reads_no_more(monkeypatch: pytest.MonkeyPatc
         topic = TopicClient(other, "t").create()
         written = topic.publish(*["x"] * 20_000, transactionWritePointer=str(NOW_POINTER))
         topic.post("rollback", written.body)
-        watch(store, before=counting)
+        watch(store, before=record_read)
         body = json.dumps({"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}).encode()
         with Client(server.port) as leaving:
             leaving.send("POST", f"{topic.path}/poll", body, content_type="application/json")

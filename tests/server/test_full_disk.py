@@ -25,11 +25,10 @@ from tms_core.transaction.manager.storage import DirectoryStorage
 CODES = [errno.ENOSPC, errno.EDQUOT, errno.EROFS]
 
 
-class Disk:
-    """The disk of a transaction log; full as long as ``code`` is set."""
+class LogDisk:
+    """The disk of a transaction log."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.code: int | None = None
         self._patch = patch
         self.manager = TransactionManager(DirectoryStorage(folder), ManualClock(NOW_MS, monotonic_ms=DAY))
 
@@ -43,23 +42,23 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+def disk(tmp_path: Path) -> Iterator[LogDisk]:
     with pytest.MonkeyPatch.context() as patch:
-        found = Disk(tmp_path / "tx", patch)
+        found = LogDisk(tmp_path / "tx", patch)
         yield found
         found.clear()
     found.manager.__exit__()
 
 
 @contextmanager
-def group_on(disk: Disk) -> Iterator[tuple[Serving, GroupClient]]:
+def open_group(disk: LogDisk) -> Iterator[tuple[Serving, GroupClient]]:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
         yield server, GroupClient(TopicClient(client, "orders").create(), disk.manager, server.service)
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_register_with_a_full_log_disk_is_503(disk: Disk, code: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_register_with_a_full_log_disk_is_503(disk: LogDisk, code: int, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
@@ -84,8 +83,8 @@ def test_register_with_a_full_log_disk_is_503(disk: Disk, code: int, caplog: pyt
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_poll_group_with_a_full_log_disk_is_503_and_claims_nothing(disk: Disk, code: int) -> None:
-    with group_on(disk) as (_, group):
+def test_poll_group_with_a_full_log_disk_is_503_and_claims_nothing(disk: LogDisk, code: int) -> None:
+    with open_group(disk) as (_, group):
         tx = disk.manager.start_short()
         disk.fill(code)
         with pytest.raises(LogFailed):
@@ -96,10 +95,10 @@ def test_poll_group_with_a_full_log_disk_is_503_and_claims_nothing(disk: Disk, c
 
 
 def test_poll_group_gets_a_response_if_the_log_disk_fills_after_the_claim(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
+    disk: LogDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that got 503 would repeat the request in the same transaction, and miss what it has claimed."""
-    with group_on(disk) as (server, group):
+    with open_group(disk) as (server, group):
         tx, exchange_each = disk.manager.start_short(), server.service.side.exchange_each
 
         def exchange_and_fail(changes: Sequence[SideChange]) -> list[bool]:

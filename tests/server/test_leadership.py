@@ -20,23 +20,12 @@ from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
 
 
-class Nodes:
-    """Makes servers of one store, at one clock."""
-
-    def __init__(self) -> None:
-        self.cell = LeaseCell()
-        self.clock = self.cell.clock
-
-    def __call__(self, name: str) -> Contender:
-        return Contender(self.cell, name, self.clock)
-
-
 @pytest.fixture
-def node() -> Nodes:
-    return Nodes()
+def cell() -> LeaseCell:
+    return LeaseCell()
 
 
-# --- beginning -------------------------------------------------------------------------------------------------------
+# --- start -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -47,18 +36,20 @@ def node() -> Nodes:
         (SECONDS * SECOND + 1, DELAY_SECONDS * SECOND, True),
     ],
 )
-def test_follower_leads_only_after_lease_and_delay(node: Nodes, watched_ms: int, waited_ms: int, leads: bool) -> None:
-    first, second = node("a"), node("b")
+def test_follower_leads_only_after_lease_and_delay(
+    cell: LeaseCell, watched_ms: int, waited_ms: int, leads: bool
+) -> None:
+    first, second = Contender(cell, "a"), Contender(cell, "b")
     first.step()
     second.step()
-    node.clock.advance(watched_ms)
+    cell.clock.advance(watched_ms)
     assert not second.step()
     if not second.lease.held:
         assert second.leader == "http://a:1"
         return
-    node.clock.advance(waited_ms // 2)
+    cell.clock.advance(waited_ms // 2)
     assert not second.step()
-    node.clock.advance(waited_ms - waited_ms // 2)
+    cell.clock.advance(waited_ms - waited_ms // 2)
     assert second.step() is leads
     if leads:
         previous = second.leadership.term().previous
@@ -66,8 +57,8 @@ def test_follower_leads_only_after_lease_and_delay(node: Nodes, watched_ms: int,
         assert (previous.holder, second.leadership.fence, second.leader) == ("a", 2, "")
 
 
-def test_follower_counts_monotonic_time_only(node: Nodes) -> None:
-    first, second = Contender(node.cell, "a", node.clock), Contender(node.cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
+def test_follower_counts_monotonic_time_only(cell: LeaseCell) -> None:
+    first, second = Contender(cell, "a"), Contender(cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
     assert first.step()
     assert not second.step()
     second.clock.step(1000 * MINUTE)
@@ -75,8 +66,8 @@ def test_follower_counts_monotonic_time_only(node: Nodes) -> None:
     assert not second.lease.held
 
 
-def test_leader_waits_for_work_of_its_previous_term(node: Nodes) -> None:
-    first = node("a")
+def test_leader_waits_for_work_of_its_previous_term(cell: LeaseCell) -> None:
+    first = Contender(cell, "a")
     first.ready = False
     assert not first.step()
     assert first.lease.held
@@ -85,9 +76,9 @@ def test_leader_waits_for_work_of_its_previous_term(node: Nodes) -> None:
 
 
 def test_leader_that_cannot_prepare_a_term_lets_another_server_lead(
-    node: Nodes, monkeypatch: pytest.MonkeyPatch
+    cell: LeaseCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = node("a"), node("b")
+    first, second = Contender(cell, "a"), Contender(cell, "b")
     with monkeypatch.context() as patch:
         patch.setattr(first, "prepare", raising(ZeroDivisionError("a bug")))
         with pytest.raises(ZeroDivisionError):
@@ -96,24 +87,24 @@ def test_leader_that_cannot_prepare_a_term_lets_another_server_lead(
         assert not first.step()
         assert second.step()
         second.leadership.resign()
-        node.clock.advance(SECONDS * SECOND)
+        cell.clock.advance(SECONDS * SECOND)
         assert not first.step()
-    node.clock.advance(SECONDS * SECOND + 1)
+    cell.clock.advance(SECONDS * SECOND + 1)
     assert first.step()
     first.leadership.resign()
     assert first.step()
 
 
-# --- ending ----------------------------------------------------------------------------------------------------------
+# --- end ------------------------------------------------------------------------------------------------------------
 
 
-def test_leader_that_slept_leads_again_after_a_renewal(node: Nodes) -> None:
-    first = node("a")
+def test_leader_that_slept_leads_again_after_a_renewal(cell: LeaseCell) -> None:
+    first = Contender(cell, "a")
     first.step()
     term = first.leadership.term()
-    node.clock.advance(SECONDS * SECOND - 1)
+    cell.clock.advance(SECONDS * SECOND - 1)
     assert first.leadership.is_valid(term)
-    node.clock.advance(1)
+    cell.clock.advance(1)
     assert not first.leadership.is_valid(term)
     with pytest.raises(Unavailable):
         first.leadership.term()
@@ -122,31 +113,31 @@ def test_leader_that_slept_leads_again_after_a_renewal(node: Nodes) -> None:
 
 
 def test_leader_without_the_store_leads_until_its_lease_ends(
-    node: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cell: LeaseCell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = node("a")
+    first = Contender(cell, "a")
     first.step()
-    monkeypatch.setattr(node.cell, "swap_lease", raising(StoreError("HBase is away.")))
+    monkeypatch.setattr(cell, "swap_lease", raising(StoreError("HBase is away.")))
     led = []
     for _ in range(SECONDS + 2):
         led.append(first.step())
-        node.clock.advance(SECOND)
+        cell.clock.advance(SECOND)
     assert led == [True] * SECONDS + [False] * 2
     assert caplog.text.count("HBase is away.") == 1
     monkeypatch.undo()
     assert first.step()
 
 
-def test_leader_whose_renewal_got_no_response_keeps_its_term(node: Nodes) -> None:
-    first, second = node("a"), node("b")
+def test_leader_whose_renewal_got_no_response_keeps_its_term(cell: LeaseCell) -> None:
+    first, second = Contender(cell, "a"), Contender(cell, "b")
     first.step()
     term = first.leadership.term()
-    node.clock.advance(SECONDS * SECOND // 3)
-    node.cell.fails_after_writing = True
+    cell.clock.advance(SECONDS * SECOND // 3)
+    cell.fails_after_writing = True
     assert first.step()
-    node.cell.fails_after_writing = False
+    cell.fails_after_writing = False
     for _ in range(3 * SECONDS):
-        node.clock.advance(SECOND)
+        cell.clock.advance(SECOND)
         assert first.step()
         assert not second.step()
         first.leadership.confirm(term)
@@ -157,35 +148,35 @@ def test_leader_whose_renewal_got_no_response_keeps_its_term(node: Nodes) -> Non
 
 
 @pytest.mark.parametrize(("since_ms", "given_back"), [(DELAY_SECONDS * SECOND - 1, False), (5 * SECOND, True)])
-def test_leader_resigns_after_its_failed_write_cannot_arrive(node: Nodes, since_ms: int, given_back: bool) -> None:
-    first = node("a")
+def test_leader_resigns_after_its_failed_write_cannot_arrive(cell: LeaseCell, since_ms: int, given_back: bool) -> None:
+    first = Contender(cell, "a")
     first.step()
     first.leadership.note_failed_write()
-    node.clock.advance(since_ms)
+    cell.clock.advance(since_ms)
     first.leadership.resign()
-    assert (node.cell.record.holder == "") is given_back
+    assert (cell.record.holder == "") is given_back
 
 
 @pytest.mark.parametrize(("led_ms", "may_wake"), [(REACH_MS - 1, True), (REACH_MS, False)])
 def test_leader_after_two_resignations_knows_a_previous_leader_that_may_wake(
-    node: Nodes, led_ms: int, may_wake: bool
+    cell: LeaseCell, led_ms: int, may_wake: bool
 ) -> None:
-    first, second, third = node("a"), node("b"), node("c")
+    first, second, third = Contender(cell, "a"), Contender(cell, "b"), Contender(cell, "c")
     first.step()
-    previous = node.cell.record
+    previous = cell.record
     second.take_over()
-    node.clock.advance(led_ms)
+    cell.clock.advance(led_ms)
     second.step()
     second.leadership.resign()
-    assert node.cell.record.holder == ""
-    for last in (third, node("d")):
+    assert cell.record.holder == ""
+    for last in (third, Contender(cell, "d")):
         assert last.step()
         assert last.leadership.term().previous == (previous if may_wake else None)
         last.leadership.resign()
 
 
-def test_hand_back_waits_for_a_write_in_flight(node: Nodes) -> None:
-    first = node("a")
+def test_hand_back_waits_for_a_write_in_flight(cell: LeaseCell) -> None:
+    first = Contender(cell, "a")
     first.step()
     with first.leadership.writing() as term:
         first.leadership.hand_back()
@@ -194,14 +185,14 @@ def test_hand_back_waits_for_a_write_in_flight(node: Nodes) -> None:
         first.leadership.confirm(term)
         with pytest.raises(Unavailable), first.leadership.writing():
             pass
-        assert node.cell.record.holder == "a"
+        assert cell.record.holder == "a"
     assert not first.step()
-    assert node.cell.record.holder == ""
+    assert cell.record.holder == ""
     assert first.step(), "no other server wants it"
 
 
-def test_resignation_without_a_response_ends_the_term(node: Nodes) -> None:
-    first, second = node("a"), node("b")
+def test_resignation_without_a_response_ends_the_term(cell: LeaseCell) -> None:
+    first, second = Contender(cell, "a"), Contender(cell, "b")
     first.step()
     term, still = first.leadership.term(), first.leadership.lease_check()
 
@@ -209,33 +200,33 @@ def test_resignation_without_a_response_ends_the_term(node: Nodes) -> None:
         assert not first.leadership.is_valid(term)
         assert not still()
 
-    node.cell.before_swap = concurrent_action
-    node.cell.fails_after_writing = True
+    cell.before_swap = concurrent_action
+    cell.fails_after_writing = True
     with pytest.raises(StoreError):
         first.leadership.resign()
-    node.cell.fails_after_writing = False
+    cell.fails_after_writing = False
     assert second.step()
     assert not first.leadership.is_valid(term)
     assert not still()
     assert not first.step()
 
 
-def test_hand_back_that_failed_is_repeated_at_the_next_look(node: Nodes) -> None:
-    first = node("a")
+def test_hand_back_that_failed_is_repeated_at_the_next_look(cell: LeaseCell) -> None:
+    first = Contender(cell, "a")
     first.step()
     first.leadership.hand_back()
-    node.cell.before_swap = raising(StoreError("it does not answer."))
+    cell.before_swap = raising(StoreError("it does not answer."))
     assert not first.step()
-    assert node.cell.record.holder == "a"
+    assert cell.record.holder == "a"
     assert not first.step()
-    assert node.cell.record.holder == ""
+    assert cell.record.holder == ""
 
 
-# --- acknowledgements ------------------------------------------------------------------------------------------------
+# --- acknowledgments -------------------------------------------------------------------------------------------------
 
 
-def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(node: Nodes) -> None:
-    first, second = Contender(node.cell, "a", ManualClock(NOW_MS)), Contender(node.cell, "b", node.clock)
+def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(cell: LeaseCell) -> None:
+    first, second = Contender(cell, "a", ManualClock(NOW_MS)), Contender(cell, "b")
     first.step()
     term = first.leadership.term()
     second.take_over()
@@ -246,8 +237,8 @@ def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(node: Nodes) -> No
     assert not first.step()
 
 
-def test_term_is_over_at_once_when_another_leads(node: Nodes) -> None:
-    first, second = node("a"), node("b")
+def test_term_is_over_at_once_when_another_leads(cell: LeaseCell) -> None:
+    first, second = Contender(cell, "a"), Contender(cell, "b")
     first.step()
     term = first.leadership.term()
     second.take_over()
@@ -258,59 +249,59 @@ def test_term_is_over_at_once_when_another_leads(node: Nodes) -> None:
     assert not first.leadership.is_valid(term)
 
 
-def test_write_without_a_response_of_the_store_is_in_doubt(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = node("a")
+def test_write_without_a_response_of_the_store_is_in_doubt(cell: LeaseCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Contender(cell, "a")
     first.step()
-    monkeypatch.setattr(node.cell, "lease", raising(StoreError("HBase is away.")))
+    monkeypatch.setattr(cell, "lease", raising(StoreError("HBase is away.")))
     with pytest.raises(StoreError, match="HBase is away"):
         first.leadership.confirm(first.leadership.term())
     monkeypatch.undo()
     first.leadership.resign()
-    assert node.cell.record.holder == "a"
+    assert cell.record.holder == "a"
 
 
 # --- a single server -------------------------------------------------------------------------------------------------
 
 
-class Busy(ManualClock):
-    """While one sleeps, something happens."""
+class CallbackClock(ManualClock):
+    """A clock that calls a function after each sleep."""
 
-    happens: Callable[[], object] = staticmethod(lambda: None)
+    on_sleep: Callable[[], object] = staticmethod(lambda: None)
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        self.happens()
+        self.on_sleep()
 
 
-def test_single_server_after_a_dead_leader_waits_and_leads(node: Nodes) -> None:
-    clock = Busy(NOW_MS)
-    Contender(node.cell, "a", clock).step()
-    second = Contender(node.cell, "b", clock)
+def test_single_server_after_a_dead_leader_waits_and_leads(cell: LeaseCell) -> None:
+    clock = CallbackClock(NOW_MS)
+    Contender(cell, "a", clock).step()
+    second = Contender(cell, "b", clock)
     second.leadership.wait_for_term(second.step)
     assert second.leadership.leads
     assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
 
 
-def test_single_server_with_a_live_leader_is_rejected(node: Nodes) -> None:
-    clock = Busy(NOW_MS)
-    first, second = Contender(node.cell, "a", clock), Contender(node.cell, "b", clock)
+def test_single_server_with_a_live_leader_is_rejected(cell: LeaseCell) -> None:
+    clock = CallbackClock(NOW_MS)
+    first, second = Contender(cell, "a", clock), Contender(cell, "b", clock)
     first.step()
-    clock.happens = first.step
+    clock.on_sleep = first.step
     with pytest.raises(LeaseHeld, match=r"^a .*server\.leader\.advertise"):
         second.leadership.wait_for_term(second.step)
     assert first.leadership.leads
 
 
-# --- in its thread, and its metrics ----------------------------------------------------------------------------------
+# --- the thread and the metrics -------------------------------------------------------------------------------------
 
 
 def test_watch_that_cannot_give_the_lease_back_warns(
-    node: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cell: LeaseCell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = node("a")
+    first = Contender(cell, "a")
     first.step()
     watch = LeaseWatcher(first.step, first.leadership.resign)
-    monkeypatch.setattr(node.cell, "swap_lease", raising(StoreError("HBase is away.")))
+    monkeypatch.setattr(cell, "swap_lease", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         watch.stop()
     assert "HBase is away." in caplog.text
@@ -336,8 +327,8 @@ def test_watch_after_an_unexpected_error_logs_it_once_and_goes_on(
     assert record.exc_info is not None
 
 
-def test_metrics_of_two_servers_show_one_leader_and_the_term(node: Nodes) -> None:
-    first, second = node("a"), node("b")
+def test_metrics_of_two_servers_show_one_leader_and_the_term(cell: LeaseCell) -> None:
+    first, second = Contender(cell, "a"), Contender(cell, "b")
     first.step()
     second.step()
     for one, leads in ((first, 1.0), (second, 0.0)):

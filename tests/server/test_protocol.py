@@ -33,22 +33,23 @@ from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import HttpProtocol, KnownHead, limited_protocol
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
-#: What is inside a body, and must never be carried out.
+#: A request inside a body, which the server must never execute.
 SMUGGLED = b"DELETE /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Echo:
-    """Answers with the body of each request, and remembers what it was asked.
+    """An application that responds with the body of each request.
 
     Attributes:
-        requests: method, path and body of each request.
-        headers: those of the last.
-        started, may_read, may_answer: set at the first request; bodies and answers wait for the others.
-        heads: what it serves by their heads; None: every request is parsed.
+        requests: the method, the path and the body of each request.
+        headers: the headers of the last request.
+        started: set when a request has started.
+        may_read, may_answer: events for which the application waits before it reads and responds.
+        heads: the known heads; None: the server parses every request.
     """
 
     def __init__(self, *, knows_heads: bool = False) -> None:
-        self.heads = KnownBefore() if knows_heads else None
+        self.heads = EchoHeads() if knows_heads else None
         self.requests: list[tuple[str, str, bytes]] = []
         self.headers: list[tuple[bytes, bytes]] = []
         self.started, self.may_read, self.may_answer = Event(), Event(), Event()
@@ -73,14 +74,14 @@ class Echo:
         await respond(send, 200, body)
 
 
-class KnownBefore:
-    """Knows every usual head with a body, as if it had been served before.
+class EchoHeads:
+    """Known heads that contain every usual head with a body.
 
-    Its requests are handed to the application a turn of the loop later, which answers them as if they were parsed.
+    In the next iteration of the loop, the server parses the requests and passes them to the application.
 
     Attributes:
-        served: how many there were.
-        at_once: whether a request is confirmed before the function returns, as if its write were already done.
+        served: the number of requests that were served by their head.
+        at_once: whether a request is confirmed before the function returns, as after a finished write.
     """
 
     _USUAL = re.compile(
@@ -92,7 +93,7 @@ class KnownBefore:
         self.at_once = False
 
     def __setitem__(self, head: bytes, known: KnownHead) -> None:
-        """It is known already."""
+        """Do nothing: every usual head is known."""
 
     def get(self, head: bytes) -> KnownHead | None:
         usual = self._USUAL.fullmatch(head)
@@ -165,7 +166,7 @@ def test_body_of_an_upgrade_request_cut_anywhere_is_read(echo: Echo, port: int, 
         for first in range(0, len(data), size := -(-len(data) // pieces)):
             client.socket.sendall(data[first : first + size])
         assert client.answer().body == SMUGGLED
-        # And a segment of its own for a body after its head.
+        # A body after its head is in another segment.
         head, _, body = data.partition(b"\r\n\r\n")
         client.socket.sendall(head + b"\r\n\r\n")
         time.sleep(0.01)
@@ -382,7 +383,7 @@ def test_new_connection_replaces_the_slowest_request(monkeypatch: pytest.MonkeyP
 
 
 def test_new_connection_replaces_the_longest_idle(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
-    # The last request must come sooner than this after the one before, also on a loaded machine.
+    # The limit for the interval between the last two requests, also on a loaded machine.
     monkeypatch.setattr(protocol, "_IDLE_SECONDS", 1)
     with listening(echo, max_connections=3) as port, ExitStack() as stack:
         first, second, busy = (stack.enter_context(Client(port)) for _ in range(3))
@@ -398,7 +399,7 @@ def test_new_connection_replaces_the_longest_idle(monkeypatch: pytest.MonkeyPatc
             assert second.socket.recv(1) == b""
         assert first.ask("GET", "/").status == 200
         assert busy.answer().status == 200
-        # None of the three has been idle for long now.
+        # None of the three connections has been idle for long.
         assert stack.enter_context(Client(port)).ask("GET", "/new").status == 503
 
 
@@ -487,7 +488,7 @@ def _gets_in(port: int) -> bool:
     with Client(port) as client:
         try:
             return client.ask("GET", "/").status == 200
-        except (OSError, EOFError):  # closed before it had asked
+        except (OSError, EOFError):  # closed before the request
             return False
 
 
@@ -522,7 +523,7 @@ def test_stop_does_not_wait_for_idle_clients_that_do_not_read(
                 if sends:
                     client.sendall(request("GET", "/", b""))
                     assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        # The server has closed both before it gave up waiting.
+        # The server has closed both before the end of its wait.
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
         assert client.recv(1000) == b""
 
@@ -589,8 +590,8 @@ def test_unfinished_handshake_gives_its_place_to_the_next(
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-class Written:
-    """Stands for a connection's transport: what was written, piece by piece, and then None if it was closed."""
+class RecordingTransport:
+    """The transport of a connection, which records each written piece, and None for a close."""
 
     def __init__(self, transport: asyncio.Transport | None = None, *, closed: bool = False) -> None:
         self._transport, self._closed = transport, closed
@@ -624,7 +625,7 @@ LARGE = bytes(protocol._JOINED_BYTES + 1)
     ids=["no body", "pieces", "interim", "large", "cut short"],
 )
 def test_head_is_written_with_the_first_piece(data: list[bytes | None], written: list[bytes | None]) -> None:
-    transport = Written()
+    transport = RecordingTransport()
     joining = protocol._Joining(transport)  # type: ignore[arg-type]
     for piece in data:
         joining.close() if piece is None else joining.write(piece)
@@ -632,7 +633,7 @@ def test_head_is_written_with_the_first_piece(data: list[bytes | None], written:
 
 
 def test_head_is_not_written_to_a_closed_connection() -> None:
-    transport = Written(closed=True)
+    transport = RecordingTransport(closed=True)
     joining = protocol._Joining(transport)  # type: ignore[arg-type]
     joining.write(HEAD)
     joining.close()
@@ -640,8 +641,8 @@ def test_head_is_not_written_to_a_closed_connection() -> None:
 
 
 def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
-    class Early(Echo):
-        """Begins its answer before the body has come."""
+    class EarlyEcho(Echo):
+        """An application that starts its response before it has received the body."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -649,7 +650,7 @@ def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-    early = Early()
+    early = EarlyEcho()
     with listening(early) as port, Client(port) as client:
         client.socket.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
         assert early.started.wait(PATIENCE_SECONDS)
@@ -658,8 +659,8 @@ def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
 
 
 def test_disconnect_ends_the_request_before_a_pipelined_one(caplog: pytest.LogCaptureFixture) -> None:
-    class Waiting(Echo):
-        """Waits until its client disconnects, and then answers."""
+    class LateEcho(Echo):
+        """An application that responds after its client has disconnected."""
 
         ended = Event()
 
@@ -670,7 +671,7 @@ def test_disconnect_ends_the_request_before_a_pipelined_one(caplog: pytest.LogCa
             await respond(send, 200, b"late")
             self.ended.set()
 
-    waiting = Waiting()
+    waiting = LateEcho()
     with listening(waiting) as port:
         with Client(port) as client:
             client.socket.sendall(request("GET", "/first") + request("GET", "/second"))
@@ -692,11 +693,11 @@ def test_response_on_a_persistent_connection_is_complete(port: int, method: str,
 
 
 def test_small_answer_is_written_once(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    seen: list[Written] = []
+    seen: list[RecordingTransport] = []
     joining = protocol._Joining
 
     def spied(transport: asyncio.Transport) -> object:
-        seen.append(Written(transport))
+        seen.append(RecordingTransport(transport))
         return joining(seen[-1])  # type: ignore[arg-type]
 
     monkeypatch.setattr(protocol, "_Joining", spied)

@@ -45,15 +45,15 @@ from tms_core.web.listener import Listener
 
 
 @dataclass
-class Guest:
-    """A companion that notes what happens to it."""
+class FakeCompanion:
+    """A companion that records its starts and stops."""
 
     context: CompanionContext | None = None
     seen: list[str] = field(default_factory=list)
     refuses: bool = False
     hold_seconds: int | None = 7200
 
-    def start(self, context: CompanionContext) -> Guest:
+    def start(self, context: CompanionContext) -> FakeCompanion:
         if self.refuses:
             raise TmsError("There is no room.")
         self.context = context
@@ -62,7 +62,7 @@ class Guest:
 
     def stop(self) -> None:
         assert self.context is not None
-        # Everything is still there.
+        # The service, the store and the transactions are still open.
         assert self.context.service.topics("default") is not None
         assert self.context.store.metadata.rows() is not None
         manager = self.context.transactions
@@ -71,9 +71,9 @@ class Guest:
 
 
 @pytest.fixture
-def guest(monkeypatch: pytest.MonkeyPatch) -> Guest:
-    found = Guest()
-    module = ModuleType("guest_of_a_test")
+def companion(monkeypatch: pytest.MonkeyPatch) -> FakeCompanion:
+    found = FakeCompanion()
+    module = ModuleType("companion_of_a_test")
     module.start = found.start  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     install(monkeypatch, f"{module.__name__}:start")
@@ -97,12 +97,12 @@ def memory(folder: Path, transactions: dict[str, str] | None = None, **server: o
 # --- companions ------------------------------------------------------------------------------------------------------
 
 
-def test_companion_gets_the_context_and_stops_before_the_server(guest: Guest, tmp_path: Path) -> None:
+def test_companion_gets_the_context_and_stops_before_the_server(companion: FakeCompanion, tmp_path: Path) -> None:
     config, clock = configure(tmp_path), ManualClock(NOW_MS)
     environ = {"TMS_SERVER__DEFAULT_TTL_SECONDS": "60"}
     for created in (True, False):
         with serving(config, environ, {"leveldb": None}, clock=clock) as started:
-            context = guest.context
+            context = companion.context
             assert context is not None
             assert (context.config, context.environ, context.flags) == (config, environ, {"leveldb": None})
             assert (context.created, context.clock) == (created, clock)
@@ -114,7 +114,7 @@ def test_companion_gets_the_context_and_stops_before_the_server(guest: Guest, tm
                 if created:
                     TopicClient(client, "t").create()
                 assert client.ask("GET", "/v1/namespaces/default/topics/t").json["ttl"] == "60"
-    assert guest.seen == ["started", "stopped"] * 2
+    assert companion.seen == ["started", "stopped"] * 2
 
 
 def test_new_store_is_closed_to_other_users(tmp_path: Path) -> None:
@@ -141,13 +141,13 @@ def test_publish_with_an_unissued_pointer_is_rejected(tmp_path: Path) -> None:
             assert topic.post("publish", issued).status == 200
 
 
-def test_companion_with_an_error_ends_the_start(guest: Guest, tmp_path: Path) -> None:
-    guest.refuses = True
+def test_companion_with_an_error_ends_the_start(companion: FakeCompanion, tmp_path: Path) -> None:
+    companion.refuses = True
     with pytest.raises(TmsError, match="There is no room"), serving(configure(tmp_path), {}, {}):
         pass
-    guest.refuses = False
+    companion.refuses = False
     with serving(configure(tmp_path), {}, {}):
-        assert guest.seen == ["started"]
+        assert companion.seen == ["started"]
 
 
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:start", "json:no_such_name"])
@@ -219,7 +219,7 @@ def test_system_topics_are_created_once_over_restarts(tmp_path: Path) -> None:
 
 
 class FakeHBase(MemoryStore):
-    """Stands for an HBase that is there."""
+    """A reachable HBase, simulated in memory."""
 
     def __init__(self, wanted: HBaseSettings, _: Clock) -> None:
         assert wanted == HBaseSettings()
@@ -250,19 +250,19 @@ def test_server_on_hbase_leads_and_accepts_a_message_ttl(hbase: Path, more: dict
         assert started.transactions is None
         topic = TopicClient(client, "t")
         while (answer := client.ask("PUT", topic.path, b"{}")).status != 200:
-            assert answer.status == 503  # of several servers, one listens before it leads
+            assert answer.status == 503  # with several servers, each listens before it leads
         while (answer := topic.post("publish", {"messages": ["a"], "ttlSeconds": 60})).status != 200:
             assert answer.status == 503
         assert topic.poll() == ["a"]
         assert "tms_server_is_leader 1.0\n" in client.ask("GET", "/metrics").text
 
 
-def test_publish_outside_transactions_works_without_the_service(guest: Guest, tmp_path: Path) -> None:
+def test_publish_outside_transactions_works_without_the_service(companion: FakeCompanion, tmp_path: Path) -> None:
     with serving(configure(tmp_path), {}, {}) as started, Client(port_of(started.url)) as client:
-        assert guest.context is not None
-        assert guest.context.transactions is not None
-        guest.context.transactions.close()
-        guest.context = replace(guest.context, transactions=None)
+        assert companion.context is not None
+        assert companion.context.transactions is not None
+        companion.context.transactions.close()
+        companion.context = replace(companion.context, transactions=None)
         topic = TopicClient(client, "t").create()
         topic.publish("a")
         assert topic.poll() == ["a"]
@@ -310,9 +310,9 @@ def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known
         for client in clients[:4]:
             client.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ada)
         if known:
-            # Polls of ada may wait on three of seven connections: any of the four is one too many.
+            # Polls of ada may wait on three of seven connections; the server rejects any of the four.
             late = find_refused(clients[:4], "ada")
-            # Who need not wait is answered, and so is who asks again.
+            # The server responds to polls that need not wait, and to the repeated poll.
             assert late.ask("POST", f"{path}/poll", b"{}", **of_ada).json == []
             assert late.ask("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ada).status == 503
             late.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ben)
@@ -320,12 +320,12 @@ def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known
             client.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ben)
         waiting = clients[:6]
         if known:
-            # Polls of ben may wait on half of the four connections that are left.
+            # Polls of ben may wait on half of the four remaining connections.
             waiting.remove(find_refused([late, *clients[4:6]], "ben"))
         assert clients[6].ask("POST", f"{path}/publish", b'{"messages": ["a"]}', **of_ben).status == 200
         for client in waiting:
             [message] = client.answer().json
-        # There is room again.
+        # A connection is free again.
         after_message = {"startFrom": {"id": message["id"]}, "inclusive": False, "waitSeconds": 1}
         assert clients[0].ask("POST", f"{path}/poll", json.dumps(after_message).encode(), **of_ada).json == []
 

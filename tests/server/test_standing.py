@@ -90,14 +90,20 @@ def test_started_member_publishes_its_address_in_the_lease(advertise: str, addre
 # --- waiting janitors ------------------------------------------------------------------------------------------------
 
 
-class Janitor:
-    """Starts when another one is gone."""
+class FakeJanitor:
+    """A janitor whose first starts fail.
+
+    Attributes:
+        requests: the number of starts.
+        sweeps: the number of requested sweeps.
+        runs: set while the janitor runs.
+    """
 
     hold_seconds = 7200
 
     def __init__(self, *refusals: Exception) -> None:
         self.refusals = list(refusals)
-        self.requests, self.hurried, self.runs = 0, 0, Event()
+        self.requests, self.sweeps, self.runs = 0, 0, Event()
 
     def __call__(self) -> Companion:
         self.requests += 1
@@ -107,7 +113,7 @@ class Janitor:
         return self
 
     def run_now(self) -> None:
-        self.hurried += 1
+        self.sweeps += 1
 
     def stop(self) -> None:
         self.runs.clear()
@@ -117,27 +123,27 @@ HELD = LeaseHeld("another one has the lease.", "Wait.")
 
 
 def test_standby_janitor_waits_and_can_be_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    janitor = Janitor(HELD)
+    janitor = FakeJanitor(HELD)
     with caplog.at_level(logging.INFO):
         waiting = start_companion("janitor", janitor)
     waiting.stop()
     assert janitor.requests == 1
     assert "the janitor of this server waits: another one has the lease." in caplog.text
     with pytest.raises(StoreError):
-        start_companion("janitor", Janitor(StoreError("HBase is away.")))
+        start_companion("janitor", FakeJanitor(StoreError("HBase is away.")))
 
 
 def test_standby_calls_reach_only_a_running_janitor() -> None:
-    waiting = Standby("janitor", Janitor(HELD), retry_seconds=3600)
+    waiting = Standby("janitor", FakeJanitor(HELD), retry_seconds=3600)
     waiting.run_now()
     assert waiting.hold_seconds is None
     waiting.stop()
-    janitor = Janitor(HELD, HELD)
+    janitor = FakeJanitor(HELD, HELD)
     running = Standby("janitor", janitor, retry_seconds=0.01)
     assert janitor.runs.wait(PATIENCE_SECONDS)
     running._thread.join()
     running.run_now()
-    assert (janitor.hurried, running.hold_seconds) == (1, 7200)
+    assert (janitor.sweeps, running.hold_seconds) == (1, 7200)
     running.stop()
     assert not janitor.runs.is_set()
 
@@ -148,13 +154,13 @@ def test_standby_janitor_that_fails_logs_it_once_and_tries_again_later(
 ) -> None:
     waits: list[float | None] = []
 
-    class Waits(Event):
+    class RecordingEvent(Event):
         def wait(self, timeout: float | None = None) -> bool:
             waits.append(timeout)
             return super().wait(timeout)
 
-    monkeypatch.setattr(companions, "Event", Waits)
-    janitor = Janitor(HELD, kind("HBase is away."), kind("HBase is away."))
+    monkeypatch.setattr(companions, "Event", RecordingEvent)
+    janitor = FakeJanitor(HELD, kind("HBase is away."), kind("HBase is away."))
     waiting = Standby("janitor", janitor, retry_seconds=0.01)
     is_started = janitor.runs.wait(PATIENCE_SECONDS)
     waiting.stop()

@@ -306,14 +306,10 @@ def test_commit_and_start_with_a_service_of_tephra_only_commits() -> None:
 def test_commit_and_start_after_a_broken_connection_asks_again() -> None:
     tephras, started = unknown_but("commitOrThrow"), wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
 
-    conducts: list[Callable[[RpcMessage], bytes | None]] = [
-        lambda call: reply(call, started),
-        reply,
-        tephras,
-        hang_up,
-        tephras,
-        tephras,
-    ]
+    def begin(call: RpcMessage) -> bytes:
+        return reply(call, started)
+
+    conducts: list[Callable[[RpcMessage], bytes | None]] = [begin, reply, tephras, hang_up, tephras, tephras]
     with scripted(lambda call: conducts.pop()(call)) as (service, client):  # noqa: PLW0108
         assert client.commit_and_start(7) is None
         client.abort(Transaction(8, 8, 8))
