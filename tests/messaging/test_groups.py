@@ -266,7 +266,7 @@ def test_poll_without_order_skips_undecided_messages_until_decided(kit: GroupKit
     assert (kit.claims(), kit.base()) == ([], kit.ids()[-1])
 
 
-# --- messages that failed -------------------------------------------------------------------------------------------
+# --- messages that failed --------------------------------------------------------------------------------------------
 
 
 def test_poll_of_a_failed_batch_waits_longer_after_each_failure(kit: GroupKit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.builders import NOW_MS
+from tests.server.client import JSON, Answer, Client
+from tests.server.conftest import Serving
 from tms_core.clock import ManualClock
 from tms_core.server.auth.gate import Gate
 from tms_core.server.auth.tokens import new_token, token_line
@@ -18,7 +21,7 @@ from tms_core.server.serving import make_gate
 from tms_core.settings.models import AuthSettings
 from tms_core.web.failed_attempts import FailedAttempts
 
-#: Who may do what. The stranger is known, and may do nothing here.
+#: The topics and the permissions of each principal. The stranger has no permissions in ``default``.
 ROLES = {
     "admin": ("default:*", ["admin"]),
     "publisher": ("default:*", ["publish"]),
@@ -31,7 +34,7 @@ RULES = [{"principal": role, "topics": [topics], "can": can} for role, (topics, 
 
 
 class Identities(Protocol):
-    """Tokens of one kind, and the gate that knows them."""
+    """Tokens of one kind, and a gate that verifies them."""
 
     gate: Gate
 
@@ -43,7 +46,7 @@ class Identities(Protocol):
 
 
 class TokenIdentities:
-    """Tokens of a file; an expired one is one that was taken out of it."""
+    """Tokens of a file; an expired token is one that was removed from the file."""
 
     def __init__(self, folder: Path) -> None:
         self._good = {role: new_token() for role in ROLES}
@@ -69,7 +72,7 @@ class TokenIdentities:
 
 
 class JwtIdentities:
-    """Tokens of an issuer, whose key is on the curve P-256."""
+    """JSON Web Tokens of an issuer with a P-256 key."""
 
     def __init__(self, folder: Path) -> None:
         self._clock = ManualClock(NOW_MS)
@@ -92,19 +95,40 @@ class JwtIdentities:
         return jwt.encode({"sub": role, "exp": expires}, key, "ES256")
 
 
-class Patient(FailedAttempts):
+class UnlimitedAttempts(FailedAttempts):
+    """Failed attempts without delays."""
+
     def note(self, address: str) -> float:
         return 0.0
 
 
 def gate_of(clock: ManualClock, *, patient: bool = True, **settings: Any) -> Gate:
-    """The gate that settings make; a patient one slows down no failed attempts."""
+    """Return the gate of settings; a patient gate does not delay requests after failed attempts."""
     gate = make_gate(AuthSettings.model_validate({"rules": RULES, **settings}), clock)
     assert gate is not None
     if patient:
-        gate.failed = Patient(clock)
+        gate.failed = UnlimitedAttempts(clock)
     return gate
 
 
 def bearer(token: str) -> list[tuple[bytes, bytes]]:
     return [(b"host", b"localhost"), (b"authorization", b"Bearer " + token.encode())]
+
+
+class PrincipalClient:
+    """A client of a server that sends each request with the token of a principal.
+
+    Args:
+        tokens: the token of each principal.
+        prefix: the prefix of all paths.
+    """
+
+    def __init__(self, server: Serving, client: Client, tokens: dict[str, str], prefix: str = "") -> None:
+        self.server, self.client, self.tokens, self._prefix = server, client, tokens, prefix
+
+    def headers(self, who: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.tokens.get(who, who)}", "content_type": JSON}
+
+    def ask(self, who: str, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        data = json.dumps({} if body is None else body).encode()
+        return self.client.ask(method, f"{self._prefix}{path}", data, **{**self.headers(who), **headers})

@@ -559,7 +559,7 @@ def test_other_calls_are_delegated_to_the_store(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
 
 
-# --- positions and claims ---------------------------------------------------------------------------------------------
+# --- positions and claims --------------------------------------------------------------------------------------------
 
 FIRST, SECOND_ID = MessageId(NOW_MS, 0), MessageId(NOW_MS, 1)
 EVERY_ROW = reader()

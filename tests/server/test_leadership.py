@@ -95,7 +95,7 @@ def test_leader_that_cannot_prepare_a_term_lets_another_server_lead(
     assert first.step()
 
 
-# --- end ------------------------------------------------------------------------------------------------------------
+# --- end -------------------------------------------------------------------------------------------------------------
 
 
 def test_leader_that_slept_leads_again_after_a_renewal(cell: LeaseCell) -> None:
@@ -292,7 +292,7 @@ def test_single_server_with_a_live_leader_is_rejected(cell: LeaseCell) -> None:
     assert first.leadership.leads
 
 
-# --- the thread and the metrics -------------------------------------------------------------------------------------
+# --- the thread and the metrics --------------------------------------------------------------------------------------
 
 
 def test_watch_that_cannot_give_the_lease_back_warns(

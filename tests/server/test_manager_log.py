@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.hbase.conftest import hbase, hbase_tables
+from tests.kit.side import FaultySide
 from tests.support import each_raises
 from tests.test_side import hbase_side
 from tests.transaction.managers import BASE, NOW_MS, state
@@ -23,7 +24,7 @@ from tms_core.server.ha.leadership import not_leader_error
 from tms_core.server.ha.manager_log import SideLog, SideStorage, leadership_lost_error, read_root
 from tms_core.tables.base import Page
 from tms_core.tables.leveldb.side import LevelDBSide
-from tms_core.tables.side import MemorySide, SideChange, SideTable
+from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.manager.journal import LogFailed
@@ -33,12 +34,12 @@ from tms_core.transaction.model import Snapshot, Transaction
 
 __all__ = ["hbase", "hbase_tables"]
 
-#: Opens the same place again, each time as another manager does.
+#: A function that opens the same log as another manager.
 Open = Callable[[], Storage]
 
 
-class Shared:
-    """Storages in one side table, of which only the last one made has the lead."""
+class SharedLog:
+    """A factory of storages in one side table, of which only the newest has the lease."""
 
     def __init__(self, side: SideTable) -> None:
         self.side = side
@@ -57,7 +58,7 @@ def of_folder(path: Path, _: pytest.FixtureRequest) -> Open:
     held: list[Storage] = []
 
     def opened() -> Storage:
-        # The one before is dead, and with it its lock.
+        # The previous storage is dead, and its lock is free.
         for storage in held:
             storage.close()
         held.append(DirectoryStorage(path))
@@ -70,9 +71,9 @@ T = TypeVar("T")
 
 PLACES: dict[str, Callable[[Path, pytest.FixtureRequest], Open]] = {
     "folder": of_folder,
-    "memory": lambda *_: Shared(MemorySide()),
-    "leveldb": lambda path, request: Shared(closing(LevelDBSide(path / "side"), request)),
-    "hbase": lambda _, request: Shared(closing(hbase_side(request.getfixturevalue("hbase_tables")), request)),
+    "memory": lambda *_: SharedLog(MemorySide()),
+    "leveldb": lambda path, request: SharedLog(closing(LevelDBSide(path / "side"), request)),
+    "hbase": lambda _, request: SharedLog(closing(hbase_side(request.getfixturevalue("hbase_tables")), request)),
 }
 
 
@@ -97,12 +98,12 @@ def side() -> MemorySide:
 
 
 @pytest.fixture
-def shared(side: MemorySide) -> Shared:
-    return Shared(side)
+def shared(side: MemorySide) -> SharedLog:
+    return SharedLog(side)
 
 
 def work(manager: TransactionManager) -> list[Transaction]:
-    """Something of everything; returns what is still in progress."""
+    """Start and end transactions in all ways; return the transactions in progress."""
     one, two, three = manager.start_short(), manager.start_short(), manager.start_long()
     manager.can_commit(one.transaction_id, [b"a", b"\x00\xff"])
     manager.commit(one.transaction_id)
@@ -137,7 +138,7 @@ def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, cl
         assert manager.status(transaction) == ("ended" if committed else "in progress")
 
 
-def test_commit_after_a_takeover_asks_again_first(shared: Shared, clock: ManualClock) -> None:
+def test_commit_after_a_takeover_asks_again_first(shared: SharedLog, clock: ManualClock) -> None:
     previous = TransactionManager(shared(), clock)
     transaction = previous.start_short().transaction_id
     previous.can_commit(transaction, [b"a"])
@@ -160,7 +161,7 @@ def test_previous_manager_cannot_write_to_the_log_of_its_successor(side: MemoryS
     assert manager.status(BASE + 1) == "in progress"
 
 
-def test_previous_manager_that_leads_again_reads_changes_of_others(shared: Shared, clock: ManualClock) -> None:
+def test_previous_manager_that_leads_again_reads_changes_of_others(shared: SharedLog, clock: ManualClock) -> None:
     previous = TransactionManager(shared(), clock)
     first = previous.start_short().transaction_id
     between = TransactionManager(shared(), clock)
@@ -193,7 +194,7 @@ def test_manager_of_a_follower_waits_until_it_leads(side: MemorySide, clock: Man
     manager.close()
 
 
-def test_root_names_the_address_of_the_last_manager(shared: Shared, clock: ManualClock) -> None:
+def test_root_names_the_address_of_the_last_manager(shared: SharedLog, clock: ManualClock) -> None:
     assert read_root(shared.side) is None
     logs = set()
     for address in ("one:1", "other:2"):
@@ -210,54 +211,6 @@ def test_root_names_the_address_of_the_last_manager(shared: Shared, clock: Manua
 # --- late writes -----------------------------------------------------------------------------------------------------
 
 
-class Late(SideTable):
-    """A side table whose changes a test holds back, fails, or loses the answers of.
-
-    Attributes:
-        fails_at: the number of the change that fails, from 0; those after it too.
-        does_it: whether that one is done all the same.
-        before: called before each change, and before a row is read by itself.
-    """
-
-    def __init__(self, side: SideTable) -> None:
-        self._side = side
-        self.changes = 0
-        self.fails_at = -1
-        self.does_it = False
-        self.before: Callable[[bytes], object] = lambda _: None
-
-    def get(self, key: bytes) -> bytes | None:
-        self.before(key)
-        return self._side.get(key)
-
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
-        # Small pages, so that a log has several.
-        return self._side.rows(start, stop, min(limit, 2))
-
-    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._change(rows[0][0], lambda: self._side.put(rows))
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        self._change(b"", lambda: self._side.delete(keys))
-
-    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        return self._change(changes[0].key, lambda: self._side.exchange_each(changes))
-
-    def close(self) -> None:
-        """Do nothing: the test closes the storage."""
-
-    def _change(self, key: bytes, change: Callable[[], T]) -> T:
-        self.before(key)
-        number, self.changes = self.changes, self.changes + 1
-        if 0 <= self.fails_at < number:
-            raise StoreError("it is dead.")
-        if number == self.fails_at:
-            if self.does_it:
-                change()
-            raise StoreUnavailable("there was no answer.")
-        return change()
-
-
 def rows(side: SideTable) -> list[bytes]:
     return [key for key, _ in side.rows(b"", None, 1000).items]
 
@@ -267,7 +220,7 @@ def test_crash_at_any_change_keeps_acknowledged_changes(clock: ManualClock, does
     at, died = 0, True
     while died:
         side = MemorySide()
-        late = Late(side)
+        late = FaultySide(side)
         late.fails_at, late.does_it = at, does_it
         started: list[int] = []
         committed: list[int] = []
@@ -283,7 +236,7 @@ def test_crash_at_any_change_keeps_acknowledged_changes(clock: ManualClock, does
             died = False
         except StoreError:
             pass
-        manager = TransactionManager(SideStorage(Late(side), lambda: lambda: True), clock)
+        manager = TransactionManager(SideStorage(FaultySide(side), lambda: lambda: True), clock)
         for transaction in started:
             wanted = {"ended"} if transaction in committed else {"in progress", "ended"}
             if transaction not in committed and transaction != started[-1]:
@@ -298,7 +251,7 @@ def test_crash_at_any_change_keeps_acknowledged_changes(clock: ManualClock, does
 def test_change_without_a_response_is_found_by_the_next_change(
     side: MemorySide, clock: ManualClock, does_it: bool
 ) -> None:
-    late = Late(side)
+    late = FaultySide(side)
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     transaction_ids = manager.start_short().transaction_id
     late.fails_at, late.does_it = late.changes, does_it
@@ -312,10 +265,10 @@ def test_change_without_a_response_is_found_by_the_next_change(
 def test_snapshot_whose_root_change_got_no_response_is_kept(
     side: MemorySide, clock: ManualClock, does_it: bool
 ) -> None:
-    late = Late(side)
+    late = FaultySide(side)
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     expected = work(manager)
-    # A part of the snapshot, then the root.
+    # First a part of the snapshot, then the root.
     late.fails_at, late.does_it = late.changes + 1, does_it
     for _ in range(2):
         with pytest.raises(StoreError):
@@ -331,7 +284,7 @@ def test_snapshot_whose_root_change_got_no_response_is_kept(
 def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: ManualClock, at: int) -> None:
     previous = manager_of(side, clock)
     transaction_ids = [previous.start_short().transaction_id for _ in range(3)]
-    late = Late(side)
+    late = FaultySide(side)
     calls = 0
 
     def concurrent_action(_: bytes) -> None:
@@ -339,7 +292,7 @@ def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: 
         calls += 1
         if calls == at:
             if at < 3:
-                # Its log goes on behind what has been read of it.
+                # The log grows after the position that was read.
                 transaction_ids.append(previous.start_short().transaction_id)
             previous.take_snapshot()
 
@@ -351,8 +304,8 @@ def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: 
 
 
 @pytest.mark.parametrize("at", [b"xr", b"xl"])
-def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: ManualClock, at: bytes) -> None:
-    late = Late(shared.side)
+def test_manager_paused_in_a_takeover_decides_nothing(shared: SharedLog, clock: ManualClock, at: bytes) -> None:
+    late = FaultySide(shared.side)
     previous = TransactionManager(SideStorage(late, shared.lease), clock)
     transaction = previous.start_short()
     late.fails_at = late.changes
@@ -375,8 +328,8 @@ def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: Man
     assert TransactionManager(shared(), clock).status(transaction.transaction_id) == "in progress"
 
 
-def test_late_snapshot_of_a_previous_manager_loses_nothing(shared: Shared, clock: ManualClock) -> None:
-    late = Late(shared.side)
+def test_late_snapshot_of_a_previous_manager_loses_nothing(shared: SharedLog, clock: ManualClock) -> None:
+    late = FaultySide(shared.side)
     previous = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     transaction_ids = [previous.start_short().transaction_id]
 
@@ -393,7 +346,7 @@ def test_late_snapshot_of_a_previous_manager_loses_nothing(shared: Shared, clock
 
 
 def test_snapshot_of_a_previous_manager_deletes_no_later_snapshot(
-    shared: Shared, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    shared: SharedLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     previous = TransactionManager(SideStorage(shared.side, lambda: lambda: True), clock)
     transaction_id = previous.start_short().transaction_id
@@ -418,7 +371,7 @@ def test_edits_larger_than_a_row_are_whole_or_count_for_nothing(
     side: MemorySide, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager_log, "ROW_BYTES", 50)
-    late = Late(side)
+    late = FaultySide(side)
     previous = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     one, two = previous.start_short().transaction_id, previous.start_short().transaction_id
     keys = [b"%d" % key * 20 for key in range(20)]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.server.test_manager_log import Late
+from tests.kit.side import FaultySide
 from tests.transaction.managers import NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import NotInProgress, StoreUnavailable, TmsError
@@ -21,19 +21,19 @@ from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction
 
-#: How many histories are played, and what happens in each.
+#: The number of histories, and in each history the steps, the pauses and the depth of nested steps.
 HISTORIES, STEPS, PAUSES, DEEP = 250, 120, 60, 3
-#: How likely a change of leader is at a step, a pause at a call of the table, and a lost call or answer.
+#: The probabilities of a change of leader at a step, of a pause at a call of the table, and of a lost call or response.
 CHANGE, PAUSE, LOST = 0.1, 0.1, 0.02
-#: How likely the leader's memory is compared with the log.
+#: The probability of a comparison of the leader's memory with the log.
 LOOK = 0.2
 LONG_SECONDS = 3600
 
 T = TypeVar("T")
 
 
-class Paused(Late):
-    """One server's way to the table: while it calls, other servers may do this and that."""
+class PausingSide(FaultySide):
+    """The side table of one server, during whose calls other servers may take steps."""
 
     def __init__(self, side: MemorySide, history: History) -> None:
         super().__init__(side)
@@ -48,21 +48,27 @@ class Paused(Late):
         luck = self._history.random.random()
         self.before(key)
         if luck < LOST:
-            raise StoreUnavailable("it did not come there.")
+            raise StoreUnavailable("The call is lost.")
         made = change()
         self.before(key)
         if luck > 1 - LOST:
-            raise StoreUnavailable("there was no answer.")
+            raise StoreUnavailable("The response is lost.")
         return made
 
 
-class Node:
+class LogServer:
+    """A server with a transaction manager.
+
+    Attributes:
+        busy: whether the server executes a call.
+        fence, ready: the fence of its lease, and the fence at its last takeover.
+    """
+
     def __init__(self, history: History) -> None:
         self._history = history
         self.busy = False
-        #: Its lease, and that in which it has taken over.
         self.fence = self.ready = -1
-        self.manager = TransactionManager(SideStorage(Paused(history.side, history), self._lease), history.clock)
+        self.manager = TransactionManager(SideStorage(PausingSide(history.side, history), self._lease), history.clock)
 
     def _lease(self) -> Callable[[], bool]:
         fence = self.fence
@@ -71,7 +77,7 @@ class Node:
         return lambda: fence == self._history.fence
 
     def do(self, work: Callable[[], object]) -> None:
-        """Do something, which may fail; alone, as far as this server is concerned."""
+        """Execute a call, which may fail; the server executes no other call at the same time."""
         self.busy = True
         try:
             with suppress(TmsError):
@@ -86,10 +92,10 @@ class Node:
 
 
 class History:
-    """What happens, by a seed.
+    """A random history of servers and clients.
 
     Attributes:
-        possible: what may be the state of each transaction that was answered to a client.
+        possible: the possible states of each transaction that a client knows.
     """
 
     def __init__(self, seed: int) -> None:
@@ -99,8 +105,8 @@ class History:
         self.transactions: list[Transaction] = []
         self.fence = self._depth = 0
         self._pauses = PAUSES
-        self._nodes = [Node(self) for _ in range(3)]
-        self._leader = self._nodes[0]
+        self._servers = [LogServer(self) for _ in range(3)]
+        self._leader = self._servers[0]
 
     def play(self) -> None:
         for _ in range(STEPS):
@@ -110,7 +116,7 @@ class History:
         assert last.start_short().transaction_id > max([0, *self.possible])
 
     def run_concurrent_step(self) -> None:
-        """Some steps of the other servers, now and then."""
+        """Let other servers take some steps, with a small probability."""
         if self._pauses and self._depth < DEEP and self.random.random() < PAUSE:
             self._pauses -= 1
             self._depth += 1
@@ -119,22 +125,22 @@ class History:
             self._depth -= 1
 
     def _step(self, change: float) -> None:
-        node = self._leader if self.random.random() < 0.7 else self.random.choice(self._nodes)
-        if node.busy:
+        server = self._leader if self.random.random() < 0.7 else self.random.choice(self._servers)
+        if server.busy:
             return
         if self.random.random() < change:
             self.fence += 1
-            self._leader, node.fence = node, self.fence
-            node.do(node.begin)
+            self._leader, server.fence = server, self.fence
+            server.do(server.begin)
             return
         works = (self._start, self._start, self._commit, self._abort, self._invalidate, self._keep, self._ask)
         work = self.random.choice(works)
-        node.do(lambda: work(node.manager))
-        if self.fence == node.fence == node.ready and node.manager.is_running and self.random.random() < LOOK:
-            self._knows(node.manager)
+        server.do(lambda: work(server.manager))
+        if self.fence == server.fence == server.ready and server.manager.is_running and self.random.random() < LOOK:
+            self._check_memory(server.manager)
 
-    def _knows(self, manager: TransactionManager) -> None:
-        """What the leader's memory has, by which it lets publish, is what the log has."""
+    def _check_memory(self, manager: TransactionManager) -> None:
+        """Check that the open transactions in the leader's memory equal those in the log."""
         copy = MemorySide()
         copy.put(self.side.rows(b"", None, 1 << 20).items)
         assert {pointer for pointer in self.possible if manager.is_in_progress(pointer)} == set(
@@ -160,7 +166,7 @@ class History:
         self._end("ended", end)
 
     def _abort(self, manager: TransactionManager) -> None:
-        # One without effect is answered, too; after the log has failed, one of an older transaction invalidates it.
+        # An abort without an effect succeeds, too. After a failure of the log, it invalidates an older transaction.
         self._end("ended", manager.abort, "invalid")
 
     def _invalidate(self, manager: TransactionManager) -> None:
@@ -187,7 +193,7 @@ class History:
         manager.take_snapshot()
 
     def _ask(self, manager: TransactionManager) -> None:
-        """A snapshot lacks nothing that was answered before it was asked for."""
+        """Check that a snapshot contains all changes that were acknowledged before."""
         before = {pointer for pointer, possible in self.possible.items() if possible == {"invalid"}}
         found = manager.visibility()
         assert before <= set(found.invalid)

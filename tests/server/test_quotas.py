@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.builders import NOW_MS
-from tests.server.client import JSON, Answer, Client, encode_for_json
-from tests.server.conftest import Serving, serving
-from tests.server.identities import gate_of
+from tests.server.client import Client, encode_for_json
+from tests.server.conftest import serving
+from tests.server.identities import PrincipalClient, gate_of
 from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.client.protocol import calls
 from tms_core.clock import ManualClock, SystemClock
@@ -30,7 +30,7 @@ from tms_core.transaction.model import TX_PER_MS, Transaction
 from tms_core.web.failed_attempts import FREE_ATTEMPTS
 
 TOPICS = "/v1/namespaces/default/topics"
-#: More calls than the server has threads.
+#: More calls than threads of the server.
 SLOW_CALLS = 12
 #: The body of a group's poll.
 GROUP_POLL = json.dumps({"transaction": encode_for_json(Transaction(1, 1, 1))}).encode()
@@ -89,20 +89,8 @@ def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> No
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-class Tenants:
-    def __init__(self, client: Client, tokens: dict[str, str], server: Serving) -> None:
-        self.client = client
-        self.tokens = tokens
-        self.server = server
-
-    def ask(self, who: str, method: str, path: str, body: object = None, **headers: str) -> Answer:
-        data = b"{}" if body is None else json.dumps(body).encode()
-        known = {"authorization": f"Bearer {self.tokens.get(who, who)}", "content_type": JSON}
-        return self.client.ask(method, f"{TOPICS}{path}", data, **known, **headers)
-
-
 @pytest.fixture
-def tenants(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Tenants]:
+def clients(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[PrincipalClient]:
     tokens = {name: new_token() for name in ("ada", "ben")}
     file = tmp_path / "tokens"
     file.touch(0o600)
@@ -115,102 +103,102 @@ def tenants(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) 
     gate = gate_of(clock, patient=False, kind="tokens", tokens_file=file, rules=rules, quotas=quotas)
     with serving(gate=gate) as server, Client(server.port) as client:
         server.service.create_topic(TopicId("default", "t"))
-        yield Tenants(client, tokens, server)
+        yield PrincipalClient(server, client, tokens, TOPICS)
 
 
-def test_tenant_cannot_touch_the_consumers_and_producers_of_another(tenants: Tenants) -> None:
+def test_tenant_cannot_touch_the_consumers_and_producers_of_another(clients: PrincipalClient) -> None:
     position = {"position": "0" * 40}
     instance = {"instance": "00000000-0000-0000-0000-000000000001"}
     for who, status in (("ada", 200), ("ben", 403)):
-        assert tenants.ask(who, "PUT", "/t/consumers/ada-c", position).status == status
-        assert tenants.ask(who, "GET", "/t/consumers/ada-c").status == status
-        assert tenants.ask(who, "POST", "/t/producers/ada-p", instance).status == status
+        assert clients.ask(who, "PUT", "/t/consumers/ada-c", position).status == status
+        assert clients.ask(who, "GET", "/t/consumers/ada-c").status == status
+        assert clients.ask(who, "POST", "/t/producers/ada-p", instance).status == status
         named = {"x_tms_producer": "default:t/ada-p", "x_tms_generation": "1", "x_tms_sequence": "1"}
-        assert tenants.ask(who, "POST", "/t/publish", {"messages": ["a"]}, **named).status == (
+        assert clients.ask(who, "POST", "/t/publish", {"messages": ["a"]}, **named).status == (
             409 if status == 200 else 403
         )
-    refused = tenants.ask("ben", "DELETE", "/t/consumers/ada-c")
+    refused = clients.ask("ben", "DELETE", "/t/consumers/ada-c")
     assert (refused.status, "ada-c" in refused.text) == (403, True)
-    assert tenants.ask("ben", "DELETE", "/t/producers/ada-p").status == 403
-    assert tenants.ask("ben", "POST", "/t/consumers/ada-c/rollback", {}).status == 403
-    assert tenants.ask("ben", "POST", "/t/publish", {"messages": ["b"]}).status == 200
-    assert tenants.ask("ada", "DELETE", "/t/consumers/ada-c").status == 200
+    assert clients.ask("ben", "DELETE", "/t/producers/ada-p").status == 403
+    assert clients.ask("ben", "POST", "/t/consumers/ada-c/rollback", {}).status == 403
+    assert clients.ask("ben", "POST", "/t/publish", {"messages": ["b"]}).status == 200
+    assert clients.ask("ada", "DELETE", "/t/consumers/ada-c").status == 200
 
 
-def test_list_of_producers_hides_the_transactions_of_others(tenants: Tenants) -> None:
+def test_list_of_producers_hides_the_transactions_of_others(clients: PrincipalClient) -> None:
     instance = {"instance": "00000000-0000-0000-0000-000000000001"}
-    generation = tenants.ask("ada", "POST", "/t/producers/ada-p", instance).json["generation"]
+    generation = clients.ask("ada", "POST", "/t/producers/ada-p", instance).json["generation"]
     named = {"x_tms_producer": "default:t/ada-p", "x_tms_generation": generation, "x_tms_sequence": "1"}
     pointer = str(SystemClock().now_ms() * TX_PER_MS)
     body = {"messages": ["a"], "transactionWritePointer": pointer}
-    assert tenants.ask("ada", "POST", "/t/publish", body, **named, x_tms_label="bill").status == 200
-    shown = {who: tenants.ask(who, "GET", "/t/producers").json for who in ("ada", "ben")}
+    assert clients.ask("ada", "POST", "/t/publish", body, **named, x_tms_label="bill").status == 200
+    shown = {who: clients.ask(who, "GET", "/t/producers").json for who in ("ada", "ben")}
     assert [one["open"] for one in shown["ada"]] == [[{"transaction": pointer, "label": "bill"}]]
     assert [(one["name"], one["open"]) for one in shown["ben"]] == [("ada-p", [])]
     newer = {"instance": "00000000-0000-0000-0000-000000000002", "ended": {pointer: "committed"}}
-    assert tenants.ask("ada", "POST", "/t/producers/ada-p", newer).status == 200
-    [ada], [ben] = (tenants.ask(who, "GET", "/t/producers").json for who in ("ada", "ben"))
+    assert clients.ask("ada", "POST", "/t/producers/ada-p", newer).status == 200
+    [ada], [ben] = (clients.ask(who, "GET", "/t/producers").json for who in ("ada", "ben"))
     assert (ada["former"]["transaction"], ben["former"]) == (pointer, None)
 
 
-@pytest.mark.parametrize("tenants", [[{"principal": "ada", "topics": 3}]], indirect=True)
-def test_topics_above_the_quota_are_rejected_before_any_is_created(tenants: Tenants) -> None:
-    refused = tenants.ask("ada", "PUT", "/u", {"partitions": "2"})
+@pytest.mark.parametrize("clients", [[{"principal": "ada", "topics": 3}]], indirect=True)
+def test_topics_above_the_quota_are_rejected_before_any_is_created(clients: PrincipalClient) -> None:
+    refused = clients.ask("ada", "PUT", "/u", {"partitions": "2"})
     assert (refused.status, refused.headers["retry-after"]) == (429, "60")
-    assert tenants.ask("ada", "GET", "").json == ["t"]
-    assert tenants.ask("ada", "PUT", "/u", {"partitions": "1"}).status == 200
-    assert tenants.ask("ada", "PUT", "/v").status == 429
-    assert tenants.ask("ben", "PUT", "/v").status == 200
+    assert clients.ask("ada", "GET", "").json == ["t"]
+    assert clients.ask("ada", "PUT", "/u", {"partitions": "1"}).status == 200
+    assert clients.ask("ada", "PUT", "/v").status == 429
+    assert clients.ask("ben", "PUT", "/v").status == 200
 
 
-@pytest.mark.parametrize("tenants", [[{"principal": "ada", "bytes_per_second": 1000}]], indirect=True)
-def test_bytes_above_the_quota_are_429_with_retry_after(tenants: Tenants, clock: ManualClock) -> None:
-    assert tenants.ask("ada", "POST", "/t/publish", {"messages": ["x" * 4000]}).status == 200
-    refused = tenants.ask("ada", "POST", "/t/poll")
+@pytest.mark.parametrize("clients", [[{"principal": "ada", "bytes_per_second": 1000}]], indirect=True)
+def test_bytes_above_the_quota_are_429_with_retry_after(clients: PrincipalClient, clock: ManualClock) -> None:
+    assert clients.ask("ada", "POST", "/t/publish", {"messages": ["x" * 4000]}).status == 200
+    refused = clients.ask("ada", "POST", "/t/poll")
     assert refused.status == 429
     assert 3 <= int(refused.headers["retry-after"]) <= 4
-    assert tenants.ask("ben", "POST", "/t/poll").status == 200
+    assert clients.ask("ben", "POST", "/t/poll").status == 200
     with pytest.raises(QuotaExceeded) as raised:
         calls.check(calls.poll("default:t", None, None, None, inclusive=True), 429, b"no", refused.headers)
     assert raised.value.retry_after_seconds == float(refused.headers["retry-after"])
     clock.advance(10_000)
-    assert tenants.ask("ada", "POST", "/t/poll").status == 200
+    assert clients.ask("ada", "POST", "/t/poll").status == 200
 
 
-@pytest.mark.parametrize("tenants", [[{"principal": "ada", "bytes_per_second": 10_000}]], indirect=True)
-def test_bytes_of_packed_bodies_count_as_they_are_unpacked(tenants: Tenants, clock: ManualClock) -> None:
+@pytest.mark.parametrize("clients", [[{"principal": "ada", "bytes_per_second": 10_000}]], indirect=True)
+def test_bytes_of_packed_bodies_count_as_they_are_unpacked(clients: PrincipalClient, clock: ManualClock) -> None:
     body = json.dumps({"messages": ["x" * 20_000]}).encode()
-    known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
+    known = clients.headers("ada")
     packed = gzip.compress(body)
     assert len(packed) < 1000
-    sent = tenants.client.ask("POST", f"{TOPICS}/t/publish", packed, **known, content_encoding="gzip")
+    sent = clients.client.ask("POST", f"{TOPICS}/t/publish", packed, **known, content_encoding="gzip")
     assert sent.status == 200
-    assert tenants.ask("ada", "POST", "/t/poll").status == 429
+    assert clients.ask("ada", "POST", "/t/poll").status == 429
     clock.advance(60_000)
-    assert tenants.client.ask("POST", f"{TOPICS}/t/poll", b"{}", **known, accept_encoding="gzip").status == 200
-    assert tenants.ask("ada", "POST", "/t/poll").status == 429
+    assert clients.client.ask("POST", f"{TOPICS}/t/poll", b"{}", **known, accept_encoding="gzip").status == 200
+    assert clients.ask("ada", "POST", "/t/poll").status == 429
 
 
-@pytest.mark.parametrize("tenants", [[{"principal": "ada", "topics": 3}]], indirect=True)
-def test_topics_made_at_the_same_time_stay_within_the_quota(tenants: Tenants) -> None:
+@pytest.mark.parametrize("clients", [[{"principal": "ada", "topics": 3}]], indirect=True)
+def test_topics_made_at_the_same_time_stay_within_the_quota(clients: PrincipalClient) -> None:
     def make(number: int) -> int:
-        with Client(tenants.client.socket.getpeername()[1]) as client:
-            known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
+        with Client(clients.client.socket.getpeername()[1]) as client:
+            known = clients.headers("ada")
             return client.ask("PUT", f"{TOPICS}/n{number}", b"{}", **known).status
 
     with ThreadPoolExecutor(8) as threads:
         statuses = list(threads.map(make, range(24)))
     assert sorted(statuses) == [200] * 2 + [429] * 22
-    assert len(tenants.ask("ada", "GET", "").json) == 3
+    assert len(clients.ask("ada", "GET", "").json) == 3
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("topic", "/{}"), ("topics", ""), ("count_ages", "/{}/ages?olderThanSeconds=1")]
 )
 def test_slow_calls_of_one_principal_do_not_delay_another(
-    tenants: Tenants, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+    clients: PrincipalClient, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
-    service, sent, released = tenants.server.service, Event(), Event()
+    service, sent, released = clients.server.service, Event(), Event()
     service.create_topic(TopicId("default", "u"))
     call = getattr(service, method)
 
@@ -220,48 +208,50 @@ def test_slow_calls_of_one_principal_do_not_delay_another(
         return call(*arguments)
 
     monkeypatch.setattr(service, method, slow)
-    token = f"Bearer {tenants.tokens['ada']}"
+    token = f"Bearer {clients.tokens['ada']}"
     with ExitStack() as stack:
         stack.callback(released.set)
-        waiting = [stack.enter_context(Client(tenants.server.port)) for _ in range(SLOW_CALLS)]
+        waiting = [stack.enter_context(Client(clients.server.port)) for _ in range(SLOW_CALLS)]
         for client in waiting:
             client.send("GET", f"{TOPICS}{path.format('t')}", authorization=token)
-        # The server has read the requests before it answers this one.
-        assert tenants.client.ask("GET", "/ping").status == 200
+        # The server has read the requests before it responds to this one.
+        assert clients.client.ask("GET", "/ping").status == 200
         sent.set()
-        assert tenants.ask("ben", "GET", path.format("u")).status == 200
+        assert clients.ask("ben", "GET", path.format("u")).status == 200
         released.set()
         assert [client.answer().status for client in waiting] == [200] * SLOW_CALLS
 
 
-def test_group_polls_that_wait_for_their_turn_hold_no_memory(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
-    released, memory = Event(), tenants.server.context.memory
+def test_group_polls_that_wait_for_their_turn_hold_no_memory(
+    clients: PrincipalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, memory = Event(), clients.server.context.memory
 
     def slow(*_: object) -> GroupBatch:
         assert released.wait(PATIENCE_SECONDS)
         return GroupBatch([])
 
-    monkeypatch.setattr(tenants.server.service.groups, "poll", slow)
-    known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
+    monkeypatch.setattr(clients.server.service.groups, "poll", slow)
+    known = clients.headers("ada")
     with ExitStack() as stack:
         stack.callback(released.set)
-        waiting = [stack.enter_context(Client(tenants.server.port)) for _ in range(SLOW_CALLS)]
+        waiting = [stack.enter_context(Client(clients.server.port)) for _ in range(SLOW_CALLS)]
         used = 0
         for client in waiting:
             client.send("POST", f"{TOPICS}/t/consumers/ada-c/poll", GROUP_POLL, **known)
             wait_until(lambda: memory.used_bytes > 0)
             used = used or memory.used_bytes
-        # The server has read the requests before it answers this one.
-        assert tenants.client.ask("GET", "/ping").status == 200
+        # The server has read the requests before it responds to this one.
+        assert clients.client.ask("GET", "/ping").status == 200
         assert (memory.used_bytes, memory.waiting) == (2 * used, 0)
         released.set()
         assert [client.answer().status for client in waiting] == [200] * SLOW_CALLS
 
 
 def test_group_polls_that_wait_for_memory_leave_the_threads_to_plain_polls(
-    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+    clients: PrincipalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service, memory, released = tenants.server.service, tenants.server.context.memory, Event()
+    service, memory, released = clients.server.service, clients.server.context.memory, Event()
     begin_fetch = service.begin_fetch
 
     def slow(*arguments: Any) -> Any:
@@ -270,23 +260,23 @@ def test_group_polls_that_wait_for_memory_leave_the_threads_to_plain_polls(
 
     monkeypatch.setattr(service, "begin_fetch", slow)
     monkeypatch.setattr(service.groups, "poll", lambda *_: GroupBatch([]))
-    known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
+    known = clients.headers("ada")
     with ExitStack() as stack:
         stack.callback(released.set)
         # Plain polls use both threads of the principal. Polls of a group wait, then plain polls that have memory.
-        waiting = [stack.enter_context(Client(tenants.server.port)) for _ in range(6)]
+        waiting = [stack.enter_context(Client(clients.server.port)) for _ in range(6)]
         for client, path in zip(waiting, ["poll"] * 2 + ["consumers/ada-c/poll"] * 2 + ["poll"] * 2, strict=True):
             client.send("POST", f"{TOPICS}/t/{path}", GROUP_POLL, **known)
             wait_until(lambda: memory.used_bytes > 0)
             if client is waiting[0]:
                 memory.limit_bytes = 4 * memory.used_bytes
-            assert tenants.client.ask("GET", "/ping").status == 200
+            assert clients.client.ask("GET", "/ping").status == 200
         assert memory.used_bytes == memory.limit_bytes
         released.set()
         assert [client.answer().status for client in waiting] == [200] * 6
 
 
-def test_failed_attempts_wait_and_good_tokens_do_not(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_attempts_wait_and_good_tokens_do_not(clients: PrincipalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -294,8 +284,8 @@ def test_failed_attempts_wait_and_good_tokens_do_not(tenants: Tenants, monkeypat
 
     monkeypatch.setattr("tms_core.web.failed_attempts.asyncio.sleep", sleep)
     for _ in range(FREE_ATTEMPTS + 2):
-        assert tenants.ask(new_token(), "GET", "").status == 401
+        assert clients.ask(new_token(), "GET", "").status == 401
     assert slept == [0.5, 1.0]
-    assert tenants.ask("ada", "GET", "").status == 200
-    assert tenants.client.ask("GET", "/nothing").status == 401
+    assert clients.ask("ada", "GET", "").status == 200
+    assert clients.client.ask("GET", "/nothing").status == 401
     assert slept == [0.5, 1.0, 1.5]

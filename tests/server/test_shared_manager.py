@@ -1,4 +1,4 @@
-"""Servers that share a transaction manager: each responds like the leader, or reports that none leads."""
+"""ManagerServers that share a transaction manager: each responds like the leader, or reports that none leads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ SECONDS = 15
 OVER_MS = SECONDS * 1000 + 1
 
 
-class Node:
+class ManagerServer:
+    """A server with the shared transaction manager and its service."""
+
     def __init__(
         self,
         side: MemorySide,
@@ -93,7 +95,7 @@ class Node:
         self.takeovers += 1
 
     def check_leases(self) -> bool:
-        """Look who leads; returns whether this one does."""
+        """Check the leadership; return whether this server leads."""
         for _ in range(100):
             self.leadership.step(self.shared.is_ready)
             if self.leadership.leads or not self.leadership.holds:
@@ -105,17 +107,19 @@ class Node:
         self.shared.close()
 
 
-class Servers:
+class ManagerServers:
+    """Two servers with a shared transaction manager, the first of which leads, and a client of each."""
+
     def __init__(self, stack: ExitStack, token_file: Path | None = None) -> None:
         self.clock = ManualClock(NOW_MS)
         self.side = MemorySide()
-        self.first, self.second = (Node(self.side, name, self.clock, token_file) for name in ("a", "b"))
+        self.first, self.second = (ManagerServer(self.side, name, self.clock, token_file) for name in ("a", "b"))
         self.clients = []
-        for node in (self.first, self.second):
-            stack.callback(node.stop)
+        for server in (self.first, self.second):
+            stack.callback(server.stop)
             settings = Settings().transactions.model_copy(update={"token_file": token_file})
             self.clients.append(
-                stack.enter_context(TransactionClient.configured(settings, address=node.service.address))
+                stack.enter_context(TransactionClient.configured(settings, address=server.service.address))
             )
         assert self.first.check_leases()
         assert not self.second.check_leases()
@@ -127,19 +131,19 @@ class Servers:
 
 
 @pytest.fixture
-def servers() -> Iterator[Servers]:
+def servers() -> Iterator[ManagerServers]:
     with ExitStack() as stack:
-        yield Servers(stack)
+        yield ManagerServers(stack)
 
 
-def test_orderly_change_of_leader_logs_no_warning(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
+def test_orderly_change_of_leader_logs_no_warning(servers: ManagerServers, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         servers.change()
     assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 
 def test_snapshot_during_a_change_of_leader_logs_no_error(
-    servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    servers: ManagerServers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange, paused, resumed = servers.side.exchange, Event(), Event()
 
@@ -158,7 +162,7 @@ def test_snapshot_during_a_change_of_leader_logs_no_error(
     assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 
-def test_either_of_two_servers_uses_the_manager_of_the_leader(servers: Servers) -> None:
+def test_either_of_two_servers_uses_the_manager_of_the_leader(servers: ManagerServers) -> None:
     one, other = servers.clients
     ids = [client.start_short().transaction_id for client in (one, other, one, other)]
     assert ids == [BASE + 1 + number for number in range(4)]
@@ -176,14 +180,14 @@ def test_either_of_two_servers_uses_the_manager_of_the_leader(servers: Servers) 
     assert not servers.second.shared.manager.is_running
 
 
-def test_search_for_the_same_leader_keeps_its_connections(servers: Servers) -> None:
+def test_search_for_the_same_leader_keeps_its_connections(servers: ManagerServers) -> None:
     servers.clients[1].start_short()
     known = servers.second.shared._find_service()
     servers.clock.advance(int(CHECK_SECONDS * 1000))
     assert servers.second.shared._find_service() is known
 
 
-def test_call_for_a_missing_leader_is_unavailable(servers: Servers) -> None:
+def test_call_for_a_missing_leader_is_unavailable(servers: ManagerServers) -> None:
     servers.clients[1].start_short()
     servers.first.service.stop()
     for _ in range(2):
@@ -191,21 +195,21 @@ def test_call_for_a_missing_leader_is_unavailable(servers: Servers) -> None:
             servers.clients[1].start_short()
 
 
-def test_call_without_a_leader_is_unavailable(servers: Servers) -> None:
+def test_call_without_a_leader_is_unavailable(servers: ManagerServers) -> None:
     servers.clock.advance(OVER_MS)
     with pytest.raises(ServiceUnavailable, match="managing"):
         servers.clients[0].start_short()
-    # The other one asks the first, which passes it on no further.
+    # The second server forwards the call to the first, which does not forward it again.
     with pytest.raises(ServiceUnavailable, match=NOT_MANAGED_HERE):
         servers.clients[1].start_short()
 
 
-def test_call_through_a_former_leader_finds_the_new_one(servers: Servers) -> None:
-    third = Node(servers.side, "c", servers.clock)
+def test_call_through_a_former_leader_finds_the_new_one(servers: ManagerServers) -> None:
+    third = ManagerServer(servers.side, "c", servers.clock)
     with TransactionClient(third.service.address) as client:
         begun = client.start_short(3600).transaction_id
         servers.change()
-        # As if it had been looked for at this moment.
+        # As after a search for the leader.
         third.shared._checked_ms = servers.clock.monotonic_ms()
         with pytest.raises(ServiceUnavailable, match=f"{servers.first.service.address} .*no longer"):
             client.start_short()
@@ -214,26 +218,26 @@ def test_call_through_a_former_leader_finds_the_new_one(servers: Servers) -> Non
 
 
 def test_server_does_not_lead_before_its_manager_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    node, go_on = Node(MemorySide(), "a", ManualClock(NOW_MS)), Event()
-    monkeypatch.setattr(node.shared, "_on_takeover", lambda _: go_on.wait())
+    server, go_on = ManagerServer(MemorySide(), "a", ManualClock(NOW_MS)), Event()
+    monkeypatch.setattr(server.shared, "_on_takeover", lambda _: go_on.wait())
     with monkeypatch.context() as impatient:
         impatient.setattr(shared_manager, "_WAIT_SECONDS", 0)
-        assert not node.check_leases()
-        beginning = node.shared._takeover
-        assert not node.check_leases()
-        assert node.shared._takeover is beginning is not None
+        assert not server.check_leases()
+        beginning = server.shared._takeover
+        assert not server.check_leases()
+        assert server.shared._takeover is beginning is not None
     go_on.set()
-    assert node.check_leases()
-    node.stop()
+    assert server.check_leases()
+    server.stop()
 
 
-def test_server_that_took_over_in_an_earlier_term_takes_over_again(servers: Servers) -> None:
+def test_server_that_took_over_in_an_earlier_term_takes_over_again(servers: ManagerServers) -> None:
     transaction = servers.clients[0].start_short(3600)
     servers.change()
     for _ in range(2):
         assert not servers.first.check_leases()
     servers.clock.advance(OVER_MS)
-    # The first takes over, and is paused before its term begins.
+    # The first server takes over, and is paused before the start of its term.
     resume = Event()
     servers.first.during_takeover = partial(resume.wait, 60)
     servers.first.leadership.step(servers.first.shared.is_ready)
@@ -250,23 +254,25 @@ def test_server_that_took_over_in_an_earlier_term_takes_over_again(servers: Serv
 
 
 def test_server_whose_previous_folder_is_unreadable_does_not_lead(caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(MemorySide(), "a", ManualClock(NOW_MS), previous=raising(PermissionError(13, "Permission denied")))
+    server = ManagerServer(
+        MemorySide(), "a", ManualClock(NOW_MS), previous=raising(PermissionError(13, "Permission denied"))
+    )
     with caplog.at_level(logging.ERROR):
-        assert not node.check_leases()
+        assert not server.check_leases()
     assert "Permission denied" in caplog.text
-    node.stop()
+    server.stop()
 
 
 def test_damaged_log_is_reported_to_callers_and_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     side = MemorySide()
     side.put([(b"xr", b"{}")])
-    node = Node(side, "a", ManualClock(NOW_MS))
-    with TransactionClient(node.service.address) as client, pytest.raises(ServiceUnavailable, match="cannot be read"):
+    server = ManagerServer(side, "a", ManualClock(NOW_MS))
+    with TransactionClient(server.service.address) as client, pytest.raises(ServiceUnavailable, match="cannot be read"):
         client.start_short()
     with caplog.at_level(logging.ERROR):
-        assert not node.check_leases()
+        assert not server.check_leases()
     assert "does not start" in caplog.text
-    node.stop()
+    server.stop()
 
 
 def test_forwarding_server_without_its_token_names_the_file_in_the_log_only(
@@ -275,7 +281,7 @@ def test_forwarding_server_without_its_token_names_the_file_in_the_log_only(
     token = tmp_path / "token"
     token.write_bytes(b"secret" * 8)
     with ExitStack() as stack:
-        servers = Servers(stack, token)
+        servers = ManagerServers(stack, token)
         connection = SocketConnection(servers.second.service.address, PATIENCE_SECONDS, token)
         stack.callback(connection.close)
         token.unlink()
@@ -286,13 +292,13 @@ def test_forwarding_server_without_its_token_names_the_file_in_the_log_only(
     assert f"{token} cannot be read" in caplog.text
 
 
-def test_bad_calls_are_forwarded_and_get_the_response_of_the_leader(servers: Servers) -> None:
+def test_bad_calls_are_forwarded_and_get_the_response_of_the_leader(servers: ManagerServers) -> None:
     servers.clients[1].start_short()
     known = servers.second.shared._remote
     without_its_argument = wire.message(MessageKind.CALL, "startShortTimeout", 7)
     answers = []
-    for node in (servers.first, servers.second):
-        line = SocketConnection(node.service.address, 60)
+    for server in (servers.first, servers.second):
+        line = SocketConnection(server.service.address, 60)
         answers.append(line.forward_call(without_its_argument, 60))
         with pytest.raises(EOFError):
             line.forward_call(b"\xff" * 1000, 60)
@@ -302,7 +308,7 @@ def test_bad_calls_are_forwarded_and_get_the_response_of_the_leader(servers: Ser
     assert servers.second.shared._remote is known
 
 
-def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Servers) -> None:
+def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: ManagerServers) -> None:
     def answer_first_call(connection: socket.socket) -> None:
         size = int.from_bytes(connection.recv(4), "big")
         request = wire.read_message(connection.recv(size))
@@ -321,13 +327,15 @@ def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Serv
 
 
 @pytest.mark.parametrize("leads", ["this", "another"])
-def test_call_to_a_paused_leader_gets_a_response(servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str) -> None:
+def test_call_to_a_paused_leader_gets_a_response(
+    servers: ManagerServers, monkeypatch: pytest.MonkeyPatch, leads: str
+) -> None:
     received, resume = Event(), Event()
 
     def paused(*_: object) -> bytes:
         received.set()
         resume.wait(60)
-        raise FormatError("it was not to be answered.")
+        raise FormatError("no response is expected.")
 
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         try:
@@ -340,7 +348,7 @@ def test_call_to_a_paused_leader_gets_a_response(servers: Servers, monkeypatch: 
             if leads == "this":
                 servers.change()
             else:
-                third = Node(servers.side, "c", servers.clock)
+                third = ManagerServer(servers.side, "c", servers.clock)
                 stack.callback(third.stop)
                 assert not third.check_leases()
                 servers.clock.advance(OVER_MS)
@@ -356,7 +364,7 @@ def test_call_to_a_paused_leader_gets_a_response(servers: Servers, monkeypatch: 
 
 
 def test_new_leader_responds_while_calls_wait_for_the_former_leader(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
+    servers: ManagerServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resume, waiting = Event(), Semaphore(0)
 
@@ -380,7 +388,7 @@ def test_new_leader_responds_while_calls_wait_for_the_former_leader(
                 one.result()
 
 
-def test_manager_of_another_log_gets_no_call(servers: Servers) -> None:
+def test_manager_of_another_log_gets_no_call(servers: ManagerServers) -> None:
     root = read_root(servers.side)
     assert root is not None
     frame = wire.message(MessageKind.CALL, "startShort", 7)
@@ -396,7 +404,7 @@ def test_manager_of_another_log_gets_no_call(servers: Servers) -> None:
 
 
 def test_server_that_cannot_write_its_last_snapshot_ends(
-    servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    servers: ManagerServers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SideStorage, "save", raising(StoreError("it is gone.")))
     servers.first.service.stop()
@@ -422,7 +430,7 @@ def settings_of(tmp_path: Path, slots: int = 1, thrift: str = "127.0.0.1:0") -> 
     return load(None, environ, {}).settings
 
 
-def made(
+def open_transactions(
     settings: Settings,
     side: MemorySide,
     stack: ExitStack,
@@ -457,7 +465,7 @@ def test_servers_over_tls_ask_each_other_by_certificate(tmp_path: Path, trusts: 
         }
     )
     with ExitStack() as stack:
-        for transactions in (made(settings, side, stack), follower(settings, side, stack)):
+        for transactions in (open_transactions(settings, side, stack), follower(settings, side, stack)):
             assert isinstance(transactions.global_manager, TransactionClient)
             if trusts:
                 assert transactions.global_manager.start_short().transaction_id
@@ -478,7 +486,7 @@ def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> ServerTr
 def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots: int, thrift: str) -> None:
     side = MemorySide()
     with ExitStack() as stack:
-        found = made(settings_of(tmp_path, slots, thrift), side, stack)
+        found = open_transactions(settings_of(tmp_path, slots, thrift), side, stack)
         assert (found.manager is None) == (slots > 1)
         assert isinstance(found.global_manager, TransactionClient)
         assert found.global_manager.invalid_size() == 0
@@ -500,7 +508,7 @@ def test_managed_on_the_network_without_a_token_is_rejected_unless_allowed(tmp_p
     allowed = settings.model_copy(update={"transactions": with_token})
     check_manager(allowed)
     with ExitStack() as stack:
-        assert made(allowed, MemorySide(), stack).address
+        assert open_transactions(allowed, MemorySide(), stack).address
 
 
 def test_several_servers_continue_from_the_folder_of_one(tmp_path: Path) -> None:
@@ -509,27 +517,27 @@ def test_several_servers_continue_from_the_folder_of_one(tmp_path: Path) -> None
         previous.invalidate(previous.start_short().transaction_id)
     side = MemorySide()
     with ExitStack() as stack:
-        found = made(settings_of(tmp_path), side, stack)
+        found = open_transactions(settings_of(tmp_path), side, stack)
         assert found.manager is not None
         assert (found.manager.invalid_size(), found.manager.status(begun)) == (1, "in progress")
     with ExitStack() as stack, pytest.raises(ConfigurationError, match="HBase") as caught:
-        made(settings_of(tmp_path), side, stack, LeaderSettings())
+        open_transactions(settings_of(tmp_path), side, stack, LeaderSettings())
     assert "server.leader.advertise" in caught.value.hint
 
 
 def test_lone_server_does_not_start_on_a_shared_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side, store, clock = MemorySide(), MemoryStore(), ManualClock(NOW_MS)
 
-    class Waiting(HaMember):
+    class WaitingMember(HaMember):
         def start(self, *arguments: Any) -> None:
-            side.delete([b"it"])  # the other server looked before this one recorded its log
+            side.delete([b"it"])  # the other server has searched before this server recorded its log
             with ExitStack() as stack:
-                made(settings_of(tmp_path / "other"), side, stack)
+                open_transactions(settings_of(tmp_path / "other"), side, stack)
             super().start(*arguments)
 
     @contextmanager
     def waiting(*_: object) -> Iterator[HaMember]:
-        member = Waiting(store, side, side, LeaderSettings(), clock)
+        member = WaitingMember(store, side, side, LeaderSettings(), clock)
         try:
             yield member
         finally:
@@ -558,8 +566,8 @@ def settings_with(kind: str, **transactions: object) -> Settings:
     )
 
 
-def managed_alone(settings: Settings, stack: ExitStack) -> ServerTransactions:
-    """What a server has that can have no others beside it."""
+def open_alone(settings: Settings, stack: ExitStack) -> ServerTransactions:
+    """Return the transactions of a single server."""
     clock, store, side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
     found = open_manager(settings, clock, store, side, None, stack)
     registry = CollectorRegistry()
@@ -572,11 +580,11 @@ def test_manager_in_memory_keeps_nothing_and_demands_its_token(tmp_path: Path) -
     token = tmp_path / "token"
     settings = settings_with("memory", source="manager", directory=str(tmp_path / "tx"), token_file=token)
     with ExitStack() as stack, pytest.raises(TmsError, match="token"):
-        managed_alone(settings, stack)
+        open_alone(settings, stack)
     token.touch(0o600)
     token.write_bytes(b"secret" * 8)
     with ExitStack() as stack:
-        found = managed_alone(settings, stack)
+        found = open_alone(settings, stack)
         assert found.address is not None
         with TransactionClient(found.address) as client, pytest.raises(TransactionError):
             client.start_short()
@@ -592,7 +600,7 @@ def test_administrative_token_that_is_rejected_is_named_by_its_setting(tmp_path:
     file.chmod(mode)
     settings = settings_with("memory", source="manager", directory=str(tmp_path / "tx"), admin_token_file=file)
     with ExitStack() as stack, pytest.raises(TmsError, match=r"^transactions\.admin_token_file "):
-        managed_alone(settings, stack)
+        open_alone(settings, stack)
 
 
 @pytest.mark.parametrize(
@@ -623,18 +631,18 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
     settings, side = settings_of(tmp_path), MemorySide()
     store = store_with(None, -BASE, BASE)
     with ExitStack() as stack, pytest.raises(ConfigurationError, match=r"transactions\.directory .*/tx") as caught:
-        made(settings, side, stack, store=store)
+        open_transactions(settings, side, stack, store=store)
     assert f"mkdir -p {tmp_path / 'tx'}" in caught.value.hint
     assert side.rows(b"x", b"y", 10).items == []
     elsewhere = settings.model_copy(
         update={"transactions": settings.transactions.model_copy(update={"directory": "webhdfs://a:1/tx"})}
     )
     with ExitStack() as stack, pytest.raises(ConfigurationError, match="not a folder on this machine"):
-        made(elsewhere, side, stack, store=store)
+        open_transactions(elsewhere, side, stack, store=store)
     (tmp_path / "tx").mkdir()
     with ExitStack() as stack:
-        assert made(settings, side, stack, store=store).shared is not None
-    # The log is there now.
+        assert open_transactions(settings, side, stack, store=store).shared is not None
+    # The log exists now.
     rmtree(tmp_path / "tx")
     with ExitStack() as stack:
         clock = ManualClock(NOW_MS)
@@ -645,8 +653,11 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
 
 def test_first_shared_log_of_inverted_messages_needs_no_folder(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        # Readers never see messages that were rolled back, whatever the manager knows.
-        assert made(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE)).shared is not None
+        # Readers never see messages that were rolled back, regardless of the manager.
+        assert (
+            open_transactions(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE)).shared
+            is not None
+        )
     assert not (tmp_path / "tx").exists()
 
 
