@@ -19,7 +19,7 @@ AVRO, JSON = "avro/binary", "application/json"
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer; ``chunks`` are those of the wire, empty when its length was given."""
+    """A response; ``chunks`` are empty if it has a length."""
 
     status: int
     headers: dict[str, str]
@@ -44,7 +44,7 @@ class Client:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A small window, so that what nobody reads soon stays with the server.
+        # A small window, so that unread bytes stay at the server.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         self._stream = self.socket.makefile("rb")
 
@@ -56,7 +56,7 @@ class Client:
         self.socket.close()
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """Send a request with these headers (``content_type`` for ``Content-Type``) and read the answer."""
+        """Send a request with headers (``content_type`` for ``Content-Type``); return the response."""
         self.send(method, path, body, **headers)
         return self.answer()
 
@@ -67,10 +67,10 @@ class Client:
         self.socket.sendall(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
 
     def answer(self, *, head: bool = False) -> Answer:
-        """Read one answer; one to HEAD has no body, whatever its length says.
+        """Read a response; the response to HEAD has no body.
 
         Raises:
-            EOFError: the connection ended before it was whole.
+            EOFError: the connection ended before the end of the response.
         """
         status = int(self._line().split(b" ", 2)[1])
         headers = {}

@@ -58,10 +58,11 @@ def serving(
     knows_heads: bool = True,
     **options: Any,
 ) -> Iterator[Serving]:
-    """A server that answers while the block runs; with ``loop_writes`` as ``tms serve`` has it.
+    """Run a server.
 
     Args:
-        knows_heads: whether it serves publishes by their heads, as ``tms serve`` does without an access log.
+        loop_writes: whether the event loop writes small batches, as in ``tms serve``.
+        knows_heads: whether known heads are not parsed again, as in ``tms serve`` without an access log.
     """
     store, workers = store or MemoryStore(), EventLoopWorkers()
     service = MessagingService(
@@ -74,15 +75,15 @@ def serving(
     )
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        turns = ThreadShares(4)
+        shares = ThreadShares(4)
         context = ServerContext(
             service,
             threads,
             metrics,
             MAX_REQUEST_BYTES,
             gate,
-            thread_shares=turns,
-            poll_thread_shares=turns,
+            thread_shares=shares,
+            poll_thread_shares=shares,
             group_poll_shares=ThreadShares(4),
             **options,
         )

@@ -1,4 +1,4 @@
-"""A worker of a consumer group as a separate process, which turns orders into bills until it is killed.
+"""A worker of a consumer group as a process, which publishes a bill for each order until it is killed.
 
 python -m tests.server.group_worker URL HOST:PORT [idle seconds]
 """
@@ -15,12 +15,12 @@ from tms_core.client import Client
 
 ORDERS, BILLS, GROUP = "default:orders", "default:bills", "billing"
 TIMEOUT_SECONDS = 2
-#: After how long without an order a last worker ends, in seconds: longer than a transaction that was left open.
+#: The idle time after which the last worker ends, in seconds: longer than the timeout of an open transaction.
 IDLE_SECONDS = 4
 
 
 def main(url: str, transactions: str, idle_seconds: float | None) -> None:
-    """Work until killed, or until there is nothing for so long."""
+    """Work until the process is killed, or no order comes for the idle time."""
     with Client(url, transactions=transactions) as client:
         work = client.work(
             ORDERS, GROUP, batch=7, order="none", timeout_seconds=TIMEOUT_SECONDS, idle_seconds=idle_seconds
@@ -40,15 +40,15 @@ def bills(server: Serve) -> list[bytes]:
 
 
 def billed(server: Serve, orders: set[bytes]) -> list[bytes]:
-    """All bills, once all of these orders are billed, or there was time enough for it.
+    """Run workers until all of the orders have a bill, or the time is over; return all bills.
 
-    Their number proves nothing: orders that nobody acknowledged may be billed, too, while others wait for the end of a
-    killed worker's transaction.
+    The number of bills proves nothing: unacknowledged orders may have bills, too, and other orders wait for the end of
+    the transaction of a killed worker.
     """
-    until = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         assert worker(server, str(IDLE_SECONDS)).wait(timeout=PATIENCE_SECONDS) == 0
-        if orders <= set(found := bills(server)) or time.monotonic() > until:
+        if orders <= set(found := bills(server)) or time.monotonic() > deadline:
             return found
 
 

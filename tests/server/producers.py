@@ -10,12 +10,12 @@ from tests.support import PATIENCE_SECONDS
 
 
 class Producer:
-    """Publishes numbered messages, one request after the other; every third request is three messages.
+    """A thread that publishes numbered messages; every third request has three messages.
 
     Args:
-        port: of the server.
-        topic: where to; it exists.
-        name: what its messages begin with.
+        port: the port of the server.
+        topic: an existing topic.
+        name: the prefix of the messages.
     """
 
     def __init__(self, port: int, topic: str, name: str) -> None:
@@ -29,12 +29,12 @@ class Producer:
         self._thread.start()
 
     def reach(self, messages: int) -> None:
-        """Wait until so many are acknowledged."""
+        """Wait until the server has acknowledged a number of messages."""
         with self._more:
             assert self._more.wait_for(lambda: len(self.acknowledged) >= messages, timeout=PATIENCE_SECONDS)
 
     def join(self) -> None:
-        """Wait until it has found that nobody answers."""
+        """Wait until the server no longer responds."""
         self._thread.join(timeout=PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
@@ -59,7 +59,7 @@ class Producer:
 
 
 def check(producers: list[Producer], found: list[bytes]) -> None:
-    """Every acknowledged message is there once, in its producer's order; of the others only what was sent."""
+    """Check that acknowledged messages exist once, in the order of their producer, and that all others were sent."""
     assert len(set(found)) == len(found)
     by_name: dict[bytes, list[bytes]] = {producer.name.encode(): [] for producer in producers}
     for message in found:

@@ -34,8 +34,8 @@ TOPIC = TOPICS + "/{topic}"
 EVERYBODY, KNOWN, ANY = {"nobody", *ROLES}, {*ROLES}, {"admin", "publisher", "consumer", "owner"}
 ADMIN, PUBLISH, CONSUME = {"admin", "owner"}, {"publisher", "owner"}, {"consumer", "owner"}
 
-#: Who is let in where, in the words of ``docs/reference/rest-consumers.md``. A route that is not here fails the tests.
-WHO = {
+#: The principals with access to each route, as in ``docs/reference/rest-consumers.md``. Each route needs an entry.
+ACCESS = {
     ("PUT", TOPIC): ADMIN,
     ("GET", TOPIC): ANY,
     ("DELETE", TOPIC): ADMIN,
@@ -115,7 +115,7 @@ def test_role_has_the_permissions_of_the_table(
         status, _ = ask(client, method, path, identities.good(role))
         assert status != 401, (method, path)
         found[method, path] = status != 403
-    assert found == {call: role in WHO[call] for call in found}
+    assert found == {call: role in ACCESS[call] for call in found}
 
 
 @pytest.mark.parametrize("kind", ["none", "wrong", "expired"])
@@ -126,7 +126,7 @@ def test_request_without_a_good_token_gets_in_nowhere_but_ping(
     tokens = {"none": None, "wrong": identities.wrong(role), "expired": identities.expired(role)}
     for method, path in calls(routes):
         status, got = ask(client, method, path, tokens[kind], topic="untouched")
-        let_in = "nobody" in WHO[method, path]
+        let_in = "nobody" in ACCESS[method, path]
         assert status == (200 if let_in else 401), (method, path)
         assert ("www-authenticate" in got) == (not let_in)
         assert let_in or got["www-authenticate"].startswith("Bearer ")
@@ -141,7 +141,7 @@ def test_path_or_method_that_does_not_exist_is_401_without_a_token(client: Clien
 
 def test_every_route_is_in_the_table_and_in_the_description(routes: list[GuardedRoute]) -> None:
     required = {(method, route.path) for route in routes for method in route.needs}
-    assert required <= set(WHO)
+    assert required <= set(ACCESS)
     described = openapi(secured=True)["paths"]
     assert required == {
         (name.upper(), path) for path, item in described.items() for name in item if name != "parameters"
@@ -149,7 +149,7 @@ def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded
     for path, item in described.items():
         for name, operation in item.items():
             if name != "parameters":
-                open_to_all = WHO[name.upper(), path] == EVERYBODY
+                open_to_all = ACCESS[name.upper(), path] == EVERYBODY
                 assert ("security" in operation) != open_to_all
                 assert ({"401", "403"} <= set(operation["responses"])) != open_to_all
 
@@ -173,12 +173,12 @@ def test_page_lists_the_permission_of_each_route() -> None:
         for method, path in re.findall(r"([A-Z]+) `(/[^`]*)`", routes):
             inside = path.startswith("/topics")
             messages[method, f"/v1/namespaces/{{namespace}}{path}" if inside else path] = words[needs.strip()]
-    assert messages == WHO
+    assert messages == ACCESS
 
 
 def test_route_without_its_permission_is_rejected_at_once(monkeypatch: pytest.MonkeyPatch, server: Serving) -> None:
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-        """Never reached."""
+        """Do nothing: no request reaches the endpoint."""
 
     with pytest.raises(TypeError, match="needs"):
         GuardedRoute("/open", endpoint, "open")  # type: ignore[call-arg]
@@ -238,7 +238,7 @@ def test_producer_of_a_topic_without_permission_cannot_be_used(client: Client, i
 
 @pytest.fixture
 def orders_admin(tmp_path: Path) -> Iterator[tuple[Serving, Client, dict[str, str]]]:
-    """A server, and a client that may administer ``default:orders`` and its partition 0, and nothing else."""
+    """Run a server; yield a client with permissions for ``default:orders`` and its partition 0 only."""
     token, file = new_token(), tmp_path / "tokens"
     file.touch(0o600)
     file.write_text(token_line("ada", token))

@@ -103,7 +103,7 @@ def test_jwt_is_verified_with_the_key_that_it_names(tmp_path: Path) -> None:
     assert "InvalidSignatureError" in refused(known, sign(P256, kid="new"))
     assert "do not match exactly one key" in refused(known, sign(P256, kid="newest"))
     assert "do not match exactly one key" in refused(known, sign(P256, kid="rsa"))
-    # Without a name it has to be clear which one is meant.
+    # A token without a key id must match exactly one key.
     assert "exactly one" in refused(known, sign(P256))
     assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
     assert "exactly one" in refused(issuer(tmp_path, jwks(jwk(P256), jwk(OTHER))), sign(P256))
@@ -260,15 +260,15 @@ def private_pem(key: PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-#: By name, since keys differ from process to process and names of cases may not.
+#: By name, because keys differ between processes and the ids of tests may not.
 BAD_FILES = {
     "nothing": (b"", "PEM"),
     "a word": (b"hunter2", "PEM"),
     "a private key": (private_pem(P256), "openssl pkey"),
     "broken JSON": (b"{", "RFC 7517"),
     "no keys": (b"{}", "RFC 7517"),
-    "keys that are none": (b'{"keys": 5}', "RFC 7517"),
-    "a key that is none": (b'{"keys": ["hunter2"]}', "RFC 7517"),
+    "keys of another type": (b'{"keys": 5}', "RFC 7517"),
+    "a key of another type": (b'{"keys": ["hunter2"]}', "RFC 7517"),
     "an empty set": (b'{"keys": []}', "server.auth.algorithms"),
     "a shared key": (jwks({"kty": "oct", "k": "hunter2"}), "private"),
     "a private member": (jwks(jwk(P256, d="hunter2")), "private"),

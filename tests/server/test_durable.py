@@ -1,4 +1,4 @@
-"""The meaning of "200": the disk was synced before the response, and not much more often."""
+"""A response of 200 follows a sync of the disk, and syncs are not much more frequent."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_acknowledged_batches_were_each_synced(tmp_path: Path, counter: Path, tr
             seen.append(syncs(counter))
         server.end()
     assert all(after > before for before, after in pairwise(seen))
-    # The expiry job and a new log of LevelDB's sync now and then, too.
+    # The expiry job and a new log of LevelDB also sync.
     assert seen[-1] - seen[0] <= 2 * BATCHES

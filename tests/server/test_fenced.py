@@ -202,8 +202,8 @@ def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> No
 # --- failed writes that arrive late ----------------------------------------------------------------------------------
 
 
-def failing(server: LeaderServer, done: Callable[[Rows], Rows], *, twice: bool = False) -> Callable[[], None]:
-    """The next write does some of its rows and fails; returns what does the others, or all of them once more."""
+def fail_next_write(server: LeaderServer, done: Callable[[Rows], Rows], *, twice: bool = False) -> Callable[[], None]:
+    """Fail the next write after some of its rows; return a function that writes the other rows, or all rows again."""
     put, left = server.message.put, list[Rows]()
 
     def fails(rows: Rows) -> None:
@@ -229,7 +229,7 @@ def registered(two: TwoServers) -> Sent:
 @pytest.mark.parametrize("moment", ["after it is read", "after the next write", "after it is repeated"])
 def test_late_rows_of_a_failed_write_are_seen_by_no_reader(two: TwoServers, moment: str) -> None:
     sent = registered(two)
-    arrive = failing(two.one, lambda rows: rows[1:2])
+    arrive = fail_next_write(two.one, lambda rows: rows[1:2])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
     if moment == "after it is read":
@@ -246,7 +246,7 @@ def test_late_rows_of_a_failed_write_are_seen_by_no_reader(two: TwoServers, mome
 
 def test_topic_with_an_undecided_write_is_neither_read_nor_written(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
-    arrive = failing(two.one, lambda _: [])
+    arrive = fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"b"])
     exchange = two.side.exchange_each
@@ -254,7 +254,7 @@ def test_topic_with_an_undecided_write_is_neither_read_nor_written(two: TwoServe
     each_raises(
         StoreUnavailable, two.one.payloads, lambda: two.one.service.publish(TOPIC, [b"c"]), match="HBase is away"
     )
-    # Nor does it count now if it comes: what was sent to note that may be done late.
+    # A late note of the failed write does not count, either.
     arrive()
     two.side.exchange_each = exchange  # type: ignore[method-assign]
     two.one.service.publish(TOPIC, [b"c"])
@@ -263,7 +263,7 @@ def test_topic_with_an_undecided_write_is_neither_read_nor_written(two: TwoServe
 
 def test_late_rows_of_a_failed_write_are_not_seen_by_the_next_leader(two: TwoServers) -> None:
     sent = registered(two)
-    arrive = failing(two.one, lambda _: [])
+    arrive = fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a"], sent=sent)
     others = [b"b"] * (FRAME_ROWS + 1)
@@ -289,13 +289,13 @@ def visible(server: LeaderServer, tx: int) -> list[bytes]:
 @pytest.mark.parametrize("twice", [False, True])
 def test_repeat_of_a_half_done_write_gives_readers_each_message_once(two: TwoServers, twice: bool) -> None:
     sent = registered(two)
-    arrive = failing(two.one, lambda rows: rows[1:2], twice=True)
+    arrive = fail_next_write(two.one, lambda rows: rows[1:2], twice=True)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
     seen, at = read_on(two.one, None)
     two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
     if twice:
-        # Also what was there already, since the request was sent to HBase twice.
+        # Also the rows of the first attempt, because the request was sent to HBase twice.
         arrive()
         two.one.service.invalidate(TOPIC)
         assert two.one.payloads() == [b"a", b"b", b"c"]
@@ -305,7 +305,7 @@ def test_repeat_of_a_half_done_write_gives_readers_each_message_once(two: TwoSer
 @pytest.mark.parametrize("moment", ["after it is rolled back", "as it is taken back"])
 def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(two: TwoServers, moment: str) -> None:
     tx, invert = pointer(NOW_MS), two.one.message.invert
-    arrive = failing(two.one, lambda _: [])
+    arrive = fail_next_write(two.one, lambda _: [])
 
     def inverts(cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
         found: list[bool] = invert(cells, origin)
@@ -325,7 +325,7 @@ def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(two: TwoServe
 @pytest.mark.parametrize("of_a_producer", [False, True])
 def test_failed_write_is_known_to_the_next_leader_after_a_hand_back(two: TwoServers, of_a_producer: bool) -> None:
     sent = registered(two) if of_a_producer else None
-    arrive = failing(two.one, lambda _: [])
+    arrive = fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"], sent=sent)
     for _ in range(DELAY_SECONDS + 1):
@@ -352,7 +352,7 @@ def test_write_that_fails_at_the_hand_back_keeps_the_lease(two: TwoServers, monk
         raise StoreUnavailable("HBase has not answered.", "Try again.")
 
     def slowly(leadership: Leadership) -> int | None:
-        """The thread that gives the lease back is held up behind this look."""
+        """Pause the thread that returns the lease after its read."""
         found: int | None = vars(leadership)["failed"]
         fails.set()
         with suppress(StoreUnavailable):
@@ -382,7 +382,7 @@ def test_write_that_fails_with_a_program_error_keeps_the_lease(two: TwoServers) 
 @pytest.mark.parametrize("tx", [None, pointer(NOW_MS)])
 def test_repeat_after_a_partial_write_of_a_former_leader_exists_once(two: TwoServers, tx: int | None) -> None:
     sent = registered(two)
-    arrive = failing(two.one, lambda rows: rows[1:2], twice=True)
+    arrive = fail_next_write(two.one, lambda rows: rows[1:2], twice=True)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent)
     two.other.take_over()
@@ -394,7 +394,7 @@ def test_repeat_after_a_partial_write_of_a_former_leader_exists_once(two: TwoSer
 
 def test_registration_hides_a_failed_write_of_the_older_instance(two: TwoServers) -> None:
     sent = registered(two)
-    arrive = failing(two.one, lambda _: [])
+    arrive = fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"], sent=sent)
     two.one.service.producers.register(TOPIC, "importer", UUID(int=2))
@@ -403,7 +403,7 @@ def test_registration_hides_a_failed_write_of_the_older_instance(two: TwoServers
 
 
 def test_first_row_after_many_hidden_rows_takes_few_reads(two: TwoServers) -> None:
-    failing(two.one, lambda rows: rows[1:])
+    fail_next_write(two.one, lambda rows: rows[1:])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"m"] * 2000)
     two.one.service.publish(TOPIC, [b"x"])
@@ -415,7 +415,7 @@ def test_first_row_after_many_hidden_rows_takes_few_reads(two: TwoServers) -> No
 def test_failures_without_a_message_between_them_leave_one_gap(two: TwoServers) -> None:
     def fail(times: int) -> None:
         for _ in range(times):
-            failing(two.one, lambda _: [])
+            fail_next_write(two.one, lambda _: [])
             with pytest.raises(StoreUnavailable):
                 two.one.service.publish(TOPIC, [b"a", b"b"])
             two.clock.advance(SECOND)
@@ -429,7 +429,7 @@ def test_failures_without_a_message_between_them_leave_one_gap(two: TwoServers) 
 
 def test_unneeded_gaps_of_repeated_failures_are_deleted(two: TwoServers) -> None:
     for number in range(600):
-        failing(two.one, (lambda rows: rows) if number < 5 else lambda _: [])
+        fail_next_write(two.one, (lambda rows: rows) if number < 5 else lambda _: [])
         with pytest.raises(StoreUnavailable):
             two.one.service.publish(TOPIC, [b"a", b"b"])
         two.one.service.publish(TOPIC, [b"c"])
@@ -440,7 +440,7 @@ def test_unneeded_gaps_of_repeated_failures_are_deleted(two: TwoServers) -> None
 
 
 def test_failed_write_is_not_decided_after_gaps_of_another_server(two: TwoServers) -> None:
-    failing(two.one, lambda _: [])
+    fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
     read = two.side.get
@@ -565,10 +565,10 @@ FIRST, SECOND_ID = MessageId(NOW_MS, 0), MessageId(NOW_MS, 1)
 EVERY_ROW = reader()
 
 
-def late_position(
+def delay_position(
     two: TwoServers, change: Callable[[MessagingService], object], concurrent_action: Callable[[], object]
 ) -> None:
-    """The next position that the first server writes is on its way while something happens, then it arrives."""
+    """Delay the next position that the first server writes until another action has finished."""
     exchange = two.one.side.exchange_each
 
     def delayed_exchange(changes: Sequence[SideChange]) -> list[bool]:
@@ -590,7 +590,7 @@ def test_trap_c_late_position_of_a_former_leader_changes_nothing(two: TwoServers
         two.other.take_over()
         two.other.service.consumers.put(TOPIC, "billing", SECOND_ID)
 
-    late_position(two, lambda service: service.consumers.put(TOPIC, "billing", FIRST), concurrent_action)
+    delay_position(two, lambda service: service.consumers.put(TOPIC, "billing", FIRST), concurrent_action)
     assert two.other.service.consumers.get(TOPIC, "billing").id == SECOND_ID
 
 
@@ -612,7 +612,7 @@ def test_trap_c_late_base_of_a_former_leader_redelivers_nothing(two: TwoServers)
         two.other.take_over()
         assert poll(two.other.service, third) == [b"b"]
 
-    # The first server merges the first claim and is stopped before it writes that down.
-    late_position(two, lambda service: poll(service, second), concurrent_action)
+    # The first server merges the first claim, and is suspended before it writes the base.
+    delay_position(two, lambda service: poll(service, second), concurrent_action)
     assert two.other.service.consumers.get(TOPIC, "billing").id == FIRST
     assert poll(two.other.service, pointer(NOW_MS, 4)) == []

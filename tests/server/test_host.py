@@ -16,9 +16,9 @@ OWN = (b"host", b"localhost:11015")
     [
         [],
         [(b"origin", b"http://localhost:11015")],
-        [(b"sec-fetch-site", b"same-origin"), (b"origin", b"null")],  # a form of its own that hides where it is from
+        [(b"sec-fetch-site", b"same-origin"), (b"origin", b"null")],  # a form of the server that hides its origin
         [(b"sec-fetch-site", b"none")],
-        [(b"sec-fetch-site", b"cross-site")],  # somebody followed a link
+        [(b"sec-fetch-site", b"cross-site")],  # a user followed a link
     ],
 )
 def test_programs_and_the_servers_own_pages_are_not_foreign(headers: list[tuple[bytes, bytes]]) -> None:

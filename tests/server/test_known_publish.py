@@ -40,14 +40,14 @@ from tms_core.web import listener as listener_module
 from tms_core.web.protocol import Heads, HttpProtocol
 
 TOPICS = "/v1/namespaces/default/topics"
-#: What differs between two servers: the time of the answer.
+#: The only header that differs between the two servers.
 _DATE = re.compile(rb"date: [^\r]*\r\n")
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
 _numbers = count()
 
 
 class Connection:
-    """A connection of which every byte counts."""
+    """A connection that sends and returns raw bytes."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
@@ -68,7 +68,7 @@ class Connection:
         self._socket.shutdown(socket.SHUT_WR)
 
     def answer(self) -> bytes:
-        """Return the next answer as it came, without its date; empty at the end of the connection."""
+        """Return the bytes of the next response without its date; empty at the end of the connection."""
         while (stop := self._stop()) is None:
             more = self._socket.recv(65536)
             if not more:
@@ -121,9 +121,9 @@ class Step(NamedTuple):
     """A request of a stream.
 
     Attributes:
-        make: the request, of the name of a topic.
-        cuts: where it is cut, in parts of its length.
-        waits: whether its answer, and all before it, come before the next request.
+        make: returns the request for a topic.
+        cuts: the places at which the request is cut, as fractions of its length.
+        waits: whether the client waits for all responses before the next request.
     """
 
     make: Callable[[str], bytes]
@@ -132,7 +132,7 @@ class Step(NamedTuple):
 
 
 payloads = st.lists(st.sampled_from([b"", b"a", b"b" * 100, b"c" * 9000, b"DELETE / HTTP/1.1\r\n\r\n"]), max_size=3)
-#: What a body may be besides a good one.
+#: Bodies that are not valid.
 odd_bodies = st.sampled_from(
     [b"", b"\x02\x02", b"\x00\x0e" + block([b"a"]) + b"\0", b"\x02\x02\x01\0", publish_body(b"a") + b"x"]
 )
@@ -188,7 +188,7 @@ def _chunked(body: bytes) -> Callable[[str], bytes]:
 def _numbered_publish(
     messages: Sequence[bytes], line: str, more: tuple[str, ...] = (), generation: int = NOW_MS
 ) -> Callable[[str], bytes]:
-    """A request of the producer that each topic has; the line has its number."""
+    """Return a request of the producer of a topic; the line contains its sequence number."""
     return lambda topic: publishing(
         topic,
         publish_body(*messages),
@@ -212,11 +212,11 @@ def _on_topic(method: str, properties: dict[str, str] | None, suffix: str = "") 
     return lambda topic: request(method, f"{TOPICS}/{topic}{suffix}", body, "Host: localhost")
 
 
-def _of_another(make: Callable[[str], bytes]) -> Callable[[str], bytes]:
+def _to_another_topic(make: Callable[[str], bytes]) -> Callable[[str], bytes]:
     return lambda topic: make(f"{topic}x")
 
 
-#: The number of a producer's request, as clients may write it.
+#: The header of a sequence number, as clients go_on send it.
 numbers = st.one_of(
     st.integers(1, 12).map(lambda number: f"X-TMS-Sequence: {number}"),
     st.sampled_from(
@@ -260,12 +260,12 @@ changes = st.one_of(
     st.just(_on_topic("GET", None, "/nothing")),
     st.just(_registration(2)),
 )
-makes = st.one_of(publishes, publishes, publishes, changes, st.builds(_of_another, publishes))
-#: Publishes that are served by their heads from the second time on.
+makes = st.one_of(publishes, publishes, publishes, changes, st.builds(_to_another_topic, publishes))
+#: Publishes that the server recognizes by their heads from the second time on.
 usual = st.builds(
     _avro_publish, payloads.filter(bool), st.sampled_from([(), ("Connection: keep-alive",), ("X-Trace: 1",)])
 )
-# Of few requests, most of them whole and by themselves, so that heads come again.
+# A stream repeats few requests, most of them uncut and alone, so that heads are repeated.
 streams = st.tuples(usual, st.lists(makes, min_size=1, max_size=4)).flatmap(
     lambda pool: st.lists(
         st.builds(
@@ -278,7 +278,7 @@ streams = st.tuples(usual, st.lists(makes, min_size=1, max_size=4)).flatmap(
         max_size=12,
     )
 )
-#: The last request of a connection: nothing is pending then, so what it answers does not depend on time.
+#: The last request of a connection. No other request is pending, so the response does not depend on time.
 lasts = st.sampled_from(
     [
         b"",
@@ -295,7 +295,7 @@ lasts = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[list[Serving]]:
-    """A server that knows heads and one that parses every request; a stopped clock makes their rows the same."""
+    """Run a server that knows heads, and a server that parses all requests; one clock makes their rows equal."""
     clock = ManualClock(NOW_MS)
     with (
         serving(clock=clock, loop_writes=True) as knowing,
@@ -345,8 +345,8 @@ def test_answers_and_rows_are_the_same_both_ways(both: list[Serving], stream: li
 
 
 @contextmanager
-def topic_on(server: Serving) -> Iterator[tuple[Connection, str]]:
-    """A connection, and the name of a topic."""
+def open_topic(server: Serving) -> Iterator[tuple[Connection, str]]:
+    """Create a topic; yield a connection and the name of the topic."""
     topic = f"t{next(_numbers)}"
     with Connection(server.port) as connection:
         assert ask(connection, _on_topic("PUT", {})(topic)) == 200
@@ -354,7 +354,7 @@ def topic_on(server: Serving) -> Iterator[tuple[Connection, str]]:
 
 
 def wait_until_read(server: Serving) -> None:
-    """Return when the server has read what was sent before."""
+    """Wait until the server has read all bytes that were sent before."""
     with Connection(server.port) as connection:
         assert ask(connection, request("GET", "/ping", b"", "Host: localhost")) == 200
 
@@ -380,7 +380,7 @@ def ask(connection: Connection, data: bytes) -> int:
 def test_publish_with_a_head_that_was_served_before_is_not_parsed(
     both: list[Serving], served: list[bytes], make: Callable[[str], bytes]
 ) -> None:
-    with topic_on(both[0]) as (connection, topic):
+    with open_topic(both[0]) as (connection, topic):
         data = make(topic)
         for requests in range(3):
             assert len(served) == max(0, requests - 1)
@@ -409,7 +409,7 @@ def test_publish_with_a_head_that_was_served_before_is_not_parsed(
 def test_publish_that_is_unusual_is_parsed_each_time(
     both: list[Serving], served: list[bytes], make: Callable[[str], bytes]
 ) -> None:
-    with topic_on(both[0]) as (connection, topic):
+    with open_topic(both[0]) as (connection, topic):
         found = set()
         for _ in range(3):
             connection.send(make(topic))
@@ -422,7 +422,7 @@ def test_publish_that_is_unusual_is_parsed_each_time(
 
 
 def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serving], served: list[bytes]) -> None:
-    with topic_on(both[0]) as (connection, topic):
+    with open_topic(both[0]) as (connection, topic):
         inside = _on_topic("DELETE", None)(topic)
         data = publishing(topic, publish_body(inside))
         for _ in range(2):
@@ -431,19 +431,19 @@ def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serv
         for part in (data + data, data[:-1], data[-1:], data):
             connection.send(part)
         assert [status(connection.answer()) for _ in range(4)] == [200] * 4
-        # Nor one inside a head, which begins in the segment of another body.
+        # The same for a request inside a head that starts in the segment of another body.
         unknown = publishing(topic, publish_body(b"a"), AVRO, "X-Trace: 1")
         assert ask(connection, unknown + b"GET /ping HTTP/1.1\r\nX-Trace: ") == 200
         connection.send(data)
         assert connection.answer().endswith(b"OK.")
-        # Nor one in a body whose request was rejected before all of it arrived.
+        # The same for a request in a body that arrives after the rejection of its request.
         assert ask(connection, publishing(topic, b"-" + data, "text/plain")[: -len(data)]) == 400
         connection.send(data)
         wait_until_read(both[0])
         connection.send(request("GET", "/ping", b"", "Host: localhost"))
         assert connection.answer().endswith(b"OK.")
         head, body = data[: -len(publish_body(inside))], publish_body(inside)
-        # As many bytes as the head says, and no more, belong to its body.
+        # The body has exactly the length in the head.
         connection.send(head + body[:10])
         connection.send(body[10:] + inside)
         assert [status(connection.answer()) for _ in range(2)] == [200, 200]
@@ -453,7 +453,7 @@ def test_request_inside_a_body_of_a_known_head_is_never_executed(both: list[Serv
 def test_publish_in_a_transaction_with_a_known_head_is_parsed(both: list[Serving], served: list[bytes]) -> None:
     inside = json.dumps({"messages": ["a"], "transactionWritePointer": NOW_MS * TX_PER_MS})
     outside = json.dumps({"messages": ["a"]}).ljust(len(inside))
-    with topic_on(both[0]) as (connection, topic):
+    with open_topic(both[0]) as (connection, topic):
         for _ in range(2):
             assert ask(connection, publishing(topic, outside.encode(), JSON)) == 200
         connection.send(publishing(topic, inside.encode(), JSON))
@@ -464,13 +464,13 @@ def test_publish_in_a_transaction_with_a_known_head_is_parsed(both: list[Serving
 def test_plain_body_with_the_head_of_a_compressed_one_is_rejected(both: list[Serving]) -> None:
     zipped = gzip.compress(publish_body(b"a"), mtime=0)
     plain = publish_body(bytes(len(zipped) - len(publish_body(b""))))
-    with topic_on(both[0]) as (connection, topic):
+    with open_topic(both[0]) as (connection, topic):
         found = [ask(connection, publishing(topic, body, AVRO, "Content-Encoding: gzip")) for body in (zipped, plain)]
     assert (found, len(plain)) == ([200, 400], len(zipped))
 
 
 def test_publish_that_closes_its_connection_is_parsed_each_time(both: list[Serving], served: list[bytes]) -> None:
-    with topic_on(both[0]) as (_, topic):
+    with open_topic(both[0]) as (_, topic):
         for _ in range(3):
             with Connection(both[0].port) as connection:
                 connection.send(publishing(topic, publish_body(b"a"), AVRO, "Connection: close"))
@@ -480,7 +480,7 @@ def test_publish_that_closes_its_connection_is_parsed_each_time(both: list[Servi
 
 def test_heads_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch, served: list[bytes]) -> None:
     monkeypatch.setattr("tests.server.conftest.KNOWN_HEADS", 2)
-    with serving() as server, topic_on(server) as (connection, topic):
+    with serving() as server, open_topic(server) as (connection, topic):
         for size in (1, 2, 3, 1):
             assert ask(connection, publishing(topic, publish_body(b"a" * size))) == 200
     assert served == []
@@ -520,39 +520,39 @@ def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[
 
 
 def pause_next_write(server: Serving, topic: str) -> tuple[Event, Event]:
-    """Pause writes to a topic that has a message; return the event that a write has started, and that it may go on."""
-    started, may = Event(), Event()
+    """Pause writes to a topic with a message; return the event of a started write, and the event that releases it."""
+    started, go_on = Event(), Event()
 
     def wait(call: Call) -> None:
         if call.name == "message.put" and stored(server, topic)[0]:
             started.set()
-            assert may.wait(PATIENCE_SECONDS)
+            assert go_on.wait(PATIENCE_SECONDS)
 
     watch(server.store, before=wait)
-    return started, may
+    return started, go_on
 
 
 @pytest.fixture
 def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
-    """A server that pauses a publish which is served by its head, until its event is set."""
-    with serving() as server, topic_on(server) as (connection, topic):
-        started, may = pause_next_write(server, topic)
+    """Run a server that pauses a publish with a known head until an event is set."""
+    with serving() as server, open_topic(server) as (connection, topic):
+        started, go_on = pause_next_write(server, topic)
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
         assert started.wait(PATIENCE_SECONDS)
         assert not server.listener.alone(0)
-        yield server, connection, data, may
-        may.set()
+        yield server, connection, data, go_on
+        go_on.set()
 
 
 def test_later_requests_wait_their_turn(served: list[bytes], held: tuple[Serving, Connection, bytes, Event]) -> None:
-    server, connection, data, may = held
+    server, connection, data, go_on = held
     path = f"{TOPICS}/{data.split(b'/')[5].decode()}"
     for part in (data, request("GET", "/ping", b"", "Host: localhost"), data[:20]):
         connection.send(part)
         wait_until_read(server)
-    may.set()
+    go_on.set()
     assert [status(connection.answer()) for _ in range(3)] == [200] * 3
     assert ask(connection, data[20:]) == 200
     assert ask(connection, request("GET", path, b"", "Host: localhost")) == 200
@@ -561,7 +561,7 @@ def test_later_requests_wait_their_turn(served: list[bytes], held: tuple[Serving
 
 
 def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(served: list[bytes]) -> None:
-    with serving() as server, topic_on(server) as (connection, topic):
+    with serving() as server, open_topic(server) as (connection, topic):
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         with Connection(server.port) as other:
@@ -574,42 +574,42 @@ def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(serve
 def test_server_that_stops_during_a_request_responds(
     served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
 ) -> None:
-    server, connection, _, may = held
+    server, connection, _, go_on = held
     stopping = Thread(target=server.listener.stop)
     stopping.start()
-    # It no longer accepts connections once it stops.
+    # A stopping server accepts no connections.
     wait_until(lambda: not _is_open(server.port))
-    may.set()
+    go_on.set()
     assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     stopping.join()
     assert len(served) == 1
 
 
 def test_publish_with_a_known_head_waits_for_the_request_before_it(served: list[bytes]) -> None:
-    with serving() as server, topic_on(server) as (connection, topic):
-        started, may = pause_next_write(server, topic)
+    with serving() as server, open_topic(server) as (connection, topic):
+        started, go_on = pause_next_write(server, topic)
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(publishing(topic, publish_body(b"b"), AVRO, "X-Trace: 1"))
         assert started.wait(PATIENCE_SECONDS)
         connection.send(data)
         wait_until_read(server)
-        may.set()
+        go_on.set()
         assert [status(connection.answer()) for _ in range(2)] == [200, 200]
     assert served == []
 
 
 @pytest.mark.parametrize("error", [None, Unavailable("Not now.", "Later.")])
 def test_served_publish_whose_client_closes_its_half_is_answered(error: Unavailable | None) -> None:
-    may = Event()
+    go_on = Event()
 
     def wait(call: Call) -> None:
         if call.name == "message.put" and stored(server, topic)[0]:
-            assert may.wait(PATIENCE_SECONDS)
+            assert go_on.wait(PATIENCE_SECONDS)
             if error is not None:
                 raise error
 
-    with serving() as server, topic_on(server) as (connection, topic):
+    with serving() as server, open_topic(server) as (connection, topic):
         watch(server.store, before=wait)
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
@@ -617,7 +617,7 @@ def test_served_publish_whose_client_closes_its_half_is_answered(error: Unavaila
         connection.shut()
         [known] = open_connections(server)
         wait_until(lambda: known._half_closed)
-        may.set()
+        go_on.set()
         answer = connection.answer()
         assert (status(answer), b"connection: close" in answer) == (200 if error is None else 503, True)
         assert connection.answer() == b""
@@ -641,22 +641,22 @@ def test_silence_during_a_request_does_not_close_the_connection(
     monkeypatch: pytest.MonkeyPatch, served: list[bytes]
 ) -> None:
     monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.1)
-    may = Event()
+    go_on = Event()
 
     def wait(call: Call) -> None:
         if call.name == "message.put" and served:
-            assert may.wait(PATIENCE_SECONDS)
+            assert go_on.wait(PATIENCE_SECONDS)
 
-    with serving() as server, topic_on(server) as (connection, topic):
+    with serving() as server, open_topic(server) as (connection, topic):
         watch(server.store, before=wait)
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
         wait_until(lambda: served)
         time.sleep(0.4)
-        may.set()
+        go_on.set()
         assert status(connection.answer()) == 200
-        # And afterwards it does.
+        # After the response, the silence closes the connection.
         assert connection.answer() == b""
 
 
@@ -677,7 +677,7 @@ def test_failed_write_gets_the_same_response_and_is_not_repeated(
                 if failing:
                     raise error
 
-        with serving(knows_heads=knows_heads) as server, topic_on(server) as (connection, topic):
+        with serving(knows_heads=knows_heads) as server, open_topic(server) as (connection, topic):
             watch(server.store, before=fail)
             data = publishing(topic, publish_body(b"a"))
             assert ask(connection, data) == 200
@@ -696,7 +696,7 @@ def test_failed_write_gets_the_same_response_and_is_not_repeated(
 def test_check_that_fails_unexpectedly_gets_500_and_no_other_publish_fails(
     monkeypatch: pytest.MonkeyPatch, served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
 ) -> None:
-    server, connection, data, may = held
+    server, connection, data, go_on = held
     broken = data.replace(b"a\0", b"b\0")
     read = AvroCodec.read_publish
 
@@ -712,7 +712,7 @@ def test_check_that_fails_unexpectedly_gets_500_and_no_other_publish_fails(
         wait_until_read(server)
         first.send(broken)
         wait_until_read(server)
-        may.set()
+        go_on.set()
         assert [status(first.answer()) for _ in range(2)] == [200, 500]
         assert status(second.answer()) == 200
     assert status(connection.answer()) == 200
@@ -730,7 +730,7 @@ def test_error_after_acceptance_is_500_and_final(monkeypatch: pytest.MonkeyPatch
         return answer
 
     monkeypatch.setattr(MessagingService, "submit_publish", submitted)
-    with serving() as server, topic_on(server) as (connection, topic):
+    with serving() as server, open_topic(server) as (connection, topic):
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         assert ask(connection, data) == 500
@@ -744,7 +744,7 @@ def test_metric_that_fails_ends_no_connection_whoever_writes(
 ) -> None:
     written: PublishFuture[None] = PublishFuture()
     written.set_outcome(None)
-    with serving(loop_writes=written_by == "the loop") as server, topic_on(server) as (connection, topic):
+    with serving(loop_writes=written_by == "the loop") as server, open_topic(server) as (connection, topic):
         if written_by == "a thread that was faster":
             monkeypatch.setattr(MessagingService, "submit_publish", lambda *_, **__: written)
         monkeypatch.setattr(server.metrics, "published", raising(ZeroDivisionError()))
@@ -758,9 +758,9 @@ def test_metric_that_fails_ends_no_connection_whoever_writes(
 
 
 @contextmanager
-def producer_on(server: Serving) -> Iterator[tuple[Connection, str, Callable[..., int]]]:
-    """A connection, a topic, and a function that publishes as its producer with a number, and returns the status."""
-    with topic_on(server) as (connection, topic):
+def open_producer(server: Serving) -> Iterator[tuple[Connection, str, Callable[..., int]]]:
+    """Register a producer; yield a connection, a topic and a function that publishes and returns the status."""
+    with open_topic(server) as (connection, topic):
         connection.send(_registration(1)(topic))
         generation = int(json.loads(connection.answer().partition(b"\r\n\r\n")[2])["generation"])
 
@@ -771,7 +771,7 @@ def producer_on(server: Serving) -> Iterator[tuple[Connection, str, Callable[...
 
 
 def test_requests_of_a_producer_are_served_by_their_head_whatever_their_number(served: list[bytes]) -> None:
-    with serving() as server, producer_on(server) as (_, topic, publish):
+    with serving() as server, open_producer(server) as (_, topic, publish):
         found = [publish(f"X-TMS-Sequence: {number}") for number in (1, 2, 2, 30, 7)]
         assert len(stored(server, topic)[0]) == 3
     assert found == [200, 200, 200, 200, 400]
@@ -779,14 +779,14 @@ def test_requests_of_a_producer_are_served_by_their_head_whatever_their_number(s
 
 
 def test_producer_with_an_empty_number_is_rejected_with_a_known_head(served: list[bytes]) -> None:
-    with serving() as server, producer_on(server) as (_, topic, publish):
+    with serving() as server, open_producer(server) as (_, topic, publish):
         assert [publish(f"X-TMS-Sequence: {number}") for number in (1, 2, "")] == [200, 200, 400]
         assert len(stored(server, topic)[0]) == 2
     assert len(served) == 1
 
 
 def test_fenced_producer_is_rejected_with_a_known_head(served: list[bytes]) -> None:
-    with serving() as server, producer_on(server) as (connection, topic, publish):
+    with serving() as server, open_producer(server) as (connection, topic, publish):
         assert [publish(f"X-TMS-Sequence: {number}") for number in (1, 2)] == [200, 200]
         assert ask(connection, _registration(2)(topic)) == 200
         assert publish("X-TMS-Sequence: 3") == 409
@@ -814,7 +814,7 @@ def test_response_to_a_served_publish_has_the_date(served: list[bytes]) -> None:
 
 
 def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:
-    with serving() as server, topic_on(server) as (connection, topic):
+    with serving() as server, open_topic(server) as (connection, topic):
         for _ in range(3):
             assert ask(connection, publishing(topic, publish_body(b"a", b"b"))) == 200
         value = server.metrics.registry.get_sample_value
@@ -859,6 +859,6 @@ def test_permission_for_the_home_of_a_producer_is_checked(tmp_path: Path, served
     ],
 )
 def test_head_whose_number_is_not_the_only_one_the_parser_finds_is_not_known(served: list[bytes], line: str) -> None:
-    with serving() as server, producer_on(server) as (_, _, publish):
+    with serving() as server, open_producer(server) as (_, _, publish):
         assert [publish(line.format(number)) for number in (1, 2, 3)] == [200] * 3
     assert served == []

@@ -20,7 +20,7 @@ from tms_core.tables.base import KEYS, Page, Projection
 from tms_core.topic import TopicId
 
 EVERY_ROW = reader()
-#: Of a transaction that can be committed.
+#: The write pointer of a transaction in progress.
 POINTER = pointer(NOW_MS)
 
 
@@ -32,12 +32,12 @@ def two() -> Iterator[TwoServers]:
 
 @pytest.fixture
 def sent(two: TwoServers) -> Sent:
-    """The first request of a producer that the first server has registered."""
+    """Register a producer at the first server; return the identity of its first request."""
     return Sent(TOPIC, "importer", two.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation, 1)
 
 
 def committed(server: FencedServer, topic: TopicId = TOPIC) -> list[bytes]:
-    """Return the messages that a reader of every row sees."""
+    """Return the messages that a reader of all transactions sees."""
     pages = server.service.fetch(topic, FetchRequest(transaction=EVERY_ROW))
     return [message.payload for page in pages for message in page]
 

@@ -11,18 +11,22 @@ from tms_core.errors import Unavailable
 from tms_core.server.memory import LentMemory, Memory, Share
 
 
-class Shares:
-    """Makes shares of a memory, and notes which are cut off."""
+class ShareFactory:
+    """A factory of shares of a memory.
+
+    Attributes:
+        cut: the names of the shares whose requests were disconnected.
+    """
 
     def __init__(self, limit_bytes: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        # A quarter is for what is small and soon over.
+        # A quarter of the memory is reserved for brief requests.
         self.memory = Memory(-(-limit_bytes * 4 // 3), patience_seconds)
         self.cut: list[str] = []
 
     def __call__(self, name: str = "", principal: str | None = None) -> Share:
         return self.memory.share(lambda: self.cut.append(name), principal)
 
-    async def held(self, name: str, size: int, principal: str | None = None) -> Share:
+    async def hold(self, name: str, size: int, principal: str | None = None) -> Share:
         share = self(name, principal)
         await share.take(size)
         share.begin_waiting()
@@ -36,7 +40,7 @@ async def settle() -> None:
 
 @in_event_loop
 async def test_take_with_room_does_not_wait() -> None:
-    shares = Shares(10)
+    shares = ShareFactory(10)
     with shares() as share:
         await share.take(6)
         await share.take(4)
@@ -46,14 +50,14 @@ async def test_take_with_room_does_not_wait() -> None:
     share.close()
     assert shares.memory.used_bytes == 0
     with shares() as share:
-        await share.take(11)  # more than there is: all there is
+        await share.take(11)  # more than the memory: all of it
         assert shares.memory.used_bytes == 10
 
 
 @in_event_loop
 async def test_brief_take_continues_without_room_for_lasting_ones() -> None:
-    shares = Shares(9)
-    await shares.held("holder", 9)
+    shares = ShareFactory(9)
+    await shares.hold("holder", 9)
     waiting = asyncio.ensure_future(shares().take(1))
     await settle()
     with shares() as share:
@@ -67,8 +71,8 @@ async def test_brief_take_continues_without_room_for_lasting_ones() -> None:
 
 @in_event_loop
 async def test_waiters_continue_in_their_order() -> None:
-    shares = Shares(10)
-    holder = await shares.held("holder", 10)
+    shares = ShareFactory(10)
+    holder = await shares.hold("holder", 10)
     waiting = [shares() for _ in range(3)]
     tasks = [asyncio.ensure_future(share.take(4)) for share in waiting]
     small = asyncio.ensure_future(shares().take(1))
@@ -86,19 +90,19 @@ async def test_waiters_continue_in_their_order() -> None:
 
 @in_event_loop
 async def test_holders_that_keep_others_waiting_longest_are_cut_off() -> None:
-    shares = Shares(10, 0.01)
-    first = await shares.held("first", 3)
+    shares = ShareFactory(10, 0.01)
+    first = await shares.hold("first", 3)
     for name in ("second", "third", "fourth"):
-        await shares.held(name, 2)
-    first.begin_waiting()  # its client has just done something
+        await shares.hold(name, 2)
+    first.begin_waiting()  # its client was active
     await shares().take(4)
     assert shares.cut == ["second", "third"]
 
 
 @in_event_loop
 async def test_principal_that_uses_least_memory_is_served_first() -> None:
-    shares = Shares(10)
-    busy = await shares.held("busy", 10, "ada")
+    shares = ShareFactory(10)
+    busy = await shares.hold("busy", 10, "ada")
     tasks = [asyncio.ensure_future(shares(principal=one).take(5)) for one in ("ada", "ada", "ben")]
     await settle()
     busy.shrink(5)
@@ -112,8 +116,8 @@ async def test_principal_that_uses_least_memory_is_served_first() -> None:
 
 @in_event_loop
 async def test_new_request_of_another_principal_does_not_wait_for_memory_that_is_free() -> None:
-    shares = Shares(10)
-    await shares.held("busy", 6, "ada")
+    shares = ShareFactory(10)
+    await shares.hold("busy", 6, "ada")
     waiting = asyncio.ensure_future(shares(principal="ada").take(8))
     await settle()
     await shares(principal="ben").take(4)
@@ -123,8 +127,8 @@ async def test_new_request_of_another_principal_does_not_wait_for_memory_that_is
 
 @in_event_loop
 async def test_request_that_holds_memory_is_served_before_a_new_request() -> None:
-    shares = Shares(10)
-    held = [await shares.held("", 4, principal) for principal in ("ada", "ben")]
+    shares = ShareFactory(10)
+    held = [await shares.hold("", 4, principal) for principal in ("ada", "ben")]
     new = asyncio.ensure_future(shares(principal="cid").take(4))
     await settle()
     # Otherwise requests that cannot complete would fill the memory during an overload.
@@ -135,18 +139,18 @@ async def test_request_that_holds_memory_is_served_before_a_new_request() -> Non
 
 @in_event_loop
 async def test_principal_that_uses_most_memory_is_disconnected_first() -> None:
-    shares = Shares(10, 0.01)
-    await shares.held("of ben", 2, "ben")
+    shares = ShareFactory(10, 0.01)
+    await shares.hold("of ben", 2, "ben")
     for name in ("first of ada", "second of ada"):
-        await shares.held(name, 4, "ada")
+        await shares.hold(name, 4, "ada")
     await shares(principal="cid").take(5)
     assert shares.cut == ["first of ada", "second of ada"]
 
 
 @in_event_loop
 async def test_largest_of_mutually_waiting_principals_is_rejected() -> None:
-    shares = Shares(10)
-    held = [await shares.held(*values) for values in (("", 2, "ben"), ("", 4, "ada"), ("", 4, "ada"))]
+    shares = ShareFactory(10)
+    held = [await shares.hold(*values) for values in (("", 2, "ben"), ("", 4, "ada"), ("", 4, "ada"))]
     tasks = [asyncio.ensure_future(share.take(3)) for share in held]
     await settle()
     assert [type(task.exception()) for task in tasks if task.done()] == [type(None), Unavailable]
@@ -156,8 +160,8 @@ async def test_largest_of_mutually_waiting_principals_is_rejected() -> None:
 
 @in_event_loop
 async def test_disconnect_for_a_request_leaves_the_freed_memory_to_that_request() -> None:
-    shares = Shares(45)
-    held = [await shares.held("", size, principal) for size, principal in ((20, "ben"), *[(5, "ada")] * 5)]
+    shares = ShareFactory(45)
+    held = [await shares.hold("", size, principal) for size, principal in ((20, "ben"), *[(5, "ada")] * 5)]
     # Without two of its five shares, ada uses less than ben, so that its third request would be the next one.
     tasks = [asyncio.ensure_future(share.take(size)) for share, size in zip(held, (12, *[5] * 5), strict=True)]
     await settle()
@@ -169,13 +173,13 @@ async def test_disconnect_for_a_request_leaves_the_freed_memory_to_that_request(
 
 @in_event_loop
 async def test_one_of_two_that_wait_for_each_other_is_rejected() -> None:
-    shares = Shares(10)
+    shares = ShareFactory(10)
     one, other, third = shares("one"), shares("other"), shares("third")
     for share, size in ((one, 4), (other, 4), (third, 2)):
         await share.take(size)
     taking = [asyncio.ensure_future(share.take(3)) for share in (one, other)]
     await settle()
-    # The third one is at work, and gives back what it has.
+    # The third request runs, and will release its memory.
     assert [task.done() for task in taking] == [False, False]
     third.close()
     await settle()
@@ -192,7 +196,7 @@ async def test_one_of_two_that_wait_for_each_other_is_rejected() -> None:
 @in_event_loop
 async def test_request_that_waits_too_long_for_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.server.memory.LONGEST_SECONDS", 0.05)
-    shares = Shares(10, 0.01)
+    shares = ShareFactory(10, 0.01)
     await shares().take(10)
     with pytest.raises(Unavailable, match=r"server\.memory"):
         await shares().take(1)
@@ -201,8 +205,8 @@ async def test_request_that_waits_too_long_for_memory_is_rejected(monkeypatch: p
 
 @in_event_loop
 async def test_request_that_gives_up_lets_the_next_one_continue() -> None:
-    shares = Shares(10)
-    await shares.held("holder", 8)
+    shares = ShareFactory(10)
+    await shares.hold("holder", 8)
     large, small = (asyncio.ensure_future(shares().take(size)) for size in (5, 2))
     await settle()
     assert not small.done()
@@ -212,9 +216,9 @@ async def test_request_that_gives_up_lets_the_next_one_continue() -> None:
 
 
 def test_borrower_that_leaves_while_room_comes_gives_it_back() -> None:
-    async def scene(steps: int) -> None:
-        shares = Shares(10)
-        holder = await shares.held("holder", 8)
+    async def cancel_after(steps: int) -> None:
+        shares = ShareFactory(10)
+        holder = await shares.hold("holder", 8)
         lent = LentMemory(shares.memory, asyncio.get_running_loop())
 
         async def borrow() -> None:
@@ -225,7 +229,7 @@ def test_borrower_that_leaves_while_room_comes_gives_it_back() -> None:
         await settle()
         assert shares.memory.waiting == 1
         borrower.cancel()
-        # The room comes at any moment between the cancellation and its arrival in the memory's loop.
+        # The memory becomes free at any time between the cancellation and its arrival in the loop of the memory.
         for _ in range(steps):
             await asyncio.sleep(0)
         holder.close()
@@ -234,4 +238,4 @@ def test_borrower_that_leaves_while_room_comes_gives_it_back() -> None:
         assert (shares.memory.used_bytes, shares.memory.waiting) == (0, 0)
 
     for steps in range(10):
-        asyncio.run(scene(steps))
+        asyncio.run(cancel_after(steps))

@@ -115,7 +115,7 @@ def test_rollback_in_avro_needs_no_content_type(topic: TopicClient) -> None:
     published = topic.post("publish", publish_body(b"a", pointer=NOW_POINTER), content_type=AVRO)
     seen = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}
     assert topic.poll(**seen) == ["a"]
-    # CDAP checks no content type here, and its client sends none.
+    # CDAP does not check the content type here, and its client sends none.
     assert topic.client.ask("POST", f"{topic.path}/rollback", published.body).status == 200
     assert topic.poll(**seen) == []
 
@@ -202,13 +202,13 @@ def test_poll_of_a_client_without_gzip_is_not_gzipped(topic: TopicClient, offer:
 
 
 def test_poll_of_many_messages_returns_chunks_of_60000_bytes(topic: TopicClient) -> None:
-    # 972 bytes of payload are 1,000 as CDAP counts
+    # a payload of 972 bytes counts as 1,000 bytes in CDAP
     message = b"x" * 972
     for _ in range(2):
         assert topic.post("publish", publish_body(*[message] * 500), content_type=AVRO).status == 200
     answer = topic.post("poll", POLL_ALL, content_type=AVRO)
     assert len(decoded(answer.body)) == 1000
-    # The second publish is encoded by itself, so that what is made of it serves every reader.
+    # The second publish is encoded separately, so that all readers share its encoding.
     each = [60] * 8 + [20]
     assert [len(decoded(chunk.removesuffix(b"\0") + b"\0")) for chunk in answer.chunks] == each * 2
     assert answer.chunks[-1].endswith(b"\0")
@@ -225,7 +225,7 @@ def test_poll_of_a_consumer_that_leaves_stops_reading(shared: Serving, topic: To
     topic.client.__exit__()
     while figures(shared)[1] == ended:
         time.sleep(0.01)
-    # far from all of it was read: what fits into the sockets' buffers, and two steps of pieces
+    # the server has read only what fits into the buffers of the sockets, and two steps of pieces
     assert figures(shared)[0] - fetched < 8 * 2900
     with Client(shared.port) as another:
         assert len(TopicClient(another, topic.path.rpartition("/")[2]).poll()) == POLL_MESSAGES
@@ -237,7 +237,7 @@ def figures(server: Serving) -> tuple[float, float]:
     return registry.get_sample_value("tms_messages_fetched_total") or 0, ended or 0
 
 
-# --- how far it has looked, waiting, limits --------------------------------------------------------------------------
+# --- next positions, waits and limits --------------------------------------------------------------------------------
 
 
 def test_poll_of_hidden_messages_has_the_next_position(topic: TopicClient) -> None:
@@ -337,7 +337,7 @@ def test_poll_with_more_ids_than_allowed_is_413(content_type: str) -> None:
         assert (answer.status, "server.max_transaction_ids" in answer.text) == (413, True)
         packed = gzip.compress(body(10_000))
         assert topic.post("poll", packed, content_type=content_type, content_encoding="gzip").status == 413
-        # The manager in the process has as many.
+        # The manager of the process has as many transactions.
         present = 10_000
         assert topic.post("poll", body(10_000), content_type=content_type).status == 200
 

@@ -28,7 +28,7 @@ ORDERS = TopicId("default", "orders")
 
 
 class Server:
-    """A service and its transaction manager, at a clock that a test moves."""
+    """A service and its transaction manager at a manual clock."""
 
     def __init__(self) -> None:
         self.clock, self.store, self.side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
@@ -152,7 +152,7 @@ def test_metrics_of_deleted_topics_are_removed_and_free_their_places(server: Ser
         metrics.published(topic, 3, 0.001)
     assert published(metrics)["_other"] == 3
     server.service.delete_topic(topics[0])
-    # As CDAP or another server deletes one.
+    # As CDAP or another server deletes a topic.
     TopicRegistry(server.store.metadata, 1).delete(topics[1])
     metrics.drop_deleted_topics()
     metrics.published(topics[-1], 4, 0.001)

@@ -34,7 +34,7 @@ CALLS = [
     for method in item
     if method != "parameters" and path.startswith("/v1")
 ]
-#: Values that each field may or may not take, and some that none takes.
+#: Values that are valid for some fields, and values that are valid for none.
 ODD: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, 0, 1, -1, 2**31, 2**63, -(2**63), 1.5, "", "1", "-1", "a", "0" * 40, "AAAA", [], ["a"], {}]
 )
@@ -93,9 +93,9 @@ def test_any_json_gets_a_documented_answer(server: Serving, call: tuple[str, str
 
 
 def test_document_tried_by_schemathesis_promises_every_answer(server: Serving, tmp_path: Path) -> None:
-    # Polls that are to wait do not, or each would take up to a minute.
+    # Polls do not wait, because each wait takes up to a minute.
     server.context.waiting.close()
-    # A 500 is promised too: it is how CDAP refuses a transaction past its lifetime.
+    # The document includes 500, with which CDAP rejects a transaction past its lifetime.
     checks = "status_code_conformance,unsupported_method,use_after_free"
     done = subprocess.run(
         [

@@ -40,7 +40,7 @@ async def test_outcome_of_a_waiter_that_stops_is_not_cancelled() -> None:
     wanted: PublishFuture[str] = PublishFuture()
     await give_up(wanted)
     wanted.set_outcome("written")
-    # the loop hears of it, and nobody is there
+    # the loop receives the outcome, and no task waits for it
     await asyncio.sleep(0)
     assert wanted.result() == "written"
 

@@ -84,7 +84,7 @@ def test_the_table_of_codes_has_every_code_of_the_document() -> None:
     paths = openapi(secured=True)["paths"].values()
     used = {code for item in paths for call in item.values() if "responses" in call for code in call["responses"]}
     [rows] = [rows for head, *rows in tables(PAGE) if head[0] == "code"]
-    # 405, 408 and 431 are for what is not in the document, 502 for what another server should have answered.
+    # 405, 408 and 431 are responses to requests that are not in the document, and 502 comes from a forwarding server.
     assert {row[0] for row in rows} == used - {"200"} | {"405", "408", "431", "502"}
 
 

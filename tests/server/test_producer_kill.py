@@ -13,14 +13,14 @@ from tms_core.client import Client, MessagingError, Options, Producer, Retry, Tr
 
 TOPIC = "default:bills"
 PRODUCERS = 3
-#: How often the server is killed.
+#: The number of kills.
 KILLS = size("TMS_TEST_KILLS", 8)
-#: A request is repeated for as long as the server needs to come back.
+#: The retries outlast each restart of the server.
 PATIENT = Retry(attempts=None, first_seconds=0.02, longest_seconds=0.2)
 
 
-class Publishing(threading.Thread):
-    """Publishes numbers under a name, one by one, and every third time three in a transaction of its own."""
+class Publisher(threading.Thread):
+    """A producer that publishes numbers, each fourth time three of them in a transaction."""
 
     def __init__(self, server: Serve, name: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Publishing(threading.Thread):
             self.errors.append(error)
 
     def publish_three(self, producer: Producer) -> None:
-        """All of them or none; what failed is done again."""
+        """Publish three numbers in a transaction; a failed transaction has no effect."""
         try:
             with producer.transaction(str(self.published)) as tx:
                 payloads = [b"%s %d" % (self.producer.encode(), self.published + more) for more in range(3)]
@@ -61,7 +61,7 @@ def test_producers_of_a_killed_server_have_each_message_once_in_order(tmp_path: 
     try:
         with Client(server.url) as client:
             client.create_topic(TOPIC)
-        publishing = [Publishing(server, name) for name in "abc"]
+        publishing = [Publisher(server, name) for name in "abc"]
         for one in publishing:
             one.start()
         for _ in range(KILLS):

@@ -38,15 +38,15 @@ def served(folder: Path, **transactions: str) -> Iterator[Client]:
         yield client
 
 
-def refused(folder: Path, **transactions: str) -> str:
+def rejection(folder: Path, **transactions: str) -> str:
     with pytest.raises(ConfigurationError) as caught, served(folder, **transactions):
-        pytest.fail("it was served")
+        pytest.fail("the server started")
     return str(caught.value)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a store that has an invalid transaction and a consumer's position."""
+    """Return the folder of a store with an invalid transaction and the position of a consumer."""
     with served(tmp_path) as client:
         client.create_topic(ORDERS)
         client.publish(ORDERS, [b"first"])
@@ -90,13 +90,13 @@ def test_server_records_the_system_and_the_highest_pointer_of_its_log(folder: Pa
 
 
 def test_server_with_an_empty_log_is_rejected_and_writes_nothing(folder: Path) -> None:
-    error_text = refused(folder, directory="elsewhere")
+    error_text = rejection(folder, directory="elsewhere")
     assert f"{folder}/elsewhere has no transaction log" in error_text
     assert f"Set transactions.directory to {folder}/store.tx" in error_text
     assert "tms admin accept" in error_text
     assert not (folder / "elsewhere").exists()
     shutil.rmtree(folder / "store.tx")
-    error_text = refused(folder)
+    error_text = rejection(folder)
     assert f"{folder}/store.tx" in error_text
     assert "transactions.directory" not in error_text
     assert not (folder / "store.tx").exists()
@@ -107,10 +107,10 @@ def test_server_with_the_log_of_another_store_is_rejected(folder: Path, tmp_path
     other.mkdir()
     with served(other) as client, client.transaction():
         pass
-    error_text = refused(folder, directory="other/store.tx")
+    error_text = rejection(folder, directory="other/store.tx")
     assert f"the transaction log of another system ({system_of(other / 'store.tx')})" in error_text
     (other / "store.tx" / SYSTEM_FILE).unlink()
-    assert "a transaction log that is not known to be this store's" in refused(folder, directory="other/store.tx")
+    assert "a transaction log that is not known to be this store's" in rejection(folder, directory="other/store.tx")
 
 
 def test_server_with_a_log_that_was_set_back_is_rejected_before_it_writes(folder: Path) -> None:
@@ -120,12 +120,12 @@ def test_server_with_a_log_that_was_set_back_is_rejected_before_it_writes(folder
     shutil.rmtree(folder / "store.tx")
     shutil.copytree(folder / "backup", folder / "store.tx")
     before = sorted(path.name for path in (folder / "store.tx").iterdir())
-    assert f"and the store has seen {recorded(folder).pointer}" in refused(folder)
+    assert f"and the store has seen {recorded(folder).pointer}" in rejection(folder)
     assert sorted(path.name for path in (folder / "store.tx").iterdir()) == before
 
 
 def test_server_after_accept_starts_with_the_log_it_finds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(folder, directory="elsewhere")
+    rejection(folder, directory="elsewhere")
     was = recorded(folder)
     accept(folder)
     assert f"in {folder}/store.tx, up to write pointer {was.pointer}" in capsys.readouterr().out
@@ -133,7 +133,7 @@ def test_server_after_accept_starts_with_the_log_it_finds(folder: Path, capsys: 
         pass
     assert recorded(folder).place == str(folder / "elsewhere")
     assert recorded(folder).pointer > was.pointer
-    assert "another system" in refused(folder)
+    assert "another system" in rejection(folder)
 
 
 def test_server_on_a_store_without_a_record_accepts_and_records_it(folder: Path) -> None:
@@ -195,7 +195,7 @@ def test_server_with_its_store_does_not_read_an_unused_log_folder(folder: Path) 
 
 def test_server_without_its_side_table_is_rejected_and_makes_none(folder: Path) -> None:
     shutil.rmtree(folder / "store.side")
-    error_text = refused(folder)
+    error_text = rejection(folder)
     assert f"{folder}/store.side is missing or empty" in error_text
     assert f"{folder}/store.tx was used with it" in error_text
     assert not (folder / "store.side").exists()
@@ -207,7 +207,7 @@ def test_server_without_its_side_table_is_rejected_and_makes_none(folder: Path) 
 def test_server_with_an_emptied_side_table_is_rejected(folder: Path) -> None:
     shutil.rmtree(folder / "store.side")
     LevelDBSide(folder / "store.side").close()
-    assert "The side table of this store is missing or empty" in refused(folder)
+    assert "The side table of this store is missing or empty" in rejection(folder)
 
 
 @pytest.mark.parametrize("steps", ["recorded", "named"])
@@ -231,7 +231,7 @@ def test_server_with_snapshots_of_another_system_is_rejected(folder: Path, tmp_p
     other.mkdir()
     with served(other) as client, client.transaction():
         pass
-    error_text = refused(folder, source="directory", directory="other/store.tx")
+    error_text = rejection(folder, source="directory", directory="other/store.tx")
     assert f"The transaction snapshots in {other}/store.tx are of transaction system" in error_text
 
 
@@ -243,7 +243,7 @@ def test_server_with_an_empty_log_after_snapshots_of_cdap_is_rejected(folder: Pa
     with served(folder, source="directory", directory="store.tx"):
         pass
     assert recorded(folder).id == ""
-    assert "at write pointer 0, and the store has seen" in refused(folder, directory="elsewhere")
+    assert "at write pointer 0, and the store has seen" in rejection(folder, directory="elsewhere")
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_wrong_setting_ends_serve_with_2_and_is_named(tmp_path: Path, setting: d
 # --- exit ------------------------------------------------------------------------------------------------------------
 
 
-def ending(server: Serve, client: Client) -> None:
+def stop_during_response(server: Serve, client: Client) -> None:
     """Stop the server while a consumer of 30,000 messages has not read its response."""
     topic = TopicClient(client, "t").create()
     for _ in range(6):
@@ -172,13 +172,13 @@ def ending(server: Serve, client: Client) -> None:
     topic.client.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
     topic.client.socket.recv(1, socket.MSG_PEEK)
     server.ask_to_end()
-    until_refused(server.port)
+    wait_until_refused(server.port)
 
 
 def test_stop_finishes_the_response_to_a_slow_consumer(tmp_path: Path) -> None:
     config = configure(tmp_path)
     with Serve(config) as server, Client(server.port) as client:
-        ending(server, client)
+        stop_during_response(server, client)
         assert len(decoded(client.answer().body)) == 30_000
         assert server.wait() == 0
 
@@ -186,18 +186,17 @@ def test_stop_finishes_the_response_to_a_slow_consumer(tmp_path: Path) -> None:
 def test_serve_with_two_stop_signals_stops_at_once_and_loses_nothing(tmp_path: Path) -> None:
     config = configure(tmp_path)
     with Serve(config) as server, Client(server.port) as client:
-        ending(server, client)
+        stop_during_response(server, client)
         server.ask_to_end()
         assert server.wait() == 128 + 15
     with Serve(config) as server, Client(server.port) as client:
         assert len(TopicClient(client, "t").poll(limit=100_000)) == 30_000
 
 
-def until_refused(port: int) -> None:
-    """Wait until the server takes no more connections.
+def wait_until_refused(port: int) -> None:
+    """Wait until the server accepts no connections.
 
-    Asked without a pause, it would have no time for anything else; and a connection that waits in its queue is refused
-    only when it is tried again, after seconds.
+    The pauses leave time for the server. A connection in the backlog of the listener is refused only after seconds.
     """
     with suppress(ConnectionError):
         while True:

@@ -122,7 +122,7 @@ def test_server_that_is_back_gets_its_slots_and_loses_nothing(cluster: SlotServe
     assert one.led == [0, 1, 2, 3]
     one.service.publish(TOPIC, [b"2"])
     again = cluster.start(1, wanted())
-    # It is seen in one look that it is there, and in the next that it still is; nothing is under way, so that is all.
+    # Two checks see the server, and no write is in progress, so the slots change.
     cluster.check_leases(one, again, seconds=2)
     assert (one.led, again.led) == ([0, 2], [1, 3])
     again.service.publish(TOPIC, [b"3"])
@@ -167,7 +167,7 @@ def test_late_rows_of_a_former_slot_leader_are_never_seen(cluster: SlotServers, 
     seen: list[list[bytes]] = []
 
     def concurrent_action() -> None:
-        # The one between does not touch the topic, so it is the last one that has to know.
+        # The server between them does not use the topic, so only the last leader has to know the rows.
         cluster.check_leases(one, seconds=TAKE_OVER)
         cluster.check_leases(one, again, seconds=4)
         assert again.led == [1, 3]
@@ -208,7 +208,7 @@ def test_producer_publishes_to_topics_of_its_slot_only(pair: Pair) -> None:
 
 def test_producer_is_deleted_by_the_leader_of_its_slot_only(cluster: SlotServers, pair: Pair) -> None:
     one, other = pair
-    # More than is read at once.
+    # More producers than one read returns.
     others = [ProducerName(TOPICS[0], 1, f"p{number}").request_key(TOPICS[0].prefix) for number in range(1001)]
     cluster.side.put([(key, b"") for key in others])
     for slot, topic in TOPICS.items():
@@ -250,7 +250,7 @@ def test_registration_ignores_old_requests_to_topics_of_other_slots(cluster: Slo
     assert pair[1].service.producers.register(TOPIC, "importer", UUID(int=7)).generation > 1
 
 
-# --- on how many slots -----------------------------------------------------------------------------------------------
+# --- number of slots -------------------------------------------------------------------------------------------------
 
 
 def changed(cluster: SlotServers, server: SlotServer, seconds: int = 3) -> list[int]:
