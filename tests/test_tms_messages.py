@@ -20,6 +20,7 @@ import pytest
 from click.shell_completion import shell_complete
 
 from tests.builders import DAY, MINUTE, NOW_MS
+from tests.kit.client import payloads
 from tests.server.process import IN_MEMORY
 from tms_core.cli import topics
 from tms_core.cli.main import cli, execute
@@ -97,10 +98,6 @@ def own_server(monkeypatch: pytest.MonkeyPatch, clock: Clock, *, janitor: bool =
         monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(started.transactions))
         client.create_topic("default:orders", ttl=604_800)
         yield client
-
-
-def payloads(client: Client, topic: str) -> list[bytes]:
-    return [message.payload for message in client.poll(topic)]
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------

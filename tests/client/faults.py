@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import httpx2
+import pytest
 
 from tms_core.client import AsyncClient, Client, Retry, TransactionClient
 from tms_core.client.testing import InProcess
 from tms_core.transaction.codec.wire import Fields
 from tms_core.transaction.rpc.connection import RpcConnection
 
-#: ``before``: it was not done. ``after``: it was. ``late``: it is, when the test says so.
+#: ``before``: the request is lost. ``after``: the response is lost. ``late``: the test executes the request later.
 When = Literal["before", "after", "late"]
 
-#: A step's name by the method of the transaction service.
+#: The name of the step of each method of the transaction service.
 _STEPS = {
     "startShortClientId": "start",
     "startShortWithClientIdAndTimeOut": "start",
@@ -37,11 +38,12 @@ SOON = Retry(attempts=ATTEMPTS, first_seconds=0.001, longest_seconds=0.001)
 
 
 class Faults:
-    """What goes wrong.
+    """The faults of a server, by step.
 
     Attributes:
-        seen: how often each step was asked for, answered or not.
-        late: what is done when the test calls it.
+        seen: the number of requests of each step, with and without a response.
+        late: functions that execute the delayed requests.
+        on_step: called with the name of each step.
     """
 
     def __init__(self) -> None:
@@ -51,13 +53,13 @@ class Faults:
         self._steps: dict[str, tuple[When, int]] = {}
 
     def at(self, step: str, when: When, times: int = 1_000_000) -> None:
-        """Fail at a step, the next so many times."""
+        """Fail at a step, a number of times."""
         self._steps[step] = (when, times)
 
     def heal(self) -> None:
         self._steps.clear()
 
-    def meets(self, step: str) -> When | None:
+    def next_fault(self, step: str) -> When | None:
         self.seen[step] += 1
         self.on_step(step)
         when, times = self._steps.get(step, (None, 0))
@@ -68,13 +70,13 @@ class Faults:
 
 
 def _step(request: httpx2.Request) -> str:
-    """``publish``, or ``PUT`` and the last part of the path."""
+    """Return the last part of the path, after a method other than POST."""
     last = request.url.path.rpartition("/")[2]
     return last if request.method == "POST" else f"{request.method} {last}"
 
 
-class ToServer(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """Sends requests to a server, whichever they name."""
+class ServerTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """A transport that sends all requests to one server."""
 
     def __init__(self, server: InProcess) -> None:
         self._url = httpx2.URL(server.url)
@@ -84,7 +86,7 @@ class ToServer(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         if self._closed:
-            # A request that was held up until then: the pool would open a connection again, which nothing would close.
+            # A delayed request would open a connection in the pool that is never closed.
             with httpx2.HTTPTransport(verify=False) as transport:
                 answer = transport.handle_request(self._readdressed(request))
                 answer.read()
@@ -112,15 +114,15 @@ class ToServer(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return request
 
 
-class FaultyTransport(ToServer):
-    """Sends requests on, and loses some of them, or their answers."""
+class FaultyTransport(ServerTransport):
+    """A transport that loses requests and responses."""
 
     def __init__(self, faults: Faults, server: InProcess) -> None:
         super().__init__(server)
         self._faults = faults
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        when = self._faults.meets(_step(request))
+        when = self._faults.next_fault(_step(request))
         if when == "before":
             raise httpx2.ReadError("cut")
         if when == "late":
@@ -136,7 +138,7 @@ class FaultyTransport(ToServer):
         return answer
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        when = self._faults.meets(_step(request))
+        when = self._faults.next_fault(_step(request))
         if when == "before":
             raise httpx2.ReadError("cut")
         answer = await super().handle_async_request(request)
@@ -152,14 +154,14 @@ class FaultyTransport(ToServer):
 
 
 class FaultyConnection:
-    """Passes calls on, and loses some of them, or their answers."""
+    """A connection that loses calls and responses."""
 
     def __init__(self, faults: Faults, connection: RpcConnection) -> None:
         self._faults = faults
         self._connection = connection
 
     def call(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
-        when = self._faults.meets(_STEPS.get(name, name))
+        when = self._faults.next_fault(_STEPS.get(name, name))
         if when == "before":
             raise EOFError("cut")
         if when == "late":
@@ -178,14 +180,14 @@ class FaultyConnection:
 
 
 def faulty_service(server: InProcess, faults: Faults) -> TransactionClient:
-    """A client of the transaction service that meets them."""
+    """Return a client of the transaction service with the faults."""
     inner = server.transactions()
     return TransactionClient("here", connect=lambda *given: FaultyConnection(faults, inner.connect(*given)))
 
 
 @contextmanager
 def faulty_client(server: InProcess, faults: Faults, **options: Any) -> Iterator[Client]:
-    """A client that meets them, and does not really wait."""
+    """Open a client with the faults, which does not wait between retries."""
     given = {"retry": SOON, "pause": no_pause, **options}
     transport = FaultyTransport(faults, server)
     with server.client(transport=transport, transactions=faulty_service(server, faults), **given) as client:
@@ -199,9 +201,29 @@ def faulty_async_client(server: InProcess, faults: Faults, **options: Any) -> As
 
 
 def no_pause(event: threading.Event, _: float) -> None:
-    """Wait for nothing, but let others go on."""
+    """Let other threads run instead of a pause."""
     event.wait(0.001)
 
 
 async def no_async_pause(_: asyncio.Event, __: float) -> None:
     await asyncio.sleep(0)
+
+
+def forget_changes(
+    server: InProcess,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    method: Literal["commit", "commit_and_start"],
+) -> None:
+    """Execute commits like a manager that has just recovered; it has forgotten the changes of the first commit."""
+    commit, step = getattr(server.manager, method), "commit" if method == "commit" else "commitAndStart"
+
+    def commit_after_recovery(pointer: int, *given: Any) -> Any:
+        state = server.manager._state
+        with monkeypatch.context() as patch:
+            patch.setattr(state, "recovered_pointer", pointer)
+            if faults.seen[step] == 1:
+                state.committing.pop(pointer, None)
+            return commit(pointer, *given)
+
+    monkeypatch.setattr(server.manager, method, commit_after_recovery)

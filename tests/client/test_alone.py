@@ -18,7 +18,7 @@ import tms_core.client
 
 ROOT = Path(__file__).parents[2]
 
-#: Publishes, also in a transaction, and reads; says at last what was imported.
+#: A program that publishes, reads and prints the imported modules.
 APPLICATION = """
 import sys
 before = set(sys.modules)
@@ -50,7 +50,7 @@ def closure(name: str, seen: set[str]) -> Iterator[Distribution]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment as the page's two commands make it: with the wheel, httpx2 and what that needs."""
+    """Return the Python of an environment with the wheel, httpx2 and its dependencies only."""
     folder = tmp_path_factory.mktemp("alone")
     pip = [sys.executable, "-m", "pip"]
     wheel = [*pip, "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder)]

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from tests.client.faults import Faults, faulty_async_client, faulty_client
-from tests.client.test_outcomes import BILLS, ORDERS
+from tests.kit.client import BILLS, ORDERS, payloads
 from tests.server.conftest import serving
 from tests.support import PATIENCE_SECONDS, in_event_loop
 from tms_core.client import (
@@ -36,10 +36,6 @@ from tms_core.topic import TopicId
 
 A, B = TopicId.parse("x:a"), TopicId.parse("x:b")
 SOON = Retry(attempts=3, first_seconds=0.001, longest_seconds=0.001)
-
-
-def payloads(client: Client, topic: str) -> list[bytes]:
-    return [message.payload for message in client.poll(topic)]
 
 
 def wait_for_publishers() -> None:
@@ -99,7 +95,7 @@ def test_offer_to_a_full_buffer_drops_newest_or_oldest_and_counts() -> None:
 
 
 class Outcomes(list[tuple[bytes, Exception | None]]):
-    """A callback that is false while it has no outcomes."""
+    """A callback with a false truth value until its first call."""
 
     def __call__(self, payload: bytes, error: Exception | None) -> None:
         self.append((payload, error))
@@ -220,7 +216,7 @@ def test_publish_async_with_a_full_buffer_blocks_until_a_response(
     with faulty_client(server, faults, buffer=Buffer(messages=2, batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1"])
         assert held.wait(PATIENCE_SECONDS)
-        # One is being sent, two wait.
+        # One message is being sent, and two wait.
         producer.publish_async(ORDERS, [b"2", b"3"])
         blocked = threading.Thread(target=producer.publish_async, args=(ORDERS, [b"4", b"5"]))
         blocked.start()
@@ -368,7 +364,7 @@ def test_close_after_a_failed_thread_reports_unpublished_messages(server: InProc
         with pytest.raises(NotPublished):
             producer.close()
         assert producer.publish_figures.failed == 2
-    # Or its error would be taken for that of the next test.
+    # Otherwise its error would fail the next test.
     wait_for_publishers()
 
 
@@ -430,12 +426,12 @@ async def test_async_flush_that_takes_too_long_is_an_error(server: InProcess, fa
 
 @in_event_loop
 async def test_async_close_with_a_hanging_server_reports_unpublished(server: InProcess) -> None:
-    class Hangs(httpx2.AsyncBaseTransport):
+    class HangingTransport(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             await asyncio.Event().wait()
             raise AssertionError
 
-    producer = server.async_client(transport=Hangs(), timeouts=Timeouts(close_seconds=0.01))
+    producer = server.async_client(transport=HangingTransport(), timeouts=Timeouts(close_seconds=0.01))
     await producer.publish_async(ORDERS, [b"1", b"2"])
     with pytest.raises(NotPublished, match=r"0\.01 s") as caught:
         await producer.close()

@@ -80,19 +80,19 @@ def test_poll_starts_at_a_message_or_a_time(client: Client, clock: ManualClock) 
 def test_poll_of_many_messages_streams_the_response(server: InProcess) -> None:
     sent = 0
 
-    class Endless(httpx2.SyncByteStream):
+    class EndlessBody(httpx2.SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
             nonlocal sent
             page = [Row(MessageId(NOW_MS, number).pack(), bytes(1000)) for number in range(58)]
             [block] = AvroCodec().write_messages([page])
             while True:
                 sent += 1
-                # Without the end of the array.
+                # The block without the end of the array.
                 yield block[:-1]
 
     class Transport(httpx2.BaseTransport):
         def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-            return httpx2.Response(200, stream=Endless())
+            return httpx2.Response(200, stream=EndlessBody())
 
     with server.client(transport=Transport()) as client, client.poll(TOPIC) as messages:
         assert len([next(messages) for _ in range(601)]) == 601

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.client.faults import ATTEMPTS, Faults, ToServer, When, faulty_async_client, faulty_client
-from tests.client.test_outcomes import ORDERS
+from tests.client.faults import ATTEMPTS, Faults, ServerTransport, When, faulty_async_client, faulty_client
+from tests.kit.client import ORDERS
 from tests.support import PATIENCE_SECONDS, in_event_loop
 from tms_core.client import AsyncClient, AsyncConsumption, Client, ConsumerNotFound, Message, Retry, TopicNotFound
 from tms_core.client.consume import consuming
@@ -26,24 +26,24 @@ from tms_core.web.listener import Listener
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server does not wait unless a test says so: what happens, happens in the client's pauses."""
+    """Let the server respond at once, so that the client pauses between its polls."""
     monkeypatch.setattr(consuming, "WAIT_SECONDS", 0)
 
 
-class Happenings:
-    """What happens while a consumer waits, one thing in each pause.
+class PauseActions:
+    """Actions that run during the pauses of a consumer, one in each pause.
 
     Attributes:
-        pauses: how long each was to be, in seconds.
+        pauses: the lengths of the pauses, in seconds.
     """
 
-    def __init__(self, *happenings: Callable[[], object]) -> None:
+    def __init__(self, *actions: Callable[[], object]) -> None:
         self.pauses: list[float] = []
-        self._happenings = list(happenings)
+        self._actions = list(actions)
 
     def __call__(self, event: threading.Event, seconds: float) -> None:
         self.pauses.append(seconds)
-        self._happenings.pop(0)()
+        self._actions.pop(0)()
 
     async def wait(self, event: asyncio.Event, seconds: float) -> None:
         self(threading.Event(), seconds)
@@ -59,8 +59,8 @@ def nothing() -> None:
 
 def test_consume_gives_messages_that_come_while_it_waits(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    happenings = Happenings(nothing, lambda: client.publish(ORDERS, [b"3"]), lambda: client.publish(ORDERS, [b"4"]))
-    with server.client(pause=happenings) as reader, reader.consume(ORDERS) as messages:
+    actions = PauseActions(nothing, lambda: client.publish(ORDERS, [b"3"]), lambda: client.publish(ORDERS, [b"4"]))
+    with server.client(pause=actions) as reader, reader.consume(ORDERS) as messages:
         assert take(messages, 4) == [b"1", b"2", b"3", b"4"]
 
 
@@ -76,27 +76,27 @@ def test_consume_starts_at_a_message_or_a_time(client: Client) -> None:
 
 def test_consume_pauses_grow_until_a_message_comes(server: InProcess, client: Client) -> None:
     idle = Retry(first_seconds=1, factor=4, longest_seconds=10)
-    publish = lambda: client.publish(ORDERS, [b"x"])  # noqa: E731 it is one of several happenings
-    happenings = Happenings(nothing, nothing, nothing, publish, publish)
-    with server.client(pause=happenings) as reader, reader.consume(ORDERS, idle=idle) as messages:
+    publish = lambda: client.publish(ORDERS, [b"x"])  # noqa: E731 it is one of several actions
+    actions = PauseActions(nothing, nothing, nothing, publish, publish)
+    with server.client(pause=actions) as reader, reader.consume(ORDERS, idle=idle) as messages:
         take(messages, 2)
     lowest = [0.5, 2, 5, 5, 0.5]
-    assert [low <= pause <= 2 * low for low, pause in zip(lowest, happenings.pauses, strict=True)] == [True] * 5
+    assert [low <= pause <= 2 * low for low, pause in zip(lowest, actions.pauses, strict=True)] == [True] * 5
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_consume_continues_after_a_failed_poll(server: InProcess, client: Client, faults: Faults, when: When) -> None:
     client.publish(ORDERS, [b"1"])
-    happenings = Happenings(nothing, nothing, faults.heal, lambda: client.publish(ORDERS, [b"2"]))
-    with faulty_client(server, faults, pause=happenings) as reader, reader.consume(ORDERS) as messages:
+    actions = PauseActions(nothing, nothing, faults.heal, lambda: client.publish(ORDERS, [b"2"]))
+    with faulty_client(server, faults, pause=actions) as reader, reader.consume(ORDERS) as messages:
         assert take(messages, 1) == [b"1"]
         faults.at("poll", when)
         assert take(messages, 1) == [b"2"]
-    assert len(happenings.pauses) == 4
+    assert len(actions.pauses) == 4
 
 
-class Cut(ToServer):
-    """Cuts each answer to a poll short, a little later each time."""
+class TruncatingTransport(ServerTransport):
+    """A transport that truncates each response to a poll, a little later each time."""
 
     polls = 0
 
@@ -106,10 +106,10 @@ class Cut(ToServer):
             return answer
         self.polls += 1
         body = answer.read()
-        return httpx2.Response(200, stream=_CutBody(body[: self.polls * 30]))
+        return httpx2.Response(200, stream=_TruncatedBody(body[: self.polls * 30]))
 
 
-class _CutBody(httpx2.SyncByteStream):
+class _TruncatedBody(httpx2.SyncByteStream):
     def __init__(self, body: bytes) -> None:
         self._body = body
 
@@ -121,7 +121,7 @@ class _CutBody(httpx2.SyncByteStream):
 def test_consume_of_truncated_responses_gives_each_message_once(server: InProcess, client: Client) -> None:
     sent = [b"message %d" % number for number in range(100)]
     client.publish(ORDERS, sent)
-    cut = Cut(server)
+    cut = TruncatingTransport(server)
     with server.client(transport=cut, pause=lambda *_: None) as reader:
         assert take(reader.consume(ORDERS), 100) == sent
     assert cut.polls > 2
@@ -168,7 +168,7 @@ def test_consume_by_name_continues_after_its_position(client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
     with client.consume(ORDERS, consumer="billing") as messages:
         assert take(messages, 2) == [b"1", b"2"]
-    # It asked for 2 when it was done with 1; nobody knows whether it was done with 2.
+    # The consumer has processed 1, because it asked for 2. Whether it has processed 2 is unknown.
     first, second, third = client.poll(ORDERS)
     assert client.position(ORDERS, "billing") == first.id
     with client.consume(ORDERS, consumer="billing", start=third.id) as messages:
@@ -189,7 +189,7 @@ def test_consume_stores_the_position_before_the_next_batch(server: InProcess, cl
         stored.append(client.position(ORDERS, "billing") == list(client.poll(ORDERS))[-1].id)
         client.publish(ORDERS, [b"3"])
 
-    with server.client(pause=Happenings(look)) as reader, reader.consume(ORDERS, consumer="billing") as messages:
+    with server.client(pause=PauseActions(look)) as reader, reader.consume(ORDERS, consumer="billing") as messages:
         assert take(messages, 3) == [b"1", b"2", b"3"]
     assert stored == [True]
 
@@ -206,8 +206,8 @@ def test_position_is_stored_once(server: InProcess, client: Client, faults: Faul
 def test_position_that_cannot_be_stored_is_stored_later(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("PUT billing", "before", times=ATTEMPTS)
-    happenings = Happenings(nothing, nothing, lambda: client.publish(ORDERS, [b"2"]))
-    reader = faulty_client(server, faults, pause=happenings)
+    actions = PauseActions(nothing, nothing, lambda: client.publish(ORDERS, [b"2"]))
+    reader = faulty_client(server, faults, pause=actions)
     with reader as faulty, faulty.consume(ORDERS, consumer="billing") as messages:
         assert take(messages, 2) == [b"1", b"2"]
         messages.stop()
@@ -241,24 +241,24 @@ def test_consume_of_committed_messages_keeps_their_order(server: InProcess, clie
     open_one.__enter__()
     client.publish(ORDERS, [b"open"], transaction=open_one.transaction)
     client.publish(ORDERS, [b"plain"])
-    happenings = Happenings(nothing, lambda: open_one.__exit__(None, None, None))
-    with server.client(pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
+    actions = PauseActions(nothing, lambda: open_one.__exit__(None, None, None))
+    with server.client(pause=actions) as reader, reader.consume(ORDERS, read="committed") as messages:
         assert take(messages, 2) == [b"open", b"plain"]
 
 
 def test_consume_continues_when_the_service_is_back(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("start", "before")
-    happenings = Happenings(nothing, faults.heal)
+    actions = PauseActions(nothing, faults.heal)
     with (
-        faulty_client(server, faults, pause=happenings) as reader,
+        faulty_client(server, faults, pause=actions) as reader,
         reader.consume(ORDERS, read="committed") as messages,
     ):
         assert take(messages, 1) == [b"1"]
     assert len(server.manager.visibility().in_progress) == 0
 
 
-# --- the same in a loop ----------------------------------------------------------------------------------------------
+# --- asyncio ---------------------------------------------------------------------------------------------------------
 
 
 async def take_async(consumption: AsyncConsumption, count: int) -> list[bytes]:
@@ -268,17 +268,17 @@ async def take_async(consumption: AsyncConsumption, count: int) -> list[bytes]:
 @in_event_loop
 async def test_async_consume_waits_and_keeps_its_position(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
-    publish = lambda: client.publish(ORDERS, [b"2"])  # noqa: E731 it is one of several happenings
-    happenings = Happenings(nothing, publish, faults.heal)
+    publish = lambda: client.publish(ORDERS, [b"2"])  # noqa: E731 it is one of several actions
+    actions = PauseActions(nothing, publish, faults.heal)
 
     async def last(reader: AsyncClient) -> Message:
         return [message async for message in reader.poll(ORDERS)][-1]
 
-    async with faulty_async_client(server, faults, pause=happenings.wait) as reader:
+    async with faulty_async_client(server, faults, pause=actions.wait) as reader:
         async with reader.consume(ORDERS, consumer="billing", read="committed") as messages:
             assert await take_async(messages, 1) == [b"1"]
             faults.at("poll", "before")
-            happenings.pauses.clear()
+            actions.pauses.clear()
             assert await take_async(messages, 1) == [b"2"]
             await messages.commit()
         assert await reader.position(ORDERS, "billing") == (await last(reader)).id
@@ -309,11 +309,11 @@ async def test_async_consume_that_waits_is_ended_by_another_task(server: InProce
 # --- waiting at the server -------------------------------------------------------------------------------------------
 
 
-class PollRecorder(ToServer):
-    """Passes polls on, and remembers what they said.
+class PollRecorder(ServerTransport):
+    """A transport that records polls.
 
     Attributes:
-        polls: body and headers of each.
+        polls: the body and the headers of each poll.
     """
 
     def __init__(self, server: InProcess) -> None:
@@ -330,14 +330,14 @@ class PollRecorder(ToServer):
 def test_consume_that_waits_at_the_server_needs_no_pause(
     server: InProcess, client: Client, wait_seconds: int, after_seconds: float, polls: int
 ) -> None:
-    transport, happenings = PollRecorder(server), Happenings()
-    waiting = server.client(transport=transport, pause=happenings)
+    transport, actions = PollRecorder(server), PauseActions()
+    waiting = server.client(transport=transport, pause=actions)
     with waiting as reader, reader.consume(ORDERS, wait_seconds=wait_seconds) as messages:
         publishing = threading.Timer(after_seconds, client.publish, (ORDERS, [b"1"]))
         publishing.start()
         assert take(messages, 1) == [b"1"]
         publishing.join()
-    assert (happenings.pauses, len(transport.polls) >= polls) == ([], True)
+    assert (actions.pauses, len(transport.polls) >= polls) == ([], True)
     assert transport.polls[0][1]["x-tms-wait-seconds"] == str(wait_seconds)
 
 
@@ -347,9 +347,9 @@ def test_consume_does_not_look_at_hidden_messages_again(server: InProcess, clien
         client.publish(ORDERS, [b"invalid"] * 10, transaction=invalid)
         service.invalidate(invalid.transaction_id)
     last = list(client.poll(ORDERS))[-1].id
-    transport, happenings = PollRecorder(server), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
+    transport, actions = PollRecorder(server), PauseActions(nothing, lambda: client.publish(ORDERS, [b"1"]))
     with (
-        server.client(transport=transport, pause=happenings) as reader,
+        server.client(transport=transport, pause=actions) as reader,
         reader.consume(ORDERS, read="committed") as messages,
     ):
         assert take(messages, 1) == [b"1"]

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.client.faults import ToServer
-from tests.client.test_outcomes import BILLS, ORDERS
+from tests.client.faults import ServerTransport
+from tests.kit.client import BILLS, ORDERS, payloads
 from tests.support import free_port, in_event_loop
 from tms_core.client import (
     AsyncClient,
@@ -44,14 +44,14 @@ Fates = list[tuple[bytes, TmsError | None]]
 
 
 class Network:
-    """Time that passes while a client waits, and servers that answer or do not.
+    """Simulated time, which advances in the pauses of a client, and servers with outages.
 
     Attributes:
-        seconds: how late it is.
-        pauses: how long the client waited each time.
-        requested: the names of the servers that got a request, in order.
-        away: says at which time which server cannot be reached.
-        refuses: what a server answers instead.
+        seconds: the time.
+        pauses: the lengths of the pauses.
+        requested: the names of the requested servers, in order.
+        away: returns whether a server is unreachable at a time.
+        refuses: returns the response of a server instead of its own; None: its own.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Network:
             self.pauses.append(seconds)
             self.seconds += seconds
 
-    def meets(self, request: httpx2.Request) -> httpx2.Response | None:
+    def handle(self, request: httpx2.Request) -> httpx2.Response | None:
         host = request.url.host
         self.requested.append(host)
         if self.away(host, self.seconds):
@@ -82,19 +82,19 @@ class Network:
         return self.refuses(host)
 
 
-class Roads(ToServer):
-    """All servers are one; the way there may be blocked. Its Host header is a name it knows."""
+class NetworkTransport(ServerTransport):
+    """A transport to one server, which has all names and the outages of a network."""
 
     def __init__(self, network: Network, server: InProcess) -> None:
         super().__init__(server)
         self._network = network
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        refused = self._network.meets(request)
+        refused = self._network.handle(request)
         return refused or super().handle_request(_here(request))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        refused = self._network.meets(request)
+        refused = self._network.handle(request)
         return refused or await super().handle_async_request(_here(request))
 
 
@@ -109,12 +109,8 @@ def network() -> Network:
 
 
 def client_of(server: InProcess, network: Network, **options: Any) -> Client:
-    transport = Roads(network, server)
+    transport = NetworkTransport(network, server)
     return server.client(**{"transport": transport, "monotonic": network.monotonic, "pause": network.pause, **options})
-
-
-def payloads(client: Client, topic: str = ORDERS) -> list[bytes]:
-    return [message.payload for message in client.poll(topic)]
 
 
 # --- long outages and delivery reports -------------------------------------------------------------------------------
@@ -304,7 +300,7 @@ def test_within_ends_a_call_in_time_and_not_others(server: InProcess, network: N
                 client.within(seconds)
 
 
-class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+class HangingTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         timeouts = request.extensions["timeout"]
         raise httpx2.ReadTimeout(f"nothing came within {timeouts['read']}")
@@ -316,10 +312,13 @@ class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 @in_event_loop
 async def test_unanswered_call_waits_no_longer_than_its_limit(server: InProcess, network: Network) -> None:
-    with client_of(server, network, transport=Hangs()) as client, pytest.raises(Unanswered) as caught:
+    with (
+        client_of(server, network, transport=HangingTransport()) as client,
+        pytest.raises(Unanswered) as caught,
+    ):
         client.within(2.5).publish(ORDERS, [b"1"])
     assert "within 2.5" in str(caught.value.__cause__)
-    async with server.async_client(transport=Hangs()) as client:
+    async with server.async_client(transport=HangingTransport()) as client:
         with pytest.raises(Unanswered, match="in time"):
             await client.within(0.01).publish(ORDERS, [b"1"])
 
@@ -329,11 +328,11 @@ def test_call_with_a_slow_response_ends_at_its_limit(server: InProcess) -> None:
         while True:
             yield b"0"
 
-    class Dripping(httpx2.BaseTransport):
+    class SlowTransport(httpx2.BaseTransport):
         def handle_request(self, _: httpx2.Request) -> httpx2.Response:
             return httpx2.Response(200, content=drips())
 
-    with server.client(transport=Dripping()) as client, pytest.raises(Unanswered, match="in time"):
+    with server.client(transport=SlowTransport()) as client, pytest.raises(Unanswered, match="in time"):
         client.within(0.01).topic(ORDERS)
 
 
@@ -355,13 +354,15 @@ def test_hook_surrounds_each_request_and_adds_headers(server: InProcess, network
         finally:
             happened.append((attempt.method, attempt.url.rpartition("/")[2], attempt.status))
 
-    class Noting(Roads):
+    class RecordingTransport(NetworkTransport):
         def handle_request(self, request: httpx2.Request) -> httpx2.Response:
             sent.append(request.headers)
             return super().handle_request(request)
 
     network.refuses = lambda _: httpx2.Response(503, text="Later.") if len(network.requested) == 1 else None
-    with client_of(server, network, transport=Noting(network, server), hook=hook, token=lambda: "mine") as client:
+    with client_of(
+        server, network, transport=RecordingTransport(network, server), hook=hook, token=lambda: "mine"
+    ) as client:
         client.publish(ORDERS, [b"1"])
         assert list(client.poll(ORDERS))
         with pytest.raises(TopicNotFound):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.faults import SOON
-from tests.client.test_outcomes import BILLS, ORDERS, visible
+from tests.kit.client import BILLS, ORDERS, visible
 from tests.support import in_event_loop, raising
 from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
 from tms_core.client.testing import InProcess, in_process

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import tms_core.client
+from tests.kit.client import ORDERS
 from tms_core.client import Client
 from tms_core.errors import StoreBusy
 
-ORDERS = "default:orders"
 #: Another program on the same folder.
 OTHER = "import sys, tms_core.client; tms_core.client.open(sys.argv[1])"
 

@@ -1,8 +1,7 @@
 """A server that fails at each step of a transaction: which messages are visible to which readers.
 
-What the client says must be true of the store, whatever it was told: a transaction that it calls committed is visible
-whole, one that it calls failed never is, and where it says that nobody knows, it is one of the two. Nothing whose
-outcome was unknown is aborted.
+The result of the client must be true. A committed transaction is completely visible, a failed transaction never is, and
+a transaction with an unknown outcome is one of the two. The client never aborts a transaction with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.client.faults import Faults, When, faulty_async_client, faulty_client
+from tests.client.faults import Faults, When, faulty_async_client, faulty_client, forget_changes
+from tests.kit.client import BILLS, ORDERS, Changes, visible
 from tests.support import raising
 from tms_core.client import (
     Conflict,
@@ -29,33 +29,8 @@ from tms_core.client import (
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
 
-#: Two messages go to the server before commit, by ``store``; in the other topic they are published as they are.
+#: The limit above which the client stores messages before the commit.
 SMALL = Limits(transaction_bytes=3)
-ORDERS, BILLS = "default:orders", "default:bills"
-
-
-class Changes(Participant):
-    """Takes part, and writes down what it is told.
-
-    Attributes:
-        calls: the names of the called methods, in order.
-    """
-
-    def __init__(self, key: bytes = b"key") -> None:
-        self.calls: list[str] = []
-        self._key = key
-
-    def tx_changes(self) -> list[bytes]:
-        return [self._key]
-
-    def commit_tx(self) -> None:
-        self.calls.append("commit")
-
-    def post_tx_commit(self) -> None:
-        self.calls.append("post")
-
-    def rollback_tx(self) -> None:
-        self.calls.append("rollback")
 
 
 def transact(server: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
@@ -81,12 +56,6 @@ def transact_in_loop(server: InProcess, faults: Faults, participant: Participant
 
 
 Transact = Callable[..., None]
-
-
-def visible(server: InProcess) -> list[bytes]:
-    """Return the messages that a new transaction sees."""
-    with server.client() as client, client.transaction() as tx:
-        return [message.payload for topic in (ORDERS, BILLS) for message in tx.poll(topic)]
 
 
 def bill(server: InProcess, faults: Faults, participant: Participant) -> None:
@@ -117,7 +86,7 @@ ALL = [b"stored 1", b"stored 2", b"1"]
 
 
 class Case:
-    """A transaction of either client, whose server does not always answer."""
+    """A transaction of one of the clients, and a server with faults."""
 
     def __init__(self, server: InProcess, faults: Faults, clock: ManualClock, transacts: Transact) -> None:
         self.server, self.faults, self.clock, self._transacts = server, faults, clock, transacts
@@ -134,7 +103,7 @@ class Case:
         return now
 
     def transact_with_conflict(self) -> None:
-        """Its commit is refused, because another one changes the same while it publishes."""
+        """Run a transaction whose commit conflicts with another transaction."""
         done: list[str] = []
 
         def other(step: str) -> None:
@@ -211,18 +180,7 @@ def test_late_write_of_an_unanswered_request_stays_invisible(case: Case, step: s
 def test_commit_after_the_manager_forgot_the_changes_is_retried(
     case: Case, monkeypatch: pytest.MonkeyPatch, forgotten: str
 ) -> None:
-    commit = case.server.manager.commit
-
-    def restarted(pointer: int) -> None:
-        """Commit as a manager that has recovered from its disk."""
-        state = case.server.manager._state
-        with monkeypatch.context() as once:
-            once.setattr(state, "recovered_pointer", pointer)
-            if case.faults.seen["commit"] == 1:
-                state.committing.pop(pointer, None)
-            commit(pointer)
-
-    monkeypatch.setattr(case.server.manager, "commit", restarted)
+    forget_changes(case.server, case.faults, monkeypatch, "commit")
     changes = Changes() if forgotten == "asked" else Participant()
     case.transact(changes)
     assert visible(case.server) == ALL
@@ -264,7 +222,7 @@ def test_commit_at_a_dead_service_leaves_all_or_nothing(case: Case, when: When, 
     case.faults.at("invalidate", "before")
     with pytest.raises(OutcomeUnknown):
         case.transact()
-    # Nothing is taken back of what may be committed, and nobody is told that it was.
+    # The client rolls back nothing that may be committed, and reports no commit.
     assert case.changes.calls == ["commit"]
     assert case.faults.seen["rollback"] == case.faults.seen["abort"] == 0
     time_out(case.server, case.clock)
@@ -316,7 +274,7 @@ def test_retry_after_no_answer_at_a_step_counts_reads_once(
     with suppress(TmsError):
         bills(server, faults, Changes())
     faults.heal()
-    # Where it was left to time out, its claim is free only then.
+    # The claim of an unfinished transaction is free after its timeout.
     time_out(server, clock)
     bills(server, faults, Changes())
     bills(server, faults, Changes())

@@ -92,7 +92,7 @@ def parameters(name: str) -> set[str]:
 
 
 def calls_of_the_client(text: str) -> Iterator[tuple[str, ast.Call]]:
-    """The calls with keywords in a page's sentences that have the name of something of the client's."""
+    """Yield the calls with keywords in the sentences of a page that have the name of a method of the client."""
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for code, name in re.findall(r"(?<!`)`((?:\w+\.)*(\w+)\([^`\n]*=[^`\n]*\))`(?!`)", prose):
         if parameters(name):

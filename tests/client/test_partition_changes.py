@@ -1,21 +1,20 @@
 """Changes of the number of partitions during use: no message is lost, repeated or out of order.
 
-Real clients, a real server. One history after the other is played step by step, as its seed draws: messages that are
-published plainly or in transactions which stay open meanwhile, by clients that have not noticed a change; batches of
-several groups that are committed, given back or left; polls of two workers at the same time; changes that are cut off
-at any write of metadata; groups that are set back to the beginning.
+Each seed determines a history of a real server and real clients. Clients that do not know a change publish messages
+outside and in transactions. Several groups commit, roll back or abandon batches, and two workers poll at the same time.
+Changes crash at any write of metadata, and groups are set back to the beginning.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
+from tests.kit.messaging import CrashingStore
 from tests.support import seeds
 from tms_core.client import Client, MessageId, Retry, TransactionContext, Unanswered, work
 from tms_core.client.testing import InProcess, in_process
@@ -24,16 +23,15 @@ from tms_core.client.transactions.partitions import Rotation
 from tms_core.clock import ManualClock
 from tms_core.consumers import claim_rows
 from tms_core.consumers.claims import ConsumerGroup
-from tms_core.errors import StoreError, TmsError
+from tms_core.errors import TmsError
 from tms_core.messaging.groups import positions as consumers
 from tms_core.messaging.groups.claims import Groups
 from tms_core.messaging.publish import pipeline
 from tms_core.messaging.topics.partitions import layout_of
-from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
 EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
-#: Whose each worker is.
+#: The group of each worker.
 WORKERS = (GROUP, GROUP, "audit", "stock")
 WHOLE = TopicId("default", "events")
 SEEDS = seeds(6)
@@ -43,7 +41,7 @@ QUICK = Retry(first_seconds=0.002, factor=1.5, longest_seconds=0.02)
 
 
 class Broken(AssertionError):
-    """Something is lost, or there twice, or out of order."""
+    """A lost, repeated or misplaced message."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +56,7 @@ def change(client: Client, number: int) -> None:
 
 
 class Batch:
-    """What a worker of a group has in a transaction that is open."""
+    """The open transaction of a worker, with the messages that it has read."""
 
     def __init__(self, client: Client, group: str, order: str) -> None:
         self.group = group
@@ -72,9 +70,9 @@ class Batch:
 
 
 class History:
-    """Producers, each with keys of its own, and workers of groups, each with a client of its own."""
+    """A history of producers, each with its own keys, and workers of groups."""
 
-    def __init__(self, server: InProcess, store: MemoryStore, seed: int, order: str) -> None:
+    def __init__(self, server: InProcess, store: CrashingStore, seed: int, order: str) -> None:
         self.server, self.store, self.order, self.random = server, store, order, Random(seed)
         self.producers = [server.client() for _ in range(2)]
         self.workers = [server.client() for _ in WORKERS]
@@ -131,7 +129,7 @@ class History:
             self.batches[who] = self.batch(who)
 
     def meet(self) -> None:
-        """A worker works while the server is about to answer one of another group that asks a sealed partition."""
+        """Let a worker process a batch while a worker of another group polls a sealed partition."""
         free = [who for who in range(len(self.workers)) if who not in self.batches]
         pairs = [(who, other) for who in free for other in free if WORKERS[who] != WORKERS[other]]
         families = self.server.service._families
@@ -152,7 +150,7 @@ class History:
             families._wait_for_writes = settle
 
     def replay(self) -> None:
-        """A group is set back to the beginning, in the oldest partitions first."""
+        """Set a group back to the beginning, in the oldest partitions first."""
         group = self.random.choice(WORKERS)
         for who in [who for who, batch in self.batches.items() if batch.group == group]:
             self.batches.pop(who).commit()
@@ -167,7 +165,7 @@ class History:
             batch = self.batches.pop(self.random.choice(sorted(self.batches)))
             chance = self.random.random()
             if chance < 0.15:
-                # It is never heard of again, and times out.
+                # The worker dies, and its transaction times out.
                 self.server.manager.invalidate(batch.tx.transaction.transaction_id)
                 return
             if chance < 0.3:
@@ -180,10 +178,13 @@ class History:
         if self.random.random() < 0.5:
             change(self.producers[0], number)
             return
-        with cut_off(self.store, self.random.randrange(12)), suppress(Unanswered):
+        self.store.writes_left = self.random.randrange(12)
+        try:
             change(self.producers[0], number)
-            return
-        self.reached["cut off"] += 1
+        except Unanswered:
+            self.reached["crash"] += 1
+        finally:
+            self.store.writes_left = None
 
     # -- invariants ---------------------------------------------------------------------------------------------------
 
@@ -202,14 +203,14 @@ class History:
             done = self.done[group][key]
             done.append(payload)
             if self.order == "partition" and done != self.sent[key][: len(done)]:
-                raise Broken(f"of {key!r} {group} has {done}, and was sent {self.sent[key]}")
+                raise Broken(f"{group} has processed {done} of {key!r}; {self.sent[key]} was sent")
 
     def drain(self) -> None:
         while self.producing:
             self.decide()
         for batch in self.batches.values():
             self.count(batch.group, batch.commit())
-        # Without an order a partition that was set back is found where there is nothing else, one each time.
+        # Without an order, a poll finds a partition that was set back only if the others are empty, one per poll.
         misses, rounds = 0, 2 + (len(self.partitions()) if self.order == "none" and self.reached["set back"] else 0)
         while misses < rounds * len(self.workers):
             batch = self.batch(misses % len(self.workers))
@@ -218,28 +219,11 @@ class History:
         sent = {key: Counter(sent) for key, sent in self.sent.items() if sent}
         for group, done in self.done.items():
             if {key: Counter(found) for key, found in done.items()} != sent:
-                raise Broken(f"{dict(self.sent)} was sent, and {group} has done {dict(done)}")
-
-
-@contextmanager
-def cut_off(store: MemoryStore, after: int) -> Iterator[None]:
-    """Crash the server after a number of metadata writes."""
-    write, left = store.metadata.compare_and_set, iter(range(after))
-
-    def dying(key: bytes, expected: bytes | None, value: bytes) -> bool:
-        if next(left, None) is None:
-            raise StoreError("the server died")
-        return write(key, expected, value)
-
-    store.metadata.compare_and_set = dying  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        store.metadata.compare_and_set = write  # type: ignore[method-assign]
+                raise Broken(f"{group} has processed {dict(done)}; {dict(self.sent)} was sent")
 
 
 def play(order: str, seed: int) -> Counter[str]:
-    store = MemoryStore()
+    store = CrashingStore()
     with in_process(clock=ManualClock(1_700_000_000_000), store=store) as server:
         with server.client() as client:
             client.create_topic(EVENTS, properties={"partitions": "2"} if seed % 2 else {})
@@ -261,7 +245,7 @@ def test_changes_of_partitions_keep_each_message_once_in_order(order: str) -> No
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += play(order, seed)
-    assert set(reached) == {"cut off", "met", "set back"}
+    assert set(reached) == {"crash", "met", "set back"}
 
 
 def not_drained_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,18 +257,18 @@ def not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers go to the new partitions at once."""
+    """Let consumers use the new partitions at once."""
     monkeypatch.setattr(Rotation, "_order", _newest)
 
 
 def drained_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one group has read to its end no other one has to read."""
+    """Note a partition that one group has drained for all groups."""
     key = claim_rows.drained_key
     monkeypatch.setattr(claim_rows, "drained_key", lambda group: key(group._replace(name="all")))
 
 
 def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of groups that meet one is not noted, though it is told that it is."""
+    """Note only the first of several groups that drain a partition."""
     seen = set[TopicId]()
 
     def row(_: Groups, group: ConsumerGroup, _reader: int) -> list[tuple[bytes, bytes]]:
@@ -296,23 +280,23 @@ def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that is set back has read all to its end as before."""
+    """Keep the drained partitions of a group that is set back."""
     monkeypatch.setattr(consumers, "drained_key", lambda _: b"no such row")
 
 
 def not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer never asks a partition again that it has read to its end."""
+    """Let a consumer poll a drained partition never again."""
     made = Rotation.__init__
 
     def make(rotation: Rotation, *given: Any) -> None:
         made(rotation, *given)
-        rotation._drained = Lasting()
+        rotation._drained = PermanentDict()
 
     monkeypatch.setattr(Rotation, "__init__", make)
 
 
-class Lasting(dict[TopicId, None]):
-    """What is in it stays."""
+class PermanentDict(dict[TopicId, None]):
+    """A dictionary without deletions."""
 
     def __delitem__(self, key: TopicId) -> None: ...
 
@@ -333,9 +317,9 @@ def test_planted_bug_breaks_an_invariant(
 ) -> None:
     plant(monkeypatch)
 
-    def any_of_them() -> None:
+    def play_histories() -> None:
         for seed in range(24):
             play("partition", seed)
 
     with pytest.raises(Broken):
-        any_of_them()
+        play_histories()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.client import payloads
 from tests.support import in_event_loop
 from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, work
 from tms_core.client.testing import InProcess
@@ -27,16 +28,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "_CHANGING", Retry(attempts=50, first_seconds=0.005, longest_seconds=0.05))
 
 
-def with_partitions(client: Client, number: int, topic: str = EVENTS) -> None:
+def create_with_partitions(client: Client, number: int, topic: str = EVENTS) -> None:
     client.create_topic(topic, properties={"partitions": str(number)})
 
 
 def change(client: Client, number: int, topic: str = EVENTS) -> None:
     client.update_topic(topic, properties={"partitions": str(number)})
-
-
-def payloads(client: Client, topic: str) -> list[bytes]:
-    return [message.payload for message in client.poll(topic)]
 
 
 def consumed(client: Client, topic: str = EVENTS, group: str = GROUP, **options: Any) -> list[bytes]:
@@ -52,7 +49,7 @@ def names(client: Client) -> list[str]:
 
 
 def test_publish_with_a_key_uses_its_partition_and_without_rotates(client: Client) -> None:
-    with_partitions(client, 4)
+    create_with_partitions(client, 4)
     for number in range(8):
         client.publish(EVENTS, [b"%d" % number], key=b"user 7")
     assert payloads(client, f"{EVENTS}-{hash_key(b'user 7') % 4}") == [b"%d" % number for number in range(8)]
@@ -67,7 +64,7 @@ def test_publish_with_a_key_uses_its_partition_and_without_rotates(client: Clien
 
 @in_event_loop
 async def test_key_of_any_publish_chooses_the_partition(server: InProcess, client: Client) -> None:
-    with_partitions(client, 4)
+    create_with_partitions(client, 4)
     async with server.async_client() as loop:
         for payload in (b"0", b"1"):
             await loop.publish(EVENTS, [payload], key="user 7")
@@ -79,7 +76,7 @@ async def test_key_of_any_publish_chooses_the_partition(server: InProcess, clien
 
 
 def test_publish_async_rotates_among_partitions(client: Client) -> None:
-    with_partitions(client, 2)
+    create_with_partitions(client, 2)
     for number in range(2):
         client.publish_async(EVENTS, [b"%d" % number])
         client.flush()
@@ -87,8 +84,8 @@ def test_publish_async_rotates_among_partitions(client: Client) -> None:
 
 
 def test_publish_with_outdated_partitions_uses_the_current_ones(server: InProcess, client: Client) -> None:
-    with_partitions(client, 2)
-    assert consumed(client) == []  # from now on this client knows two partitions, which hold nothing
+    create_with_partitions(client, 2)
+    assert consumed(client) == []  # now the client knows two empty partitions
     with server.client() as other:
         change(other, 3)
         change(other, 5)
@@ -98,7 +95,7 @@ def test_publish_with_outdated_partitions_uses_the_current_ones(server: InProces
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["published at the commit", "stored ahead"])
 def test_publish_in_a_transaction_uses_current_partitions(server: InProcess, client: Client, ahead: bool) -> None:
-    with_partitions(client, 2)
+    create_with_partitions(client, 2)
     assert consumed(client) == []
     with server.client() as other:
         change(other, 3)
@@ -132,7 +129,7 @@ def test_publish_to_routes_copies_the_message_to_each_or_to_none(client: Client)
 
 
 def test_publish_with_an_invalid_or_missing_key_is_rejected(client: Client) -> None:
-    with_partitions(client, 2)
+    create_with_partitions(client, 2)
     with pytest.raises(BadRequest, match="bytes or text"):
         client.publish(EVENTS, [b"1"], key=7)  # type: ignore[call-overload]
     with client.transaction() as tx:
@@ -150,7 +147,7 @@ def test_publish_with_an_invalid_or_missing_key_is_rejected(client: Client) -> N
 
 @pytest.mark.parametrize("order", ["partition", "none"])
 def test_consume_uses_partitions_without_a_claim(client: Client, order: str) -> None:
-    with_partitions(client, 3)
+    create_with_partitions(client, 3)
     for number in range(3):
         client.publish(EVENTS, [b"%d" % number])
     with client.transaction() as one, client.transaction() as two:
@@ -162,8 +159,8 @@ def test_consume_uses_partitions_without_a_claim(client: Client, order: str) -> 
 
 
 def test_work_finds_the_only_partition_without_a_claim(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_partitions(client, 10)
-    # All start at the first partition, so the free one is the last that the worker polls.
+    create_with_partitions(client, 10)
+    # All polls start at the first partition, so the worker polls the free partition last.
     monkeypatch.setattr(client._core.random, "random", lambda: 0.0)
     for number in range(10):
         client.publish(EVENTS, [b"%d" % number])
@@ -174,7 +171,7 @@ def test_work_finds_the_only_partition_without_a_claim(client: Client, monkeypat
 
 
 def test_dead_letters_are_those_of_the_whole_topic(client: Client) -> None:
-    with_partitions(client, 2)
+    create_with_partitions(client, 2)
     client.publish(EVENTS, [b"bad"])
     for tx, _ in client.work(EVENTS, GROUP, max_deliveries=1, idle_seconds=IDLE):
         tx.roll_back()
@@ -182,7 +179,7 @@ def test_dead_letters_are_those_of_the_whole_topic(client: Client) -> None:
 
 
 def test_consume_starts_with_the_partition_of_the_last_poll(client: Client) -> None:
-    with_partitions(client, 3)
+    create_with_partitions(client, 3)
     client.publish(EVENTS, [b"a"], key=b"k")
     assert consumed(client) == [b"a"]
     client.publish(EVENTS, [b"b"], key=b"k")
@@ -200,7 +197,7 @@ def test_consume_starts_with_the_partition_of_the_last_poll(client: Client) -> N
 
 
 def test_consume_with_a_pattern_reads_all_matching_topics(client: Client) -> None:
-    with_partitions(client, 2)
+    create_with_partitions(client, 2)
     client.create_topic("default:events-more")
     client.create_topic("default:event")
     for topic in (EVENTS, EVENTS, "default:events-more", "default:event"):
@@ -215,7 +212,7 @@ def test_consume_with_a_pattern_reads_all_matching_topics(client: Client) -> Non
 
 @pytest.mark.parametrize("order", ["partition", "none"])
 def test_consumer_set_back_reads_the_partitions_again(client: Client, order: str) -> None:
-    with_partitions(client, 1)
+    create_with_partitions(client, 1)
     client.publish(EVENTS, [b"old"], key=b"k")
     change(client, 2)
     client.publish(EVENTS, [b"new"], key=b"k")
@@ -227,7 +224,7 @@ def test_consumer_set_back_reads_the_partitions_again(client: Client, order: str
 
 
 def test_consumer_deleted_from_a_sealed_partition_reads_it_first(client: Client) -> None:
-    with_partitions(client, 1)
+    create_with_partitions(client, 1)
     client.publish(EVENTS, [b"old"])
     change(client, 2)
     assert [consumed(client) for _ in range(2)] == [[b"old"], []]

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from tests.client.faults import Faults, When, faulty_async_client, faulty_client
+from tests.kit.client import BILLS, ORDERS, committed
 from tests.support import each_raises, in_event_loop, raising
 from tms_core.client import (
     Attempt,
@@ -34,16 +35,8 @@ from tms_core.messaging.topics.partitions import hash_key
 from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
 
-ORDERS, BILLS = "default:orders", "default:bills"
-
-
-#: What is published in a transaction goes to the server at once.
+#: The client sends each message of a transaction at once.
 SMALL = Limits(transaction_bytes=1)
-
-
-def committed(client: Client, topic: str = BILLS) -> list[bytes]:
-    with client.transaction() as tx:
-        return [message.payload for message in tx.poll(topic)]
 
 
 def last(client: Client) -> PreviousTransaction | None:
@@ -76,7 +69,7 @@ def test_unregistered_or_badly_named_producer_is_rejected(client: Client) -> Non
 
 
 class File(Participant):
-    """Keeps something elsewhere; it counts once the transaction is committed."""
+    """A participant that records its outcomes."""
 
     def __init__(self) -> None:
         self.outcomes: list[str] = []
@@ -88,8 +81,8 @@ class File(Participant):
         self.outcomes.append("rolled back")
 
 
-def manage_elsewhere(server: InProcess) -> None:
-    """Have the server know nothing of the transactions."""
+def detach_manager(server: InProcess) -> None:
+    """Detach the transaction manager from the server, as with a separate transaction service."""
     server.service.producers._transactions = server.service.producers._requests._transactions = None
 
 
@@ -97,7 +90,7 @@ def manage_elsewhere(server: InProcess) -> None:
 def test_older_instance_that_only_reads_is_fenced_at_commit(server: InProcess, client: Client, managed: bool) -> None:
     client.publish(ORDERS, [b"1", b"2"])
     if not managed:
-        manage_elsewhere(server)
+        detach_manager(server)
     file = File()
     with client.producer(BILLS, "importer") as one:
         context = one.transaction("file 2")
@@ -124,7 +117,7 @@ async def test_newer_instance_ends_a_transaction_that_only_reads(
 ) -> None:
     client.publish(ORDERS, [b"1"])
     if not managed:
-        manage_elsewhere(server)
+        detach_manager(server)
     outcomes: list[PreviousTransaction | None] = []
     pointers: list[int] = []
 
@@ -243,7 +236,7 @@ def test_next_instance_knows_the_last_transaction_of_the_previous(server: InProc
 
 
 def test_register_with_transactions_elsewhere_finds_the_outcome(server: InProcess, client: Client) -> None:
-    publish_elsewhere(server)
+    detach_manager(server)
     expected = None
     for outcome in ("aborted", "committed", "aborted"):
         with server.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
@@ -254,17 +247,12 @@ def test_register_with_transactions_elsewhere_finds_the_outcome(server: InProces
                 context.__exit__(None, None, None)
             if expected is None or outcome == "committed":
                 expected = PreviousTransaction(tx.transaction.transaction_id, outcome, outcome)
-            # Told of the aborted one behind it, the next instance would do the committed one again.
+            # After a report of the later aborted transaction, the next instance would repeat the committed one.
             assert last(client) == expected
     assert committed(client) == [b"committed"]
 
 
-def publish_elsewhere(server: InProcess) -> None:
-    """Have the server know nothing of transactions."""
-    server.service.producers._transactions = server.service.producers._requests._transactions = None
-
-
-def left_open(client: Client, *labels: str) -> list[Any]:
+def begin_transactions(client: Client, *labels: str) -> list[Any]:
     """Return open transactions of one instance that have published."""
     producer = client.producer(BILLS, "importer").__enter__()
     contexts = [producer.transaction(label) for label in labels]
@@ -280,9 +268,9 @@ def refuse_to_commit(contexts: list[Any]) -> None:
 
 
 def test_next_instance_hides_open_transactions_managed_elsewhere(server: InProcess, client: Client) -> None:
-    publish_elsewhere(server)
+    detach_manager(server)
     with server.client(limits=SMALL) as other:
-        contexts = left_open(other, "one", "two", "three")
+        contexts = begin_transactions(other, "one", "two", "three")
         contexts.pop(0).__exit__(None, None, None)
         found = last(client)
         assert found is not None
@@ -294,7 +282,7 @@ def test_next_instance_hides_open_transactions_managed_elsewhere(server: InProce
 
 
 def test_next_instance_hides_an_open_checkpoint_managed_elsewhere(server: InProcess, client: Client) -> None:
-    publish_elsewhere(server)
+    detach_manager(server)
     older = server.service.producers.register(TopicId.parse(BILLS), "importer", UUID(int=1))
     transaction = server.manager.start_short()
     pointer = server.manager.checkpoint(transaction).write_pointer
@@ -306,9 +294,9 @@ def test_next_instance_hides_an_open_checkpoint_managed_elsewhere(server: InProc
 
 
 def test_next_instance_of_a_deleted_producer_hides_open_transactions(server: InProcess, client: Client) -> None:
-    publish_elsewhere(server)
+    detach_manager(server)
     with server.client(limits=SMALL) as other:
-        contexts = left_open(other, "one")
+        contexts = begin_transactions(other, "one")
         client.delete_producer(BILLS, "importer")
         assert last(client) is not None
         refuse_to_commit(contexts)
@@ -319,9 +307,9 @@ def test_next_instance_of_a_deleted_producer_hides_open_transactions(server: InP
 def test_next_instance_ends_the_transactions_of_a_dead_one(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
-    publish_elsewhere(server)
+    detach_manager(server)
     with server.client(limits=SMALL) as other:
-        contexts = left_open(other, "one", "two")
+        contexts = begin_transactions(other, "one", "two")
         with monkeypatch.context() as patched:
             name = "invalidate" if dies == "before the end" else "abort"
             patched.setattr(TransactionClient, name, raising(KeyboardInterrupt()))
@@ -331,14 +319,14 @@ def test_next_instance_ends_the_transactions_of_a_dead_one(
         assert found is not None
         assert (found.label, found.outcome) == ("two", "aborted")
         refuse_to_commit(contexts)
-        # It is told to the next one as it was found out.
+        # The next instance receives the same outcome.
         assert last(client) == found
     assert committed(client) == []
 
 
 @pytest.mark.parametrize("ends", ["commit", "roll back", "leave"])
 def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, client: Client, ends: str) -> None:
-    publish_elsewhere(server)
+    detach_manager(server)
     with server.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
         for number in range(20):
             with producer.transaction(f"committed {number}") as tx:
@@ -354,7 +342,7 @@ def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, cli
             elif ends == "commit":
                 context.__exit__(None, None, None)
         rows = len(server.service.side.rows(b"t", b"u", 100).items)
-        # What was only left is not known to have ended; of what came before it one is needed.
+        # The end of an abandoned transaction is unknown; of the earlier transactions, one is needed.
         assert rows == 59 if ends == "leave" else rows <= 3
         found = last(client)
         assert found is not None
@@ -400,7 +388,7 @@ def test_producer_continues_after_a_request_without_a_response(server: InProcess
 def test_repeat_of_a_request_in_flight_is_unanswered_not_rejected(server: InProcess, faults: Faults) -> None:
     def refuse(step: str) -> None:
         if step == "publish" and faults.seen["publish"] > 1:
-            server.service.producers._requests.in_flight._busy = Everything()
+            server.service.producers._requests.in_flight._busy = BusyProducers()
 
     faults.on_step = refuse
     faults.at("publish", "before", times=1)
@@ -412,7 +400,9 @@ def test_repeat_of_a_request_in_flight_is_unanswered_not_rejected(server: InProc
         producer.publish([b"1"])
 
 
-class Everything(dict[bytes, tuple[bytes, int]]):
+class BusyProducers(dict[bytes, tuple[bytes, int]]):
+    """Requests in flight of all producers."""
+
     def __contains__(self, _: object) -> bool:
         return True
 

@@ -31,7 +31,7 @@ CLASSES = [
     client.Producer,
     client.AsyncProducer,
 ]
-#: What only the client itself makes the others of.
+#: Internal base classes and parts of the exported classes.
 INNER = {"Core", "Call", "Consuming", "MessageBatches", "Instance", "Rotation"}
 
 
@@ -84,7 +84,7 @@ def test_every_error_and_value_is_exported() -> None:
     families = (errors.MessagingError, errors.TransactionError)
     found = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, families)}
     servers_own = {"TransactionExpired", "ClockJumped", "ChangesTooLarge", "TruncateTimeError", "CannotSnapshot"}
-    # A client is told with BadRequest.
+    # A client receives a BadRequest instead.
     servers_own |= {"TooLarge"}
     for module in (values, waiting):
         kinds = {name: kind for name, kind in vars(module).items() if inspect.isclass(kind) and name[0] != "_"}

@@ -16,7 +16,7 @@ import pytest
 
 from tests.builders import NOW_MS
 from tests.client.faults import Faults, faulty_async_client, faulty_client
-from tests.client.test_outcomes import BILLS, ORDERS, Changes, visible
+from tests.kit.client import BILLS, ORDERS, Changes, visible
 from tests.support import PATIENCE_SECONDS, each_raises, in_event_loop
 from tms_core.client import (
     BadRequest,
@@ -37,7 +37,11 @@ from tms_core.clock import ManualClock
 
 
 class Recorder(Participant):
-    """Writes down what it is told, with the pointer it had, and fails where a test wants."""
+    """A participant that records its calls, each with its write pointer.
+
+    Args:
+        fails: the name of the call that fails.
+    """
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[tuple[str, int]] = []
@@ -91,7 +95,7 @@ def test_client_publish_in_a_failed_transaction_is_rolled_back(client: Client, s
     with suppress(ZeroDivisionError):
         work()
     assert visible(server) == []
-    # All of it was taken back, so nothing has to stay on the list.
+    # All messages were rolled back, so the transaction need not stay on the invalid list.
     assert server.manager.invalid_size() == 0
 
 
@@ -172,7 +176,7 @@ with in_process() as server, server.client() as client:
                     call()
                 except NotInProgress as error:
                     refused += "before a fork" in str(error)
-            # Neither the end of the block nor an error in it reaches the parent's transaction.
+            # Neither the end of the block nor an error in it affects the transaction of the parent.
             tx.__exit__(SystemExit, SystemExit(), None)
             try:
                 tx.__exit__(None, None, None)
@@ -335,8 +339,8 @@ def test_second_of_two_equal_changes_is_rolled_back(client: Client, server: InPr
     assert server.manager.invalid_size() == 0
 
 
-class Slow(Participant):
-    """Waits, as only an event loop lets it."""
+class AsyncParticipant(Participant):
+    """A participant with asynchronous methods."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -354,7 +358,7 @@ class Slow(Participant):
 
 @in_event_loop
 async def test_async_participants_are_awaited(server: InProcess) -> None:
-    slow = Slow()
+    slow = AsyncParticipant()
     async with server.async_client() as client, client.transaction() as tx:
         await tx.register(slow)
         await tx.publish(ORDERS, [b"a"])
@@ -364,14 +368,14 @@ async def test_async_participants_are_awaited(server: InProcess) -> None:
 
 
 def test_participant_that_waits_without_a_loop_is_rejected(client: Client, server: InProcess) -> None:
-    slow = Slow()
+    slow = AsyncParticipant()
     with pytest.raises(TypeError, match="AsyncClient"):
         transact(client, slow)
     assert slow.calls == ["rollback"]
     assert visible(server) == []
 
 
-# --- interrupted, and errors that a program passes over --------------------------------------------------------------
+# --- interrupts and ignored errors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", ["publish", "commit"])
@@ -426,7 +430,7 @@ async def test_close_during_a_cancelled_start_ends_the_transaction(server: InPro
     wire = client._wire
     task = asyncio.create_task(wire.start_or_undo(begins, ended.append))
     await asyncio.sleep(0)
-    # The thread returns, and the loop has not run since: the task still waits.
+    # The thread has returned, but the loop has not run: the task still waits.
     go.set()
     wire._threads.submit(lambda: None).result()
     task.cancel()
@@ -462,12 +466,12 @@ async def test_task_cancelled_while_it_begins_aborts(
     def on_step(step: str) -> None:
         if step == "start":
             loop.call_soon_threadsafe(cancel)
-            # This is the only thread, which does nothing else before that.
+            # The client has no other thread.
             assert (cancelled if moment == "under way" else began).wait(PATIENCE_SECONDS)
 
     async def work() -> None:
         async with client.transaction(long=long):
-            raise AssertionError("it has begun")
+            raise AssertionError("the transaction has started")
 
     faults.on_step = on_step
     async with faulty_async_client(server, faults, limits=Limits(connections=1)) as client:
@@ -485,7 +489,7 @@ async def test_task_cancelled_before_it_begins_does_nothing(server: InProcess, f
 
     async def work() -> None:
         async with client.transaction():
-            raise AssertionError("it has begun")
+            raise AssertionError("the transaction has started")
 
     async with faulty_async_client(server, faults, limits=Limits(connections=1)) as client:
         client._wire._threads.submit(busy.wait)
@@ -498,7 +502,9 @@ async def test_task_cancelled_before_it_begins_does_nothing(server: InProcess, f
     assert not faults.seen
 
 
-class Interrupts(Recorder):
+class InterruptedRecorder(Recorder):
+    """A participant that raises ``KeyboardInterrupt``."""
+
     def _note(self, name: str) -> None:
         try:
             super()._note(name)
@@ -508,7 +514,7 @@ class Interrupts(Recorder):
 
 @pytest.mark.parametrize("long", [False, True])
 def test_interrupt_in_a_roll_back_leaves_it_invalid(client: Client, server: InProcess, long: bool) -> None:
-    failing, interrupted, last = Recorder("rollback"), Interrupts("rollback"), Recorder()
+    failing, interrupted, last = Recorder("rollback"), InterruptedRecorder("rollback"), Recorder()
     with pytest.raises(KeyboardInterrupt):
         transact(client, failing, interrupted, last, long=long, fail=ZeroDivisionError)
     assert last.names[-1] == "rollback"
@@ -519,7 +525,7 @@ def test_interrupt_in_a_roll_back_leaves_it_invalid(client: Client, server: InPr
 def test_interrupt_after_the_commit_leaves_it_committed(client: Client, server: InProcess) -> None:
     last = Recorder()
     with pytest.raises(KeyboardInterrupt):
-        transact(client, Interrupts("post"), last)
+        transact(client, InterruptedRecorder("post"), last)
     assert last.names[-1] == "post"
     assert visible(server) == [b"a"]
 
@@ -570,7 +576,7 @@ async def test_task_cancelled_during_a_rollback_invalidates(server: InProcess, f
         if met == step:
             loop.call_soon_threadsafe(cancel)
         if met == step == "abort":
-            # This is a thread, which is not done before that.
+            # The step does not end before the cancellation.
             assert cancelled.wait(PATIENCE_SECONDS)
 
     async def work() -> None:

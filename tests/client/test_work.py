@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.client.faults import Faults, When, faulty_client
+from tests.client.faults import Faults, When, faulty_client, forget_changes
+from tests.kit.client import BILLS, ORDERS, committed
 from tests.support import each_raises, in_event_loop
 from tms_core.client import (
     AsyncClient,
@@ -38,13 +39,13 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.claims import Backoff
 from tms_core.transaction.rpc import calls
 
-ORDERS, BILLS, DEAD = "default:orders", "default:bills", "default:orders-dead"
-#: How long a loop waits for another message before it ends, in seconds.
+DEAD = f"{ORDERS}-dead"
+#: The idle time after which a loop ends, in seconds.
 IDLE = 0.5
 START = MessageId(0, 0)
 
 
-#: A worker that has to wait asks again soon enough for a test.
+#: The pauses of a waiting worker.
 QUICK = Retry(first_seconds=0.005, factor=1.5, longest_seconds=0.05)
 
 
@@ -54,12 +55,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Crash(Exception):
-    """A worker's process ends."""
-
-
-def committed(client: Client, topic: str = BILLS) -> list[bytes]:
-    with client.transaction() as tx:
-        return [message.payload for message in tx.poll(topic)]
+    """The end of the process of a worker."""
 
 
 def bill(client: Client, limit: int | None = None, **options: str) -> int:
@@ -69,6 +65,19 @@ def bill(client: Client, limit: int | None = None, **options: str) -> int:
             tx.publish(BILLS, [b"bill of " + order.payload])
             count += 1
     return count
+
+
+def record_starts(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> list[Transaction]:
+    """Record the transactions that start from now on."""
+    starts: list[Transaction] = []
+    record_start = server.manager._record_start
+
+    def record(*given: Any) -> Transaction:
+        starts.append(record_start(*given))
+        return starts[-1]
+
+    monkeypatch.setattr(server.manager, "_record_start", record)
+    return starts
 
 
 # --- tx.consume ------------------------------------------------------------------------------------------------------
@@ -249,14 +258,7 @@ def test_work_while_a_failed_message_waits_gives_others_and_asks_seldom(
     server: InProcess, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server.service.groups, "_backoff", Backoff(4_000, 4_000))
-    began: list[int] = []
-    record_start = server.manager._record_start
-
-    def counted(*given: Any) -> Transaction:
-        began.append(1)
-        return record_start(*given)
-
-    monkeypatch.setattr(server.manager, "_record_start", counted)
+    starts = record_starts(server, monkeypatch)
     client.publish(ORDERS, [b"bad"])
     given: list[bytes] = []
     work = client.work(ORDERS, "billing", order="none")
@@ -267,7 +269,7 @@ def test_work_while_a_failed_message_waits_gives_others_and_asks_seldom(
             tx.roll_back()
             good.start()
         elif given[-1] == b"good":
-            assert len(began) <= 6
+            assert len(starts) <= 6
             clock.advance(6_000)
         else:
             work.stop()
@@ -361,14 +363,7 @@ def test_work_on_a_topic_without_room_for_dead_letters_is_rejected(client: Clien
 
 def test_idle_work_starts_few_transactions(server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.publish(ORDERS, [b"1"])
-    began: list[int] = []
-    record_start = server.manager._record_start
-
-    def counted(*given: Any) -> Transaction:
-        began.append(1)
-        return record_start(*given)
-
-    monkeypatch.setattr(server.manager, "_record_start", counted)
+    starts = record_starts(server, monkeypatch)
     taken = threading.Event()
     timer = threading.Timer(1.0, lambda: client.publish(ORDERS, [b"2"]))
     work = client.work(ORDERS, "billing")
@@ -380,8 +375,8 @@ def test_idle_work_starts_few_transactions(server: InProcess, client: Client, mo
             work.stop()
     timer.join()
     assert taken.is_set()
-    # One for each message, one that found nothing, and one that may have found the message not decided.
-    assert len(began) <= 4
+    # Two for the messages, one without messages, and one before the decision on the second message.
+    assert len(starts) <= 4
 
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
@@ -397,7 +392,7 @@ def test_work_without_a_response_to_a_commit_bills_each_order_once(
     for late in faults.late:
         with suppress(NotInProgress):
             late()
-    # One that no client was told of has done nothing, and times out.
+    # A transaction without a response to its start has done nothing, and times out.
     clock.advance(60_000)
     server.manager.expire()
     assert committed(client) == [b"0", b"1", b"2", b"3"]
@@ -412,7 +407,7 @@ def test_work_while_the_service_is_away_bills_each_order_once(
     def is_back(step: str) -> None:
         if step == "start" and faults.seen[step] > 2:
             faults.heal()
-            # A transaction that could not be ended has timed out by then.
+            # An unfinished transaction times out.
             clock.advance(60_000)
             server.manager.expire()
 
@@ -435,8 +430,8 @@ def test_work_with_a_service_of_tephra_commits_and_starts_separately(
 ) -> None:
     monkeypatch.delitem(cast("dict[str, Any]", calls._CALLS), "commitAndStart")
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
-    with faulty_client(server, faults) as counting:
-        for tx, batch in counting.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
+    with faulty_client(server, faults) as faulty:
+        for tx, batch in faulty.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
             tx.publish(BILLS, [order.payload for order in batch])
     assert committed(client) == [b"0", b"1", b"2", b"3"]
     assert (faults.seen["commitAndStart"], faults.seen["commit"], faults.seen["start"]) == (1, 2, 3)
@@ -446,28 +441,17 @@ def test_work_with_a_service_of_tephra_commits_and_starts_separately(
 def test_work_with_a_manager_that_forgot_asks_again(
     server: InProcess, client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = server.manager.commit_and_start
-
-    def restarted(pointer: int, *given: Any) -> Transaction:
-        """Act as a manager that has recovered from its disk."""
-        state = server.manager._state
-        with monkeypatch.context() as once:
-            once.setattr(state, "recovered_pointer", pointer)
-            if faults.seen["commitAndStart"] == 1:
-                state.committing.pop(pointer, None)
-            return commit(pointer, *given)
-
-    monkeypatch.setattr(server.manager, "commit_and_start", restarted)
+    forget_changes(server, faults, monkeypatch, "commit_and_start")
     client.publish(ORDERS, [b"1"])
-    with faulty_client(server, faults) as counting:
-        for tx, batch in counting.work(ORDERS, "billing", idle_seconds=IDLE):
+    with faulty_client(server, faults) as faulty:
+        for tx, batch in faulty.work(ORDERS, "billing", idle_seconds=IDLE):
             tx.publish(BILLS, [order.payload for order in batch])
     assert committed(client) == [b"1"]
     assert (faults.seen["commitAndStart"], faults.seen["canCommit"]) == (2, 1)
 
 
-class Checkpoints(Participant):
-    """Takes a checkpoint when it is to write what it has."""
+class CheckpointParticipant(Participant):
+    """A participant that takes a checkpoint in its first commit."""
 
     def __init__(self, tx: TransactionContext) -> None:
         self._tx, self._is_done = tx, False
@@ -482,22 +466,24 @@ def test_work_commits_the_pointer_of_a_checkpoint(client: Client, monkeypatch: p
     given: list[tuple[int, int]] = []
     commit = TransactionClient.commit_and_start
 
-    def noting(service: TransactionClient, transaction_id: int, write_pointer: int, *more: Any) -> Transaction | None:
+    def record_commit(
+        service: TransactionClient, transaction_id: int, write_pointer: int, *more: Any
+    ) -> Transaction | None:
         given.append((transaction_id, write_pointer))
         return commit(service, transaction_id, write_pointer, *more)
 
-    monkeypatch.setattr(TransactionClient, "commit_and_start", noting)
+    monkeypatch.setattr(TransactionClient, "commit_and_start", record_commit)
     client.publish(ORDERS, [b"1"])
     transactions = []
     for tx, _ in client.work(ORDERS, "billing", idle_seconds=IDLE):
-        tx.register(Checkpoints(tx))
+        tx.register(CheckpointParticipant(tx))
         transactions.append(tx)
     [tx], [(transaction_id, write_pointer)] = transactions, given
     assert (transaction_id, write_pointer) == (tx.transaction.transaction_id, tx.transaction.write_pointer)
     assert write_pointer > transaction_id
 
 
-class Follows(Participant):
+class CrashingParticipant(Participant):
     def post_tx_commit(self) -> None:
         raise Crash
 
@@ -507,7 +493,7 @@ def test_work_with_a_participant_that_fails_ends_the_next_transaction(server: In
 
     def works() -> None:
         for tx, batch in client.work(ORDERS, "billing", batch=1):
-            tx.register(Follows())
+            tx.register(CrashingParticipant())
             tx.publish(BILLS, [order.payload for order in batch])
 
     with pytest.raises(PostCommitFailed):
@@ -533,8 +519,8 @@ def test_work_stopped_while_it_commits_ends_the_next_transaction(
     assert server.manager.clients() == {}
 
 
-def held_up(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Hold up the answers of commits that begin the next transaction; returns what tells that, and what ends it."""
+def hold_commits(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Delay commits that start the next transaction; return the events of a commit and of the release."""
     commit = server.manager.commit_and_start
     reached, resume = threading.Event(), threading.Event()
 
@@ -553,7 +539,7 @@ async def test_work_cancelled_while_it_commits_ends_the_next_transaction(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    reached, resume = held_up(server, monkeypatch)
+    reached, resume = hold_commits(server, monkeypatch)
 
     async def bills(loop: AsyncClient) -> None:
         async for tx, batch in loop.work(ORDERS, "billing", batch=1):
@@ -576,7 +562,7 @@ def test_work_of_a_closed_client_commits_its_batch_and_ends(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    reached, resume = held_up(server, monkeypatch)
+    reached, resume = hold_commits(server, monkeypatch)
 
     async def main() -> int:
         batches = 0
@@ -591,7 +577,7 @@ def test_work_of_a_closed_client_commits_its_batch_and_ends(
             with pytest.raises(PostCommitFailed) if fails else nullcontext():
                 async for tx, batch in loop.work(ORDERS, "billing", batch=1):
                     if fails:
-                        await tx.register(Follows())
+                        await tx.register(CrashingParticipant())
                     await tx.publish(BILLS, [order.payload for order in batch])
                     batches += 1
             await closing
@@ -629,13 +615,13 @@ def test_work_of_three_copies_with_one_crash_makes_300_bills(server: InProcess, 
 
     def copy() -> None:
         with server.client() as mine:
-            # On a slow machine a copy that waits for the partition becomes idle before the others are done.
+            # On a slow machine, a waiting copy becomes idle before the other copies have finished.
             for _ in range(20):
                 work = mine.work(ORDERS, "billing", batch=10, order=order, idle_seconds=1)
                 for tx, batch in work:
                     tx.publish(BILLS, [b"bill of " + one.payload for one in batch])
                     if next(batches) == 7:
-                        # The process is gone and its calls get no response: its transaction times out.
+                        # The process is dead, so its transaction times out.
                         server.manager.invalidate(tx.transaction.transaction_id)
                         crashed.append(work)
                         return

@@ -25,6 +25,7 @@ from tests.builders import DAY, NOW_MS, pointer
 from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import claims_of
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
+from tms_core.errors import StoreError
 from tms_core.messaging.groups.claims import GroupBatch, GroupPoll, Order
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService, ServiceOptions
@@ -214,6 +215,28 @@ class GroupKit(ServiceKit):
     def ids(self) -> list[MessageId]:
         pages = self.service.fetch(ORDERS, FetchRequest())
         return [MessageId.parse(message.id) for page in pages for message in page]
+
+
+class CrashingStore(MemoryStore):
+    """A store in memory whose writes of metadata fail, as after a crash of the server.
+
+    Attributes:
+        writes_left: the number of writes that succeed; None: all succeed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes_left: int | None = None
+        write = self.metadata.compare_and_set
+
+        def write_or_crash(key: bytes, expected: bytes | None, value: bytes) -> bool:
+            if self.writes_left == 0:
+                raise StoreError("the server died")
+            if self.writes_left is not None:
+                self.writes_left -= 1
+            return write(key, expected, value)
+
+        self.metadata.compare_and_set = write_or_crash  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.builders import DAY, NOW_MS
-from tests.kit.messaging import named
+from tests.kit.messaging import CrashingStore, named
 from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadRequest,
@@ -33,7 +33,6 @@ from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.messaging.topics.partitions import MAX_FAMILIES, Family, Layout, hash_key, layout_of
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import KEYS
-from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
@@ -43,30 +42,13 @@ ORDERS, GROUP = named("orders"), "billing"
 ROUTES = '{"users": 2, "pages": 1}'
 
 
-class Cut(MemoryStore):
-    """A store whose writes of metadata fail from some number on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = -1
-        write = self.metadata.compare_and_set
-
-        def counted(key: bytes, expected: bytes | None, value: bytes) -> bool:
-            if self.left == 0:
-                raise StoreError("the server died")
-            self.left -= 1
-            return write(key, expected, value)
-
-        self.metadata.compare_and_set = counted  # type: ignore[method-assign]
+@pytest.fixture
+def store() -> CrashingStore:
+    return CrashingStore()
 
 
 @pytest.fixture
-def store() -> Cut:
-    return Cut()
-
-
-@pytest.fixture
-def service(store: Cut) -> Iterator[MessagingService]:
+def service(store: CrashingStore) -> Iterator[MessagingService]:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     manager = TransactionManager(MemoryStorage(), clock)
     with MessagingService(store, clock, side=MemorySide(), transactions=manager) as made:
@@ -159,7 +141,7 @@ def test_partitions_with_the_name_of_a_topic_are_rejected(service: MessagingServ
 
 @pytest.mark.parametrize("name", ["orders", "orders-1"])
 def test_create_with_partitions_keeps_a_concurrently_created_topic(
-    store: Cut, service: MessagingService, name: str
+    store: CrashingStore, service: MessagingService, name: str
 ) -> None:
     get, reads = store.metadata.get, iter((False, True))
 
@@ -177,17 +159,17 @@ def test_create_with_partitions_keeps_a_concurrently_created_topic(
     assert [message.payload for page in pages for message in page] == [b"kept"]
 
 
-def interrupt_deletion(store: Cut, service: MessagingService) -> None:
+def interrupt_deletion(store: CrashingStore, service: MessagingService) -> None:
     """Create a topic with partitions, and delete it until the store fails after the first write."""
     service.create_topic(ORDERS, {"partitions": "2"})
-    store.left = 1
+    store.writes_left = 1
     with pytest.raises(StoreError):
         service.delete_topic(ORDERS)
-    store.left = -1
+    store.writes_left = None
 
 
 def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
-    store: Cut, service: MessagingService
+    store: CrashingStore, service: MessagingService
 ) -> None:
     interrupt_deletion(store, service)
     service.create_topic(named("orders-0"))
@@ -197,7 +179,7 @@ def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
 
 @pytest.mark.parametrize("properties", [{"ttl": "7"}, {"partitions": "3"}])
 def test_update_after_an_interrupted_deletion_keeps_a_new_topic_with_a_parts_name(
-    store: Cut, service: MessagingService, properties: dict[str, str]
+    store: CrashingStore, service: MessagingService, properties: dict[str, str]
 ) -> None:
     interrupt_deletion(store, service)
     service.create_topic(named("orders-0"), {"ttl": "60"})
@@ -214,7 +196,7 @@ def test_update_after_an_interrupted_deletion_keeps_a_new_topic_with_a_parts_nam
 @pytest.mark.parametrize("replaced", ["orders-0", "orders"])
 @pytest.mark.parametrize("change", ["update", "delete", "partitions"])
 def test_change_of_a_topic_keeps_one_that_replaces_it_or_a_part_before_its_write(
-    store: Cut, service: MessagingService, change: str, replaced: str
+    store: CrashingStore, service: MessagingService, change: str, replaced: str
 ) -> None:
     service.create_topic(ORDERS, {"partitions": "2"})
     service.publish(named("orders-0"), [b"a"])
@@ -241,7 +223,9 @@ def test_change_of_a_topic_keeps_one_that_replaces_it_or_a_part_before_its_write
         assert service.topic(named(replaced)) == {"ttl": "60", "generation": "2", "owner": "ada"}
 
 
-def test_update_during_a_change_of_another_server_keeps_its_partitions(store: Cut, service: MessagingService) -> None:
+def test_update_during_a_change_of_another_server_keeps_its_partitions(
+    store: CrashingStore, service: MessagingService
+) -> None:
     service.create_topic(ORDERS)
     write = store.metadata.compare_and_set
 
@@ -343,7 +327,7 @@ def test_update_of_a_topic_changes_its_parts_and_keeps_their_number(service: Mes
 
 @pytest.mark.parametrize("operation", ["create", "update", "delete"])
 def test_interrupted_topic_change_is_finished_by_a_repeat(
-    store: Cut, service: MessagingService, operation: str
+    store: CrashingStore, service: MessagingService, operation: str
 ) -> None:
     def ask() -> None:
         if operation == "create":
@@ -362,11 +346,11 @@ def test_interrupted_topic_change_is_finished_by_a_repeat(
         if operation != "create":
             service.create_topic(ORDERS, {"partitions": "2"})
             service.publish(named("orders-0"), [b"1"])
-        store.left = after
+        store.writes_left = after
         try:
             ask()
         except TmsError:
-            store.left = -1
+            store.writes_left = None
             ask()
         else:
             assert after > 2
@@ -435,7 +419,7 @@ def test_group_of_old_partitions_has_to_register_for_a_new_one(service: Messagin
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_change_of_partitions_twice_keeps_one_that_is_being_written(
-    store: Cut, service: MessagingService, monkeypatch: pytest.MonkeyPatch, stored: bool
+    store: CrashingStore, service: MessagingService, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     service.create_topic(ORDERS, {"partitions": "1"})
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
@@ -472,7 +456,9 @@ def test_change_of_partitions_twice_keeps_one_that_is_being_written(
     assert service.topic(named("orders-0"))["part_of"] == "orders"
 
 
-def test_change_of_partitions_deletes_families_without_messages(store: Cut, service: MessagingService) -> None:
+def test_change_of_partitions_deletes_families_without_messages(
+    store: CrashingStore, service: MessagingService
+) -> None:
     service.create_topic(ORDERS, {})
     service.publish(ORDERS, [b"0"])
     for number in range(1, MAX_FAMILIES):
@@ -551,7 +537,9 @@ def test_poll_of_a_new_partition_waits_for_the_last_reader_of_the_old(service: M
     assert polled(service, "orders-f2-0").earlier_partition is None
 
 
-def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(service: MessagingService, store: Cut) -> None:
+def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(
+    service: MessagingService, store: CrashingStore
+) -> None:
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
     service.create_topic(ORDERS, {"partitions": "1"})
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
