@@ -48,7 +48,7 @@ LAST = 12
 
 
 def at(number: int, part: int = 0) -> MessageId:
-    """A message's id; with a part, one of the payloads that a row stands for."""
+    """Return the id of a message; with a part, the id of one of the payloads of a row."""
     return MessageId(number, 0, part and 1, part)
 
 
@@ -139,7 +139,7 @@ def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.
             (0, None),
         ]
         assert marks(free, at(1), []) == [claim(1, number, 0, tries=2)]
-    # In the square it would be a hundred times as much.
+    # With quadratic cost, the number would be a hundred times higher.
     assert reads[1000] < 20 * reads[100]
 
 
@@ -220,13 +220,13 @@ def test_messages_of_any_rows_are_done_claimed_or_free(base: int, rows: list[Gro
         is_done = rank(at(number)) <= rank(found.base)
         taken = [one for one in covered(rows, number) if claim_outcome(one.pointer, READER) is not ClaimOutcome.VOID]
         assert len(free) == (0 if is_done or taken else 1)
-        # What the base has taken in was done before, or is done now.
+        # Messages up to the base were processed before, or are processed now.
         assert (
             not is_done
             or number <= base
             or any(claim_outcome(one.pointer, READER) is ClaimOutcome.DONE for one in taken)
         )
-        # Every try of a free message counts.
+        # Each delivery of a free message counts.
         tries = [one.tries for one in covered(rows, number) if claim_outcome(one.pointer, READER) is ClaimOutcome.VOID]
         assert not free or free[0].tries == max(tries, default=0)
 

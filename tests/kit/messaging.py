@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tests.builders import DAY, NOW_MS, pointer
 from tms_core.clock import ManualClock
@@ -28,6 +29,8 @@ from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.errors import StoreError
 from tms_core.messaging.groups.claims import GroupBatch, GroupPoll, Order
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.producers.rows import LastTransaction
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import Store
@@ -249,3 +252,51 @@ def group_kit(kind: str, folder: Path) -> Iterator[GroupKit]:
         yield kit
     finally:
         kit.close()
+
+
+BILLS = named("bills")
+
+
+class Instance:
+    """An instance of a producer whose home is the topic ``bills``."""
+
+    def __init__(self, kit: GroupKit, name: str = "importer") -> None:
+        self.kit, self.name, self.uuid, self.sequence = kit, name, uuid4(), 0
+        self.generation, self.previous = self.register()
+
+    def register(self) -> tuple[int, LastTransaction | None]:
+        known = self.kit.service.producers.register(BILLS, self.name, self.uuid)
+        return known.generation, known.previous
+
+    def sent(self, *, again: bool = False, label: str = "") -> Sent:
+        self.sequence += not again
+        return Sent(BILLS, self.name, self.generation, self.sequence, label)
+
+    def publish(
+        self, *messages: bytes, tx: Transaction | None = None, again: bool = False, label: str = "", **options: Any
+    ) -> object:
+        sent, pointer = self.sent(again=again, label=label), None if tx is None else tx.write_pointer
+        topic = options.pop("topic", BILLS)
+        return self.kit.service.publish(topic, messages, pointer=pointer, sent=sent, **options)
+
+    def store(self, *messages: bytes, tx: Transaction, again: bool = False) -> None:
+        self.kit.service.store(BILLS, messages, pointer=tx.write_pointer, sent=self.sent(again=again))
+
+    def begin(self, tx: Transaction, label: str = "") -> None:
+        self.kit.service.store_transaction(self.sent(label=label), tx.write_pointer)
+
+    def roll_back(self, tx: Transaction) -> None:
+        self.kit.service.producers.roll_back(self.sent(again=True), tx.write_pointer)
+        self.kit.service.rollback(BILLS, tx.write_pointer)
+
+
+def read_committed(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
+    """Return the messages of a topic that a new transaction reads."""
+    tx = kit.begin()
+    found = [one.payload for page in kit.service.fetch(topic, FetchRequest(transaction=tx)) for one in page]
+    kit.manager.abort(tx)
+    return found
+
+
+def read_all(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
+    return [one.payload for page in kit.service.fetch(topic, FetchRequest()) for one in page]

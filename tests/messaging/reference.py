@@ -1,7 +1,4 @@
-"""A plain reference implementation of the messaging service: lists that are searched from the start.
-
-Nothing here knows of pages, batches, caches or threads.
-"""
+"""A reference implementation of the messaging service, with lists, and without pages, batches, caches or threads."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ class Book:
     """One generation of a topic.
 
     Attributes:
-        rows: messages, in the order they were published.
-        stored: payloads, by transaction, in the order they were stored.
+        rows: the messages in the order of their publish.
+        stored: the payloads of each transaction in the order of their storage.
     """
 
     ttl_seconds: int
@@ -73,7 +70,7 @@ class Book:
 
 
 def is_before(row: Row, start: MessageId | int | None, inclusive: bool) -> bool:
-    """Whether a row lies before where a consumer begins."""
+    """Return whether a row is before the start of a consumer."""
     if start is None:
         return False
     if isinstance(start, int):
@@ -84,7 +81,7 @@ def is_before(row: Row, start: MessageId | int | None, inclusive: bool) -> bool:
 
 
 def judge(pointer: int | None, reader: Transaction | None) -> str:
-    """What a reader does with a row: show it, skip it, or stop."""
+    """Return what a reader does with a row: ``show`` it, ``skip`` it, or ``stop``."""
     if reader is None or pointer is None:
         return "show"
     if pointer < 0 or pointer in reader.invalids:

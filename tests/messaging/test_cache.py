@@ -138,7 +138,7 @@ def test_poll_of_a_consumer_without_lag_does_not_read_the_store(kit: Kit) -> Non
         kit.publish("orders", b"%d" % number)
         assert kit.payloads(start=last, inclusive=False) == [b"%d" % number]
         last = kit.ids(start=last)[-1]
-    # Where a consumer begins with what it had, the store is asked: the row itself is older than the line.
+    # A consumer that starts with its last message reads the store, because that row is not in the cache.
     assert kit.store.calls["rows"] == before + 1
     assert hits(kit) >= 5
 
@@ -153,7 +153,7 @@ def test_fetch_after_the_janitor_inverted_hides_the_message(kit: Kit) -> None:
     janitor_kit.engine.run_once(adopt=True)
     assert kit.store.message.read(MESSAGES, b"", None, 1).items[0][1].pointer == -failed
     assert kit.payloads(start=NOW_MS, transaction=reader(invalid=[failed])) == [b"fine"]
-    # A transaction may be forgotten once its lifetime and the grace are over, and no sooner.
+    # A transaction may be forgotten only after its lifetime and the grace period.
     kit.clock.advance(HOUR + SECOND)
     assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"fine"]
 
@@ -168,7 +168,7 @@ def test_fetch_after_the_janitor_deleted_shows_nothing_from_memory(kit: Kit) -> 
     kit.clock.advance(31 * SECOND)
     janitor_kit.engine.run_once()
     assert kit.payloads("short") == [b"new"]
-    # The ttl was shorter for a while; what went meanwhile does not come back.
+    # Messages that were deleted during a shorter TTL do not reappear.
     kit.service.update_topic(named("short"), {"ttl": "10"})
     janitor_kit.engine.run_once()
     kit.service.update_topic(named("short"), {"ttl": "600"})
@@ -250,7 +250,7 @@ def test_tail_read_by_two_consumers_is_encoded_once(kit: Kit, encoded: list[int]
     encoded.clear()
     assert answer(kit) == [*MANY, b"alone"]
     assert answer(kit, NOW_MS, transaction=reader()) == [*MANY, b"alone"]
-    # What is as short as this is not worth it.
+    # Shorter lists are not shared.
     assert encoded == [1, 1]
     assert kit.payloads() == [*MANY, b"alone"]
 
@@ -268,7 +268,7 @@ def test_read_inside_a_shared_part_gives_only_its_range(kit: Kit, encoded: list[
         assert answer(kit) == MANY
     encoded.clear()
     assert answer(kit, MessageId(NOW_MS, 1)) == MANY[1:]
-    # A part of 100 bytes a message has 469 of them; only that is made anew of which some are not wanted.
+    # A part has 469 messages of 100 bytes; only a part with excluded messages is encoded again.
     assert encoded == [468]
 
 
@@ -311,7 +311,7 @@ def test_shared_run_of_a_recreated_topic_is_not_shown(kit: Kit) -> None:
     kit.publish("orders", *reversed(MANY))
     kit.create("others")
     kit.publish("others", *MANY)
-    # Time stands still, so that even the ids are the same.
+    # At a stopped clock, the ids are equal, too.
     assert kit.ids("orders") == kit.ids("others") == before
     assert answer(kit) == answer(kit) == MANY[::-1]
     assert answer(kit, topic="others") == MANY
@@ -322,7 +322,7 @@ def test_encode_of_very_different_sizes_joins_none_larger_than_a_page(kit: Kit, 
     kit.publish("orders", *map(bytes, sizes))
     for _ in range(2):
         assert list(map(len, answer(kit))) == sizes
-    # Of the 101 the first 21 are a part, with the large one among them.
+    # The first 21 of the 101 messages are a part, which contains the large message.
     assert sum(encoded) == 101 + 21
 
 
@@ -342,7 +342,7 @@ def test_share_beyond_the_room_keeps_the_newest_parts_and_all_runs() -> None:
     parts = found[0].shared
     assert parts == {}
     kept = [cache.share(parts, first, part(1000)) for first in (1, 3, 2, 0, 4)]
-    # A quarter of the room is for them; one that is older than all takes no other's place.
+    # A quarter of the memory is reserved for parts; a part older than all others replaces none.
     assert (kept, list(parts)) == ([True, True, True, False, True], [3, 4])
     assert cache.stats.weight == rows.weight + 2000
     assert not cache.share(parts, 5, part(2501))

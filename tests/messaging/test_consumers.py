@@ -18,7 +18,7 @@ from tms_core.rowkey import MessageId
 
 ORDERS = named("orders")
 READ_NONE = MessageId(0, 0)
-#: A message lives for a minute, and for two more where a consumer has not read it.
+#: A message lives for a minute, and for two more minutes until a consumer has read it.
 TTL_MS, HOLD_SECONDS = 60 * SECOND, 120
 
 
@@ -33,7 +33,7 @@ def held(kit: Kit, request: pytest.FixtureRequest) -> Kit:
     return kit
 
 
-def shown(kit: Kit, start: MessageId | int | None = None) -> bytes:
+def read_bytes(kit: Kit, start: MessageId | int | None = None) -> bytes:
     return b"".join(kit.payloads(start=start))
 
 
@@ -63,34 +63,34 @@ def test_unread_message_after_its_ttl_stays_visible_until_read(held: Kit) -> Non
     ids = held.ids()
     put(held, ids[1])
     held.clock.advance(TTL_MS + HOUR // 60)
-    assert shown(held) == shown(held, 0) == shown(held, ids[0]) == shown(held, NOW_MS) == b"cde"
-    assert shown(held, ids[3]) == b"de"
+    assert read_bytes(held) == read_bytes(held, 0) == read_bytes(held, ids[0]) == read_bytes(held, NOW_MS) == b"cde"
+    assert read_bytes(held, ids[3]) == b"de"
     assert held.payloads(start=ids[1], inclusive=False, transaction=reader()) == [b"c", b"d", b"e"]
     put(held, ids[3])
-    assert shown(held) == b"e"
+    assert read_bytes(held) == b"e"
     held.service.consumers.delete(ORDERS, "billing")
-    assert shown(held) == b""
+    assert read_bytes(held) == b""
 
 
 def test_unread_message_after_the_longest_hold_is_hidden(held: Kit) -> None:
     put(held, READ_NONE)
     held.clock.advance(TTL_MS - 5 * SECOND + HOLD_SECONDS * SECOND)
-    assert shown(held) == b"abcde"
+    assert read_bytes(held) == b"abcde"
     held.clock.advance(1)
-    assert shown(held) == b"bcde"
+    assert read_bytes(held) == b"bcde"
 
 
 def test_expired_message_stays_hidden_after_consumer_changes(held: Kit) -> None:
     ids = held.ids()
     held.clock.advance(TTL_MS - 3 * SECOND + 1)
-    assert shown(held) == b"de"
+    assert read_bytes(held) == b"de"
     put(held, READ_NONE)
     held.clock.advance(DAY // 24 // 60)
-    assert shown(held) == b"de"
+    assert read_bytes(held) == b"de"
     put(held, ids[4])
-    assert shown(held) == b""
+    assert read_bytes(held) == b""
     put(held, ids[3])
-    assert shown(held) == b""
+    assert read_bytes(held) == b""
 
 
 def test_second_consumer_starts_with_messages_held_for_the_first(held: Kit) -> None:
@@ -99,14 +99,14 @@ def test_second_consumer_starts_with_messages_held_for_the_first(held: Kit) -> N
     held.clock.advance(TTL_MS)
     put(held, READ_NONE, "new")
     put(held, ids[4], "slow")
-    assert shown(held) == b"cde"
+    assert read_bytes(held) == b"cde"
 
 
 def test_messages_without_a_consumer_hold_expire_unread(held: Kit) -> None:
     held.restart(consumer_hold_seconds=None)
     put(held, READ_NONE)
     held.clock.advance(TTL_MS - 3 * SECOND + 1)
-    assert shown(held) == b"de"
+    assert read_bytes(held) == b"de"
 
 
 def test_consumer_of_a_recreated_topic_holds_nothing(held: Kit) -> None:
@@ -119,7 +119,7 @@ def test_consumer_of_a_recreated_topic_holds_nothing(held: Kit) -> None:
     assert held.service.consumers.lags(ORDERS) == ([], held.clock.now_ms())
     held.publish("orders", b"x")
     held.clock.advance(TTL_MS + 1)
-    assert shown(held) == b""
+    assert read_bytes(held) == b""
     put(held, READ_NONE)
     assert [key[-7:] for key, _ in held.side.rows(b"c", b"d", 10).items] == [b"billing"]
 
@@ -131,10 +131,10 @@ def test_unread_payloads_of_a_transaction_stay_visible(held: Kit) -> None:
     assert len(ids) == 7
     put(held, ids[5])
     held.clock.advance(TTL_MS + SECOND)
-    assert shown(held, ids[5]) == b"xy"
+    assert read_bytes(held, ids[5]) == b"xy"
     assert held.payloads(start=ids[5], inclusive=False) == [b"y"]
     put(held, ids[6])
-    assert shown(held) == b""
+    assert read_bytes(held) == b""
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_consumer_beyond_the_most_names_is_rejected(kit: Kit, monkeypatch: pytes
     for _ in range(2):
         with pytest.raises(BadRequest, match=r"\b3 .*tms consumer delete default:orders NAME"):
             put(kit, READ_NONE, "d")
-        # One that is there is moved as ever, and another topic has its own.
+        # An existing consumer may still move, and another topic has its own limit.
         put(kit, MessageId(NOW_MS, 0), "a")
         kit.restart()
     kit.service.consumers.put(named("bills"), "d", READ_NONE)
@@ -185,7 +185,7 @@ def test_lags_of_consumers_match_a_poll_and_move_nothing(held: Kit) -> None:
             ("none", 5, 5.0),
             ("one", 4, 4.0),
         ]
-        assert shown(held) == b"abcde"
+        assert read_bytes(held) == b"abcde"
     assert held.side.rows(b"", None, 100).items == before
 
 
@@ -203,7 +203,7 @@ def test_lags_after_expiry_count_no_expired_message_and_report_the_loss(held: Ki
     held.clock.advance(TTL_MS + HOLD_SECONDS * SECOND - 2 * SECOND + 1)
     [found], _ = held.service.consumers.lags(ORDERS)
     assert (found.messages, found.expired) == (1, True)
-    assert shown(held) == b"e"
+    assert read_bytes(held) == b"e"
 
 
 def test_lag_of_a_consumer_that_sleeps_past_the_ttl_reports_the_loss(kit: Kit) -> None:

@@ -27,7 +27,7 @@ def source(kit: Kit, request: pytest.FixtureRequest) -> None:
         kit.restart(cache_bytes=0)
 
 
-def spread(kit: Kit) -> None:
+def publish_each_second(kit: Kit) -> None:
     """Publish one message each second: a to e."""
     for letter in (b"a", b"b", b"c", b"d", b"e"):
         kit.publish("orders", letter)
@@ -53,7 +53,7 @@ def test_fetch_of_an_empty_topic_yields_no_page(kit: Kit) -> None:
     ],
 )
 def test_fetch_from_a_time_returns_messages_since_that_time(kit: Kit, start_ms: int, expected: bytes) -> None:
-    spread(kit)
+    publish_each_second(kit)
     assert b"".join(kit.payloads(start=start_ms)) == expected
 
 
@@ -70,7 +70,7 @@ def test_fetch_from_a_time_returns_messages_since_that_time(kit: Kit, start_ms: 
     ],
 )
 def test_fetch_starts_at_an_id_or_after_it(kit: Kit, start: MessageId, inclusive: bool, expected: bytes) -> None:
-    spread(kit)
+    publish_each_second(kit)
     assert b"".join(kit.payloads(start=start, inclusive=inclusive)) == expected
 
 
@@ -95,7 +95,7 @@ def test_fetch_after_an_expired_id_skips_no_message(kit: Kit) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 6])
 def test_fetch_in_steps_of_a_limit_gives_every_message_once(kit: Kit, limit: int) -> None:
-    spread(kit)
+    publish_each_second(kit)
     assert kit.payloads(limit=limit) == [b"a", b"b", b"c", b"d", b"e"][:limit]
     assert in_steps(kit, limit) == [b"a", b"b", b"c", b"d", b"e"]
 
@@ -109,7 +109,7 @@ def in_steps(kit: Kit, limit: int, **options: Transaction) -> list[bytes]:
     start: MessageId | int = NOW_MS - SECOND
     while some := kit.fetch("orders", start, limit=limit, inclusive=False, **options):
         assert len(some) <= limit
-        assert len(found) < 10_000, "it goes round in a circle"
+        assert len(found) < 10_000, "endless loop"
         found += [message.payload for message in some]
         start = MessageId.parse(some[-1].id)
     return found
@@ -136,7 +136,7 @@ def test_fetch_of_many_bytes_bounds_each_page(kit: Kit, size: int) -> None:
 
 
 def test_fetch_while_messages_come_ends_with_those_of_the_start(kit: Kit) -> None:
-    spread(kit)
+    publish_each_second(kit)
     pages = kit.service.fetch(named("orders"), FetchRequest())
     kit.publish("orders", b"later")
     assert [message.payload for page in pages for message in page] == [b"a", b"b", b"c", b"d", b"e"]
@@ -186,8 +186,8 @@ def test_fetch_skips_unrecognized_rows(kit: Kit) -> None:
 # --- visibility ------------------------------------------------------------------------------------------------------
 
 
-def mixed(kit: Kit) -> RollbackRange:
-    """Plain, committed, rolled back, plain, in transaction Q, plain."""
+def publish_mixed(kit: Kit) -> RollbackRange:
+    """Publish plain, committed, rolled back, plain and undecided (Q) messages, and a plain message."""
     kit.publish("orders", b"plain")
     kit.publish("orders", b"p", pointer=P)
     rolled = kit.publish("orders", b"rolled back", pointer=P)
@@ -214,14 +214,14 @@ def mixed(kit: Kit) -> RollbackRange:
     ],
 )
 def test_transactional_fetch_stops_at_undecided(kit: Kit, transaction: Transaction, expected: list[bytes]) -> None:
-    mixed(kit)
+    publish_mixed(kit)
     assert kit.payloads(start=NOW_MS, transaction=transaction) == expected
     assert kit.payloads(start=NOW_MS, transaction=transaction, limit=2) == expected[:2]
     assert in_steps(kit, 1, transaction=transaction) == expected
 
 
 def test_fetch_in_a_transaction_without_its_writes_stops_at_them(kit: Kit) -> None:
-    mixed(kit)
+    publish_mixed(kit)
     own = Transaction(P - 1, P, P, visibility_level=VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT)
     assert kit.payloads(start=NOW_MS, transaction=own) == [b"plain"]
 
@@ -238,7 +238,7 @@ def test_fetch_after_many_failed_rows_finds_the_messages(kit: Kit) -> None:
 
 @pytest.fixture
 def referring(kit: Kit) -> Kit:
-    """An inline message, two references and another inline message, each a second after the other."""
+    """Publish an inline message, two references and another inline message, at intervals of a second."""
     kit.publish("orders", b"first")
     kit.clock.advance(SECOND)
     kit.put("orders", P, *[b"p%d" % number for number in range(10)])

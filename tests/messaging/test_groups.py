@@ -53,7 +53,7 @@ def test_poll_in_order_with_an_open_claim_names_its_holder(kit: GroupKit) -> Non
     one, two = kit.begin(), kit.begin()
     assert kit.poll(one, 1) == [b"a"]
     assert kit.ask(two)[:4] == ([], 0, one.transaction_id, None)
-    # The same transaction goes on behind its own claim.
+    # The same transaction continues after its own claim.
     assert kit.poll(one, 1) == [b"b"]
     assert [claim.pointer for claim in kit.claims()] == [one.transaction_id] * 2
 
@@ -64,7 +64,7 @@ def test_poll_of_a_transaction_older_than_a_commit_is_held(kit: GroupKit) -> Non
     assert kit.poll(one, 1) == [b"a"]
     kit.commit(one)
     assert kit.ask(early).held == one.transaction_id
-    # Also when a third one has merged the claim into the base.
+    # Also after a third transaction has merged the claim into the base.
     assert kit.fail(1) == [b"b"]
     assert kit.base() == kit.ids()[0]
     assert kit.ask(early).held == one.transaction_id
@@ -78,7 +78,7 @@ def test_poll_after_a_restart_is_held_if_the_group_moved_since(kit: GroupKit) ->
     third = kit.begin()
     assert kit.poll(third, 1) == [b"b"]
     kit.restart()
-    # Which transaction was merged into the base is not known any more; its own claims tell the third one enough.
+    # The service no longer knows which transaction was merged into the base, but the third transaction has claims.
     assert kit.ask(early).held == early.transaction_id
     assert kit.poll(third, 1) == [b"c"]
     kit.roll_back(third)
@@ -127,7 +127,7 @@ def test_poll_after_a_failed_transaction_gives_half_at_once(kit: GroupKit, end: 
     one = kit.begin(timeout_seconds=10)
     assert len(kit.poll(one, 4)) == 4
     fail(kit, one, end)
-    # The rest of the claim that failed has been given out once.
+    # The rest of the failed claim has been delivered once.
     for payloads, deliveries in (([b"0", b"1"], 2), ([b"2", b"3"], 2), ([b"4", b"5"], 1)):
         tx = kit.begin()
         found = kit.ask(tx, 4)
@@ -285,7 +285,7 @@ def test_poll_of_a_failed_batch_waits_longer_after_each_failure(kit: GroupKit) -
         kit.service.groups.roll_back(ORDERS, GROUP, tx.transaction_id, READ_NONE)
         kit.manager.abort(tx)
         waits.append((kit.clock.now_ms() - failed_ms) / SECOND)
-    # Rounded up by a quarter at most.
+    # The delay is rounded up by at most a quarter.
     assert [least <= wait <= least * 1.25 for least, wait in zip((2, 4, 7, 7), waits, strict=True)] == [True] * 4, waits
 
 
@@ -301,7 +301,7 @@ def test_poll_without_order_gives_other_messages_while_failed_ones_wait(kit: Gro
     assert kit.process(order=Order.NONE) == [b"new"]
     found = kit.ask(kit.begin(), order=Order.NONE)
     assert (found.messages, found.at_end) == ([], False)
-    # From there a plain poll waits for new messages, and no longer than that.
+    # From this position, a plain poll waits for new messages until the retry time.
     assert found.position is not None
     assert found.position > kit.ids()[-1]
     kit.clock.advance(13 * SECOND)
@@ -426,7 +426,7 @@ def test_poll_after_many_batches_came_back_gives_them_together(kit: GroupKit, en
         polls += 1
     assert sorted(found, key=int) == [b"%d" % number for number in range(2000) if number % 10 < 5]
     assert order is Order.NONE or found == sorted(found, key=int)
-    # Of failed batches half goes at a time; in order that is all that one answer can have.
+    # A poll returns half of the failed batches; in order, one response cannot have more.
     assert polls <= (2 if end == "given back" else 600 if order is Order.PARTITION else 20)
 
 
@@ -580,7 +580,7 @@ def test_trap_a_roll_back_frees_the_claim_before_the_abort(kit: GroupKit) -> Non
     kit.service.groups.roll_back(ORDERS, GROUP, one.transaction_id)
     assert [claim.pointer for claim in kit.claims()] == [0]
     kit.manager.abort(one)
-    # Readers see the pointer of an aborted transaction as committed.
+    # Readers consider the pointer of an aborted transaction committed.
     assert kit.begin().is_visible(one.transaction_id)
     kit.restart()
     assert kit.poll(kit.begin()) == [b"a"]
@@ -594,7 +594,7 @@ def test_trap_a_roll_back_after_the_commit_is_rejected(kit: GroupKit) -> None:
     with pytest.raises(ConsumerConflict, match="has ended"):
         kit.service.groups.roll_back(ORDERS, GROUP, one.transaction_id)
     assert kit.poll(kit.begin()) == []
-    # Once nothing of it is left, that it is asked for again does no harm.
+    # After the end of the claim, another rollback has no effect.
     kit.service.groups.roll_back(ORDERS, GROUP, one.transaction_id)
 
 
@@ -672,7 +672,7 @@ def test_poll_of_a_transaction_that_ends_takes_its_claim_back(kit: GroupKit, mon
     monkeypatch.setattr(kit.side, "exchange", late)
     with pytest.raises(ConsumerConflict, match="not in progress"):
         kit.poll(one)
-    # It counts as no delivery, so not even a mark is left.
+    # It is not a delivery, so it leaves no mark.
     assert kit.claims() == []
 
 
@@ -701,7 +701,7 @@ def test_poll_without_a_response_keeps_messages_once(kit: GroupKit, monkeypatch:
 
     def late(*given: Any) -> bool:
         monkeypatch.undo()
-        # A roll back that came before this poll's claim has found none of it.
+        # A rollback before the claim of this poll has found no claim.
         kit.manager.abort(one) if end == "abort" else kit.commit(one)
         return exchange(*given)
 

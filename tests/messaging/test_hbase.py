@@ -22,7 +22,7 @@ __all__ = ["hbase", "hbase_tables"]
 
 @pytest.fixture
 def kit(hbase_tables: Tables) -> Iterator[Kit]:
-    # Servers compare cells by their own clocks, so ours shows about the same.
+    # Servers compare cells by their own clocks, so the clock of the test is close to them.
     clock = ManualClock(SystemClock().now_ms(), monotonic_ms=SECOND)
     namespace = hbase_tables.make()
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)

@@ -149,7 +149,7 @@ def test_honest_clock_that_started_late_accepts_the_way_to_now(behind_ms: int, o
     honest = HonestClock(clock, 1000)
     honest.note_past(NOW_MS)
     honest.publish_ms()
-    # Halfway there it is not right yet.
+    # Halfway, the clock is still wrong.
     clock.step(behind_ms // 2)
     with pytest.raises(ClockJumped):
         honest.publish_ms()
@@ -183,7 +183,7 @@ def test_honest_clock_takes_many_fast_steps_for_a_jump() -> None:
     with pytest.raises(ClockJumped):
         honest.publish_ms()
     clock.step(-1)
-    # The two steps are forgiven a millisecond for each second.
+    # The clock forgives the two steps, a millisecond for each second.
     assert honest.publish_ms() == clock.now_ms()
 
 

@@ -146,7 +146,7 @@ def test_create_with_partitions_keeps_a_concurrently_created_topic(
     get, reads = store.metadata.get, iter((False, True))
 
     def interrupted(key: bytes) -> bytes | None:
-        # The second read comes after the check of all names.
+        # The second read follows the check of all names.
         if key == named("orders-0").prefix and next(reads, False):
             service.create_topic(named(name))
             service.publish(named(name), [b"kept"])
@@ -375,7 +375,7 @@ def test_change_of_partitions_seals_the_old_ones_and_groups_read_them_first(serv
         with pytest.raises(PartitionsChanged):
             service.publish(named(refused), [b"late"])
     service.publish(named("orders-f2-0"), [b"new"])
-    # The group is registered there, so that what it has not read is not taken for processed.
+    # The group is registered there, so its unread messages are not considered processed.
     assert service.consumers.get(named("orders-f2-0"), GROUP).id == MessageId(0, 0)
     assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
     assert polled(service, "orders-0").drained
@@ -440,7 +440,7 @@ def test_change_of_partitions_twice_keeps_one_that_is_being_written(
         commit(*given)
 
     def settled(topic: TopicId) -> None:
-        # Not at once: without a wait for the write, the change is over before it.
+        # With a delay: without a wait for the write, the change would end before the write.
         Timer(0.05, waits.set).start()
         settle(topic)
 
@@ -479,8 +479,8 @@ def test_change_of_partitions_deletes_families_without_messages(
 # --- partitions that a group has read completely ---------------------------------------------------------------------
 
 
-def changed(service: MessagingService, *groups: str) -> None:
-    """A topic whose number of partitions has changed, with a message of each time, and groups at its beginning."""
+def create_changed_topic(service: MessagingService, *groups: str) -> None:
+    """Create a topic with changed partitions, a message before and after the change, and groups at its start."""
     service.create_topic(ORDERS, {"partitions": "1"})
     for group in groups:
         service.consumers.put(named("orders-0"), group, MessageId(0, 0))
@@ -489,7 +489,7 @@ def changed(service: MessagingService, *groups: str) -> None:
     service.publish(named("orders-f2-0"), [b"new"])
 
 
-def read_to_the_end(service: MessagingService, group: str = GROUP) -> None:
+def drain_old_partition(service: MessagingService, group: str = GROUP) -> None:
     assert payloads(polled(service, "orders-0", group)) == [b"old"]
     assert polled(service, "orders-0", group).drained
 
@@ -501,7 +501,7 @@ def payloads(given: Any) -> list[bytes]:
 def test_groups_that_drain_a_partition_both_continue(
     service: MessagingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed(service, "billing", "audit")
+    create_changed_topic(service, "billing", "audit")
     for group in ("billing", "audit"):
         assert payloads(polled(service, "orders-0", group)) == [b"old"]
     settle = service._families._wait_for_writes
@@ -558,22 +558,22 @@ def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(
 
 
 def test_group_that_is_registered_again_reads_the_sealed_partition_first(service: MessagingService) -> None:
-    changed(service, GROUP)
+    create_changed_topic(service, GROUP)
     rows = len(service.side.rows(b"", None, 100).items)
-    read_to_the_end(service)
+    drain_old_partition(service)
     assert payloads(polled(service, "orders-f2-0")) == [b"new"]
     for topic in ("orders-0", "orders-f2-0"):
         service.consumers.delete(named(topic), GROUP)
         service.consumers.put(named(topic), GROUP, MessageId(0, 0))
     assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
     assert len(service.side.rows(b"", None, 100).items) == rows
-    read_to_the_end(service)
+    drain_old_partition(service)
     assert payloads(polled(service, "orders-f2-0")) == [b"new"]
 
 
 def test_position_set_during_a_poll_is_not_drained(service: MessagingService, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(service, GROUP)
-    read_to_the_end(service)
+    create_changed_topic(service, GROUP)
+    drain_old_partition(service)
     drained = service._families.drained
 
     def late(*given: Any) -> Any:
@@ -588,10 +588,10 @@ def test_position_set_during_a_poll_is_not_drained(service: MessagingService, mo
 
 
 def test_group_of_a_recreated_topic_has_drained_no_partition(service: MessagingService) -> None:
-    changed(service, GROUP)
-    read_to_the_end(service)
+    create_changed_topic(service, GROUP)
+    drain_old_partition(service)
     service.delete_topic(ORDERS)
-    changed(service, GROUP)
+    create_changed_topic(service, GROUP)
     assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
 
 

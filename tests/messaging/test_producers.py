@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
-from tests.kit.messaging import ORDERS, READ_NONE, GroupKit, group_kit, named
+from tests.kit.messaging import BILLS, ORDERS, READ_NONE, GroupKit, Instance, group_kit, named, read_all, read_committed
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.consumers.claim_rows import drained_key
 from tms_core.consumers.claims import ConsumerGroup
@@ -51,40 +51,6 @@ from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId, TopicMetadata
-from tms_core.transaction.model import Transaction
-
-BILLS = named("bills")
-
-
-class Instance:
-    def __init__(self, kit: GroupKit, name: str = "importer") -> None:
-        self.kit, self.name, self.uuid, self.sequence = kit, name, uuid4(), 0
-        self.generation, self.previous = self.register()
-
-    def register(self) -> tuple[int, LastTransaction | None]:
-        known = self.kit.service.producers.register(BILLS, self.name, self.uuid)
-        return known.generation, known.previous
-
-    def sent(self, *, again: bool = False, label: str = "") -> Sent:
-        self.sequence += not again
-        return Sent(BILLS, self.name, self.generation, self.sequence, label)
-
-    def publish(
-        self, *messages: bytes, tx: Transaction | None = None, again: bool = False, label: str = "", **options: Any
-    ) -> object:
-        sent, pointer = self.sent(again=again, label=label), None if tx is None else tx.write_pointer
-        topic = options.pop("topic", BILLS)
-        return self.kit.service.publish(topic, messages, pointer=pointer, sent=sent, **options)
-
-    def store(self, *messages: bytes, tx: Transaction, again: bool = False) -> None:
-        self.kit.service.store(BILLS, messages, pointer=tx.write_pointer, sent=self.sent(again=again))
-
-    def begin(self, tx: Transaction, label: str = "") -> None:
-        self.kit.service.store_transaction(self.sent(label=label), tx.write_pointer)
-
-    def roll_back(self, tx: Transaction) -> None:
-        self.kit.service.producers.roll_back(self.sent(again=True), tx.write_pointer)
-        self.kit.service.rollback(BILLS, tx.write_pointer)
 
 
 @pytest.fixture(params=["memory", "leveldb"])
@@ -92,18 +58,6 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
     with group_kit(request.param, tmp_path) as made:
         made.service.create_topic(BILLS)
         yield made
-
-
-def seen(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
-    """Return the messages that a new transaction reads."""
-    reader = kit.begin()
-    found = [one.payload for page in kit.service.fetch(topic, FetchRequest(transaction=reader)) for one in page]
-    kit.manager.abort(reader)
-    return found
-
-
-def everything(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
-    return [one.payload for page in kit.service.fetch(topic, FetchRequest()) for one in page]
 
 
 # --- instances -------------------------------------------------------------------------------------------------------
@@ -125,7 +79,7 @@ def test_register_again_gives_the_same_generation_and_another_a_higher(kit: Grou
     with pytest.raises(ProducerFenced, match=fenced):
         one.publish(b"late")
     two.publish(b"a")
-    assert everything(kit) == [b"a"]
+    assert read_all(kit) == [b"a"]
 
 
 def test_register_of_two_first_instances_at_once_counts_one(kit: GroupKit) -> None:
@@ -157,8 +111,8 @@ def test_register_reports_the_last_transaction_of_the_previous_instance(kit: Gro
     heir = Instance(kit)
     outcome = TransactionOutcome.COMMITTED if end == "commit" else TransactionOutcome.ABORTED
     assert heir.previous == LastTransaction(tx.write_pointer, "file 17 ü", outcome)
-    assert seen(kit) == ([b"a"] if end == "commit" else [])
-    # One that does nothing hands on what it was told.
+    assert read_committed(kit) == ([b"a"] if end == "commit" else [])
+    # An instance without requests passes on what it has received.
     assert Instance(kit).previous == heir.previous
     if end == "leave open":
         with pytest.raises(Exception, match="not in progress"):
@@ -181,11 +135,11 @@ def test_register_after_an_uncommitted_one_reports_the_committed_before(kit: Gro
             kit.service.rollback(BILLS, tx.write_pointer)
             clean(kit)
             kit.manager.truncate_invalid([tx.transaction_id])
-        # Told of file 2 alone, it would publish file 1 again.
+        # With file 2 only, the next instance would repeat file 1.
         assert Instance(kit).previous == LastTransaction(
             committed.write_pointer, "file 1", TransactionOutcome.COMMITTED
         )
-    assert seen(kit) == [b"a"]
+    assert read_committed(kit) == [b"a"]
 
 
 def test_register_aborts_an_open_transaction_with_a_checkpoint(kit: GroupKit) -> None:
@@ -196,7 +150,7 @@ def test_register_aborts_an_open_transaction_with_a_checkpoint(kit: GroupKit) ->
     heir = Instance(kit)
     assert heir.previous is not None
     assert heir.previous.outcome is TransactionOutcome.ABORTED
-    # Or the order would be done, and its bill never be seen.
+    # Otherwise the order would be processed without a visible bill.
     with pytest.raises(NotInProgress):
         kit.commit(tx)
     assert kit.poll(kit.begin()) == [b"order"]
@@ -222,7 +176,7 @@ def test_register_aborts_an_open_transaction_that_only_reads(kit: GroupKit) -> N
     heir.begin(late, "file 1")
     kit.commit(late)
     assert Instance(kit).previous == LastTransaction(late.write_pointer, "file 1", TransactionOutcome.COMMITTED)
-    assert (everything(kit), kit.poll(kit.begin())) == ([], [])
+    assert (read_all(kit), kit.poll(kit.begin())) == ([], [])
 
 
 def test_note_of_begun_transactions_keeps_open_and_rejects_ended_ones(kit: GroupKit) -> None:
@@ -251,13 +205,13 @@ def test_note_of_begun_transactions_keeps_open_and_rejects_ended_ones(kit: Group
 def test_sequence_number_after_a_gap_is_accepted_and_skipped_rejected(kit: GroupKit) -> None:
     one = Instance(kit)
     one.publish(b"1")
-    # Number 2 goes to another topic, and 3 got lost on its way.
+    # Number 2 went to another topic, and number 3 was lost.
     one.publish(b"2", topic=ORDERS)
     one.sequence = 3
     one.publish(b"4")
     with pytest.raises(BadRequest, match=r"Request 3 .*importer .* 4"):
         kit.service.publish(BILLS, [b"3"], sent=Sent(BILLS, "importer", one.generation, 3))
-    assert (everything(kit), everything(kit, ORDERS)) == ([b"1", b"4"], [b"2"])
+    assert (read_all(kit), read_all(kit, ORDERS)) == ([b"1", b"4"], [b"2"])
 
 
 @pytest.mark.parametrize("managed", [True, False])
@@ -324,7 +278,7 @@ def test_note_of_transactions_managed_elsewhere_reads_few_rows(
     assert heir.previous is not None
     assert (heir.previous.label, heir.previous.outcome) == ("99", TransactionOutcome.PENDING)
     assert len(rows(b"t", b"u", 1000).items) == (2 if announces_oldest else 100)
-    # As long as a transaction may last, nothing of the others is known.
+    # During the longest lifetime of a transaction, the outcome of the others is unknown.
     kit.clock.advance(2 * HOUR)
     for _ in range(5):
         tx = kit.begin()
@@ -362,8 +316,8 @@ def test_interrupted_deletion_is_finished_by_a_repeat(kit: GroupKit, at: int, *,
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx)
     with pytest.MonkeyPatch.context() as patched:
-        dies, exchange = Dies(at, StoreError, behind=behind), kit.side.exchange_each
-        patched.setattr(kit.side, "exchange_each", lambda changes: dies.write(partial(exchange, changes)))
+        failing, exchange = FailingWrite(at, StoreError, behind=behind), kit.side.exchange_each
+        patched.setattr(kit.side, "exchange_each", lambda changes: failing.write(partial(exchange, changes)))
         with pytest.raises(StoreError):
             kit.service.producers.delete(BILLS, "importer")
     if (at, behind) == (2, True):
@@ -386,7 +340,7 @@ def test_producer_beyond_the_most_names_is_rejected(kit: GroupKit, monkeypatch: 
     for _ in range(2):
         with pytest.raises(BadRequest, match="3 producers"):
             kit.service.producers.register(BILLS, "d", uuid4())
-        # Another instance is no other producer, and another topic has its own.
+        # Another instance is the same producer, and each topic has its own limit.
         kit.service.producers.register(BILLS, "a", uuid4())
         kit.restart()
     kit.service.producers.register(ORDERS, "d", uuid4())
@@ -422,7 +376,7 @@ def test_request_of_an_invalid_producer_is_rejected(kit: GroupKit) -> None:
         kit.service.producers.register(BILLS, "x", UUID(int=0))
     with pytest.raises(ProducerFenced):
         kit.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "none", 1, 1))
-    assert everything(kit) == []
+    assert read_all(kit) == []
 
 
 # --- repetition ------------------------------------------------------------------------------------------------------
@@ -439,7 +393,7 @@ def test_repeat_of_a_request_has_its_answer_and_no_effect(kit: GroupKit, *, rest
         assert one.publish(b"%d" % number, b"x", tx=tx, again=True) == first
     if tx is not None:
         kit.commit(tx)
-    assert seen(kit) == [b"0", b"x", b"1", b"x", b"2", b"x"]
+    assert read_committed(kit) == [b"0", b"x", b"1", b"x", b"2", b"x"]
     one.sequence = 1
     with pytest.raises(BadRequest, match="request 3"):
         one.publish(b"old", again=True)
@@ -455,7 +409,7 @@ def test_payloads_stored_twice_are_published_once(kit: GroupKit, *, restarted: b
         one.store(*batch, tx=tx, again=True)
     assert one.publish(tx=tx) == one.publish(tx=tx, again=True)
     kit.commit(tx)
-    assert seen(kit) == [b"a", b"b", b"c"]
+    assert read_committed(kit) == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("kind", ["store", "publish what was stored"])
@@ -463,7 +417,7 @@ def test_repeat_after_failed_rows_counts_once(kit: GroupKit, monkeypatch: pytest
     one, before = Instance(kit), kit.begin()
     one.publish(b"0", tx=before)
     kit.commit(before)
-    # From here on nothing of a new transaction is looked up.
+    # From now on, the service searches for no data of a new transaction.
     kit.clock.advance(600 * SECOND)
     tx = kit.begin()
     table: Any = kit.store.payload
@@ -490,7 +444,7 @@ def test_repeat_after_failed_rows_counts_once(kit: GroupKit, monkeypatch: pytest
         one.publish(tx=tx, again=True)
     one.publish(b"b", tx=tx)
     kit.commit(tx)
-    assert seen(kit) == [b"0", b"a", b"b"]
+    assert read_committed(kit) == [b"0", b"a", b"b"]
 
 
 @pytest.mark.parametrize("requests", [1, 2, 5])
@@ -501,7 +455,7 @@ def test_repeat_of_a_request_written_by_this_server_reads_no_rows(kit: GroupKit,
     before = kit.store.calls.copy()
     producer.publish(b"again", again=True)
     assert kit.store.calls["keys"] == before["keys"]
-    assert everything(kit) == [b"%d" % number for number in range(requests)]
+    assert read_all(kit) == [b"%d" % number for number in range(requests)]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -514,7 +468,7 @@ def test_repeat_with_other_messages_gets_the_first_response(kit: GroupKit, *, re
     for other in ([b"c"], [b"c", b"d", b"e"]):
         with pytest.raises(BadRequest, match="another number of messages"):
             one.publish(*other, again=True)
-    assert seen(kit) == [b"a", b"b"]
+    assert read_committed(kit) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(("properties", "options"), [({"ttl": "60"}, {}), ({}, {"ttl_seconds": 60})])
@@ -607,16 +561,16 @@ def test_announcement_of_a_lone_producer_covers_many_requests(kit: GroupKit, ann
     for payload in sent:
         one.publish(payload)
     assert len(announcements) < 10
-    assert everything(kit) == sent
+    assert read_all(kit) == sent
     announcements.clear()
     for number in range(10):
         (one, other)[number % 2].publish(b"x")
-    # The first request was announced before; one more change takes back what was announced.
+    # The first request was announced before; one more change deletes the announcement.
     assert len(announcements) == 10
 
 
-def at_once(*calls: tuple[Instance, Sequence[bytes]], again: bool = False) -> None:
-    """Publish in one batch, each for its instance."""
+def publish_in_one_batch(*calls: tuple[Instance, Sequence[bytes]], again: bool = False) -> None:
+    """Publish in one batch, each request for its instance."""
     service, batches = calls[0][0].kit.service, list[Batch]()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(service.workers, "run", batches.append)
@@ -631,11 +585,11 @@ def test_announcement_of_several_producers_is_one_write(kit: GroupKit, announcem
     some = [Instance(kit, name) for name in "abc"]
     announcements.clear()
     for number in range(40):
-        at_once(*((one, [b"%s%d" % (one.name.encode(), number)]) for one in reversed(some)))
+        publish_in_one_batch(*((one, [b"%s%d" % (one.name.encode(), number)]) for one in reversed(some)))
     assert len(announcements) < 25
-    assert everything(kit) == [b"%s%d" % (name, number) for number in range(40) for name in (b"c", b"b", b"a")]
+    assert read_all(kit) == [b"%s%d" % (name, number) for number in range(40) for name in (b"c", b"b", b"a")]
     announcements.clear()
-    # One write takes back what was announced for all.
+    # One write deletes all announcements.
     kit.publish(b"other topic")
     assert announcements == []
     kit.service.publish(BILLS, [b"x"])
@@ -647,17 +601,17 @@ def test_kill_after_announcements_of_several_keeps_each_request_once(kit: GroupK
     some = [Instance(kit, name) for name in "abc"]
     expected: list[bytes] = []
     for at in range(number):
-        # Not all of them each time, so that their announcements end at different times.
+        # Only some of them each time, so that their announcements end at different times.
         calls = [(one, [b"%s%d" % (one.name.encode(), at)] * 2) for one in some if at % 7 != ord(one.name) % 7]
-        at_once(*calls)
+        publish_in_one_batch(*calls)
         expected += [payload for _, payloads in calls for payload in payloads]
     kit.restart()
     for one in some:
         with pytest.raises(BadRequest, match="is older than its last request"):
             kit.service.publish(BILLS, [b"x"], sent=Sent(BILLS, one.name, one.generation, one.sequence - 1))
-    at_once(*calls, again=True)
-    at_once(*((one, [b"last"]) for one in some))
-    assert sorted(everything(kit)) == sorted([*expected, *[b"last"] * 3])
+    publish_in_one_batch(*calls, again=True)
+    publish_in_one_batch(*((one, [b"last"]) for one in some))
+    assert sorted(read_all(kit)) == sorted([*expected, *[b"last"] * 3])
 
 
 @pytest.mark.parametrize("then", ["others", "a larger request", "more than have lanes", "one of them in a ttl"])
@@ -665,7 +619,7 @@ def test_other_writes_are_not_those_of_several(kit: GroupKit, monkeypatch: pytes
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
     one, other = Instance(kit, "a"), Instance(kit, "b")
     one.sequence = other.sequence = 30
-    at_once((one, [b"31"]), (other, [b"31"]))
+    publish_in_one_batch((one, [b"31"]), (other, [b"31"]))
     kit.clock.advance(1)
     expected = [b"31", b"31"]
     if then == "others":
@@ -678,15 +632,15 @@ def test_other_writes_are_not_those_of_several(kit: GroupKit, monkeypatch: pytes
         other.publish(b"x", ttl_seconds=60)
         expected += [b"x"]
     else:
-        at_once(*((Instance(kit, f"c{number}"), [b"x"]) for number in range(31)))
+        publish_in_one_batch(*((Instance(kit, f"c{number}"), [b"x"]) for number in range(31)))
         expected += [b"x"] * 31
     kit.restart()
     for again in (False, True):
-        at_once((one, [b"32"]), again=again)
+        publish_in_one_batch((one, [b"32"]), again=again)
     kit.restart()
-    at_once((one, [b"32"]), again=True)
-    at_once((one, [b"33"]), (other, [b"33"]))
-    assert everything(kit) == [*expected, b"32", b"33", b"33"]
+    publish_in_one_batch((one, [b"32"]), again=True)
+    publish_in_one_batch((one, [b"33"]), (other, [b"33"]))
+    assert read_all(kit) == [*expected, b"32", b"33", b"33"]
 
 
 @pytest.mark.parametrize("how", ["by turns", "together", "each in the place before"])
@@ -705,7 +659,7 @@ def test_ids_of_many_batches_stay_near_the_clock(kit: GroupKit, announcements: l
             calls = [(one, [b"x"]), (other, [b"x"])]
         sent += len(calls)
         for again in (False, True):
-            at_once(*calls, again=again)
+            publish_in_one_batch(*calls, again=again)
 
     def latest_ms() -> int:
         return max(
@@ -715,7 +669,7 @@ def test_ids_of_many_batches_stay_near_the_clock(kit: GroupKit, announcements: l
     for number in range(600):
         publish(number)
     assert NOW_MS + AHEAD_MS <= latest_ms() <= NOW_MS + AHEAD_MS + 1
-    # After a crash no id is given that may have been announced.
+    # After a crash, no announced id is assigned.
     for _ in range(3):
         kit.restart()
         publish(0)
@@ -725,7 +679,7 @@ def test_ids_of_many_batches_stay_near_the_clock(kit: GroupKit, announcements: l
     for number in range(60):
         publish(number)
     assert len(announcements) < 40
-    assert everything(kit) == [b"x"] * sent
+    assert read_all(kit) == [b"x"] * sent
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -735,7 +689,7 @@ def test_inverted_announced_rows_are_not_done(
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
     one, other, tx = Instance(kit, "a"), Instance(kit, "b"), kit.begin()
     if together:
-        at_once((one, [b"0"]), (other, [b"0"]))
+        publish_in_one_batch((one, [b"0"]), (other, [b"0"]))
     one.publish(b"1", tx=tx)
     put = kit.store.message.put
 
@@ -751,7 +705,7 @@ def test_inverted_announced_rows_are_not_done(
     for _ in range(2):
         one.publish(b"2", tx=tx, again=True)
     kit.commit(tx)
-    assert seen(kit) == [*[b"0"] * 2 * together, b"1", b"2"]
+    assert read_committed(kit) == [*[b"0"] * 2 * together, b"1", b"2"]
 
 
 @pytest.mark.parametrize("waited_ms", [AHEAD_MS - 1, AHEAD_MS, AHEAD_MS + 1])
@@ -763,14 +717,14 @@ def test_kill_after_the_end_of_an_announcement_keeps_each_request_once(kit: Grou
     one.publish(b"late", b"and")
     kit.restart()
     one.publish(b"late", b"and", again=True)
-    assert everything(kit) == [b"0", b"1", b"2", b"3", b"late", b"and"]
+    assert read_all(kit) == [b"0", b"1", b"2", b"3", b"late", b"and"]
 
 
 @pytest.mark.parametrize("end", ["goes on", "repeats"])
 @pytest.mark.parametrize("number", range(4, 42, 3))
 def test_kill_after_announcements_keeps_each_request_once(kit: GroupKit, number: int, end: str) -> None:
     one = Instance(kit)
-    # The places of requests are used by turns, and the first of them is where others write.
+    # Requests use the places in turn, and other writes use the first place.
     one.sequence = 25
     sent = [b"%d" % each for each in range(number)]
     for payload in sent:
@@ -781,7 +735,7 @@ def test_kill_after_announcements_keeps_each_request_once(kit: GroupKit, number:
     with pytest.raises(BadRequest, match="is older than its last request"):
         kit.service.publish(BILLS, [b"x"], sent=Sent(BILLS, "importer", one.generation, one.sequence - 1))
     one.publish(b"last")
-    assert everything(kit) == [*(each for payload in sent for each in (payload, b"and")), b"last"]
+    assert read_all(kit) == [*(each for payload in sent for each in (payload, b"and")), b"last"]
 
 
 @pytest.mark.parametrize("then", ["others", "another producer", "a larger request", "payloads", "a newer instance"])
@@ -812,7 +766,7 @@ def test_other_writes_are_not_announced_ones(kit: GroupKit, monkeypatch: pytest.
     one.publish(b"33")
     kit.restart()
     one.publish(b"33", again=True)
-    assert everything(kit) == [*expected, b"32", b"33"]
+    assert read_all(kit) == [*expected, b"32", b"33"]
 
 
 def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit, announcements: list[bytes]) -> None:
@@ -826,7 +780,7 @@ def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit
     assert len(announcements) == 1
     heir = Instance(kit)
     assert heir.previous == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
-    assert seen(kit) == [b"a"] * 10
+    assert read_committed(kit) == [b"a"] * 10
 
 
 def test_restore_during_a_write_is_no_announced_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -836,9 +790,9 @@ def test_restore_during_a_write_is_no_announced_request(kit: GroupKit, monkeypat
     one.publish(b"31")
 
     def late(self: MessageWriteBatch, *args: Any) -> Any:
-        # As the janitor in the server's process does, and a consumer looks for messages.
+        # As by the janitor of the process, followed by the poll of a consumer.
         kit.service.invalidate(BILLS)
-        everything(kit)
+        read_all(kit)
         return placed(self, *args)
 
     monkeypatch.setattr(MessageWriteBatch, "place", late)
@@ -846,12 +800,12 @@ def test_restore_during_a_write_is_no_announced_request(kit: GroupKit, monkeypat
     monkeypatch.undo()
     kit.restart()
     one.publish(b"32")
-    assert everything(kit) == [b"31", b"x", b"32"]
+    assert read_all(kit) == [b"31", b"x", b"32"]
 
 
 def test_repeat_of_an_inverted_request_is_written(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tx = Instance(kit), kit.begin()
-    # Its time was over, and the manager could not write that down.
+    # The transaction has timed out, but the manager could not log the timeout.
     monkeypatch.setattr(pipeline, "is_late", lambda *_: True)
     with pytest.raises(TransactionEnded):
         one.publish(b"a", tx=tx)
@@ -859,7 +813,7 @@ def test_repeat_of_an_inverted_request_is_written(kit: GroupKit, monkeypatch: py
     one.publish(b"a", tx=tx, again=True)
     kit.manager.can_commit(tx.transaction_id, [])
     kit.manager.commit(tx.transaction_id)
-    assert seen(kit) == [b"a"]
+    assert read_committed(kit) == [b"a"]
 
 
 def test_publish_of_a_slow_producer_after_expiry_and_restart_is_written(kit: GroupKit) -> None:
@@ -870,7 +824,7 @@ def test_publish_of_a_slow_producer_after_expiry_and_restart_is_written(kit: Gro
         kit.clock.advance(61 * SECOND)
     kit.restart()
     one.publish(b"b", topic=short)
-    assert everything(kit, short) == [b"b"]
+    assert read_all(kit, short) == [b"b"]
 
 
 @pytest.mark.parametrize(
@@ -903,24 +857,24 @@ def test_kill_after_messages_may_have_expired_is_not_known(kit: GroupKit, monkey
         one.publish(b"b", topic=short, again=True)
     heir = Instance(kit)
     heir.publish(b"c", topic=short)
-    assert everything(kit, short) == [b"c"]
+    assert read_all(kit, short) == [b"c"]
 
 
 # --- a kill at every durable write -----------------------------------------------------------------------------------
 
 
-class Died(Exception):
-    """The process ended: nothing is taken back."""
+class Crash(Exception):
+    """The end of the process, which rolls back nothing."""
 
 
-class Dies:
-    """Counts durable writes of store and side table, and has one of them fail, before or behind it.
+class FailingWrite:
+    """A durable write of the store or the side table that fails.
 
     Attributes:
-        at: which one, from 1; 0: none.
-        behind: whether it is done all the same.
-        error: how it fails.
-        writes: how many there were.
+        at: the number of the write, from 1; 0: all writes succeed.
+        behind: whether the write takes effect before it fails.
+        error: the error.
+        writes: the number of writes.
     """
 
     def __init__(self, at: int, error: type[Exception], *, behind: bool) -> None:
@@ -932,21 +886,21 @@ class Dies:
             return do()
         if self.behind:
             do()
-        raise self.error("it died")
+        raise self.error("the write failed")
 
 
-def deadly(kit: GroupKit, dies: Dies) -> None:
+def fail_write(kit: GroupKit, failing: FailingWrite) -> None:
     store: Any = kit.store
     side: Any = kit.side
     puts = {table: table.put for table in (store.message, store.payload)}
     exchange = side.exchange_each
     for table, put in puts.items():
-        table.put = lambda rows, put=put: dies.write(lambda: put(rows))
-    side.exchange_each = lambda changes: [dies.write(partial(exchange, [change]))[0] for change in changes]
+        table.put = lambda rows, put=put: failing.write(lambda: put(rows))
+    side.exchange_each = lambda changes: [failing.write(partial(exchange, [change]))[0] for change in changes]
 
 
 def story(kit: GroupKit, call: Callable[[Callable[[], Any]], Any]) -> None:
-    """Publish without and in a transaction, store, and be followed by another instance."""
+    """Publish outside and in a transaction, store payloads, and register another instance."""
     instance = uuid4()
     registered = [call(lambda: kit.service.producers.register(BILLS, "importer", instance))]
     number = 0
@@ -980,32 +934,32 @@ def story(kit: GroupKit, call: Callable[[Callable[[], Any]], Any]) -> None:
 
 
 def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes], int]:
-    """What is there when one durable write fails, and how many there were."""
-    dies = Dies(at, error, behind=behind)
+    """Return the messages after the failure of a durable write, and the number of writes."""
+    failing = FailingWrite(at, error, behind=behind)
     kit = GroupKit(MemoryStore(), MemorySide())
     kit.service.create_topic(BILLS)
-    deadly(kit, dies)
+    fail_write(kit, failing)
 
     def call(do: Callable[[], Any]) -> Any:
         try:
             return do()
-        except (Died, StoreError):
-            if error is Died:
+        except (Crash, StoreError):
+            if error is Crash:
                 kit.restart()
-                # What another one publishes does not get the ids that were announced.
+                # Messages of others do not get the announced ids.
                 kit.publish(b"other")
                 kit.service.publish(BILLS, [b"other"])
             return do()
 
     try:
         story(kit, call)
-        found = sorted(seen(kit) + seen(kit, ORDERS))
-        return [payload for payload in found if payload != b"other"], dies.writes
+        found = sorted(read_committed(kit) + read_committed(kit, ORDERS))
+        return [payload for payload in found if payload != b"other"], failing.writes
     finally:
         kit.close()
 
 
-@pytest.mark.parametrize("error", [Died, StoreError])
+@pytest.mark.parametrize("error", [Crash, StoreError])
 @pytest.mark.parametrize("alone", [0, 4])
 def test_repeat_after_failed_write_counts(monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", alone)
@@ -1027,7 +981,7 @@ def test_failed_write_inverts_rows_of_transactions_but_not_of_producers(
         raise StoreError("The disk is full.")
 
     submit, pointer = kit.service.submit_publish, tx.write_pointer
-    with monkeypatch.context() as patched, held(kit, patched):
+    with monkeypatch.context() as patched, one_batch(kit, patched):
         patched.setattr(kit.store.message, "put", fail)
         answers = [
             submit(BILLS, [b"a"]),
@@ -1050,7 +1004,7 @@ def test_repeat_of_a_partly_written_request_keeps_each_row_once(kit: GroupKit) -
         kit.restart()
         one.publish(b"a", b"b", b"c", tx=inside, again=True)
     kit.commit(tx)
-    assert seen(kit) == [b"a", b"b", b"c"] * 2
+    assert read_committed(kit) == [b"a", b"b", b"c"] * 2
 
 
 def test_repeat_of_lost_payloads_stores_them_at_the_same_keys(kit: GroupKit) -> None:
@@ -1076,7 +1030,7 @@ def test_large_request_without_its_announcement(kit: GroupKit, monkeypatch: pyte
         one.publish(*payloads, tx=tx, again=True)
     if tx is not None:
         kit.commit(tx)
-    assert seen(kit) == payloads
+    assert read_committed(kit) == payloads
 
 
 def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1093,18 +1047,18 @@ def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkey
         return made
 
     submit = kit.service.submit_publish
-    with monkeypatch.context() as patched, held(kit, patched):
+    with monkeypatch.context() as patched, one_batch(kit, patched):
         patched.setattr(kit.side, "exchange_each", fenced)
         answers = [submit(BILLS, payloads, sent=instance.sent()) for instance in (one, other)]
     with pytest.raises(ProducerFenced):
         answers[0].result()
     answers[1].result()
-    assert seen(kit) == payloads
+    assert read_committed(kit) == payloads
 
 
 @contextmanager
-def held(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is handed over in the block is one batch, written when it ends."""
+def one_batch(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Write all requests of the block in one batch at its end."""
     batches: list[Callable[[], None]] = []
     with monkeypatch.context() as patched:
         patched.setattr(kit.service.workers, "run", batches.append)
@@ -1119,7 +1073,7 @@ def held(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def concurrent_action(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], table: str = "message"
 ) -> None:
-    """Have something happen between the look before a write and the write, once."""
+    """Run an action between the check before the next write and the write."""
     found = getattr(kit.store, table)
     put = found.put
 
@@ -1135,14 +1089,14 @@ def concurrent_action(
 def test_write_in_an_ended_transaction_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     tx = kit.begin()
     kit.manager.abort(tx) if end == "abort" else getattr(kit.manager, end)(tx.transaction_id)
-    with held(kit, monkeypatch):
+    with one_batch(kit, monkeypatch):
         pointers = (None, tx.write_pointer, None)
         answers = [kit.service.submit_publish(BILLS, [b"a"], pointer=pointer) for pointer in pointers]
     with pytest.raises(TransactionEnded, match=f"{tx.write_pointer} is not in progress"):
         answers[1].result()
     with pytest.raises(TransactionEnded):
         kit.service.store(BILLS, [b"late"], pointer=tx.write_pointer)
-    assert everything(kit) == [b"a", b"a"]
+    assert read_all(kit) == [b"a", b"a"]
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
@@ -1167,7 +1121,7 @@ def test_write_in_a_transaction_that_ends_during_it_is_not_visible(
             write(BILLS, [b"late"], pointer=late.write_pointer)
     if not cached:
         kit.restart()
-    assert seen(kit) == ([b"stored"] if end == "commit" else [])
+    assert read_committed(kit) == ([b"stored"] if end == "commit" else [])
 
 
 @pytest.mark.parametrize("inverts", [True, False])
@@ -1190,7 +1144,7 @@ def test_publish_of_a_plain_message_enters_no_stage_of_transactions(
     for stage in ("admit_by_topic", "is_in_time", "is_late", "release", "check_stored_payloads"):
         monkeypatch.setattr(pipeline, stage, raising(AssertionError(stage)))
     kit.service.publish(BILLS, [b"a", b"b"])
-    assert everything(kit) == [b"a", b"b"]
+    assert read_all(kit) == [b"a", b"b"]
 
 
 def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1200,16 +1154,16 @@ def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pyt
     def last(rows: list[tuple[bytes, MessageValue]]) -> None:
         kit.manager.abort(tx)
         put(rows)
-        raise Died
+        raise Crash
 
     monkeypatch.setattr(kit.store.message, "put", last)
-    with pytest.raises(Died):
+    with pytest.raises(Crash):
         kit.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
     kit.restart()
-    assert everything(kit) == [b"late"]
-    assert seen(kit) == []
+    assert read_all(kit) == [b"late"]
+    assert read_committed(kit) == []
     assert kit.manager.status(tx.transaction_id) == "invalid"
-    # Afterwards an abort is an abort.
+    # A later abort is not an invalidation.
     other = kit.begin()
     kit.manager.abort(other)
     assert kit.manager.status(other.transaction_id) == "ended"
@@ -1227,7 +1181,7 @@ def test_rejected_write_of_another_principal_keeps_the_note_of_a_running_write(
         kit.manager.abort(tx)
         put(rows)
 
-    # Before the rows are noted: only the note of the running write makes the abort invalid.
+    # Before the rows are noted, only the note of the running write makes the abort an invalidation.
     monkeypatch.setattr(kit.side, "put", late)
     with pytest.raises(TransactionEnded):
         submit(BILLS, [b"a"], pointer=tx.write_pointer, principal="owner", ttl_seconds=60).result()
@@ -1244,7 +1198,7 @@ def test_request_during_its_roll_back_is_not_seen(kit: GroupKit, monkeypatch: py
     with pytest.raises(TransactionEnded, match="rolled back"):
         one.publish(b"c", tx=tx)
     kit.manager.abort(tx)
-    assert seen(kit) == []
+    assert read_committed(kit) == []
 
 
 def test_register_waits_for_a_request_in_flight(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1265,14 +1219,14 @@ def test_register_waits_for_a_request_in_flight(kit: GroupKit, monkeypatch: pyte
     assert kit.service.producers.register(BILLS, "importer", heir).generation == one.generation + 1
     with pytest.raises(ProducerFenced):
         one.publish(b"b")
-    assert everything(kit) == [b"a"]
+    assert read_all(kit) == [b"a"]
 
 
 # --- the janitor -----------------------------------------------------------------------------------------------------
 
 
 def clean(kit: GroupKit, *, gone: bool = False, bills: int = 0) -> tuple[int, int]:
-    """The janitor comes; all topics are gone, or the generations of one before some number."""
+    """Delete rows of producers as the janitor, after a deletion of all topics or of old generations of ``bills``."""
     seen = kit.manager.visibility()
     idle_before_ms = kit.clock.now_ms() - 7 * DAY
 
@@ -1352,11 +1306,11 @@ def test_clean_producer_rows_keeps_a_new_registration(
     monkeypatch.setattr(kit.side, "rows", later)
     clean(kit)
     made[0].publish(b"a", tx=None, again=True) if not inside else None
-    assert everything(kit) == [b"a"]
+    assert read_all(kit) == [b"a"]
     assert len(kit.service.producers.get(BILLS, "importer")[1]) == int(inside)
     kit.restart()
     made[0].publish(b"a", again=True) if not inside else None
-    assert everything(kit) == [b"a"]
+    assert read_all(kit) == [b"a"]
 
 
 def test_clean_producer_rows_deletes_idle_producers_without_open_transactions(kit: GroupKit) -> None:
@@ -1398,7 +1352,7 @@ def test_producer_of_a_recreated_topic_has_to_register_again(kit: GroupKit) -> N
     heir = Instance(kit)
     assert heir.generation > one.generation
     heir.publish(b"b")
-    assert everything(kit) == [b"b"]
+    assert read_all(kit) == [b"b"]
 
 
 def test_register_in_a_topic_recreated_at_once_fences_older_instances(kit: GroupKit) -> None:
@@ -1413,7 +1367,7 @@ def test_register_in_a_topic_recreated_at_once_fences_older_instances(kit: Group
             assert heir.generation > old.generation
             with pytest.raises(ProducerFenced):
                 old.publish(b"late", topic=ORDERS)
-    assert everything(kit, ORDERS) == [b"0", b"1", b"2"]
+    assert read_all(kit, ORDERS) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("swept", [False, True])
@@ -1435,7 +1389,7 @@ def test_register_after_its_topic_was_recreated_hides_older_requests(kit: GroupK
         if swept:
             clean(kit, bills=turn + 2)
             assert len(kit.side.rows(b"w", b"x", 10).items) == 1
-    assert seen(kit, ORDERS) == []
+    assert read_committed(kit, ORDERS) == []
 
 
 def test_register_in_a_recreated_topic_waits_for_requests(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1460,7 +1414,7 @@ def test_request_of_an_instance_registered_at_another_server_is_written(kit: Gro
     with kit.serve() as other:
         known = other.producers.register(BILLS, "importer", uuid4())
     kit.service.publish(BILLS, [b"b"], sent=Sent(BILLS, "importer", known.generation, 1))
-    assert everything(kit) == [b"a", b"b"]
+    assert read_all(kit) == [b"a", b"b"]
 
 
 def test_request_fenced_before_its_announcement_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1477,14 +1431,14 @@ def test_request_fenced_before_its_announcement_is_rejected(kit: GroupKit, monke
         monkeypatch.setattr(kit.side, "exchange_each", register_first)
         with pytest.raises(ProducerFenced):
             one.publish(b"b")
-    assert everything(kit) == [b"a"]
+    assert read_all(kit) == [b"a"]
 
 
 def test_request_of_a_fenced_producer_fails_no_other_of_its_batch(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     previous, newest = Instance(kit), Instance(kit)
-    with held(kit, monkeypatch):
+    with one_batch(kit, monkeypatch):
         answers = [
             kit.service.submit_publish(BILLS, [payload], sent=instance.sent())
             for instance, payload in ((previous, b"a"), (newest, b"b"))
@@ -1492,11 +1446,11 @@ def test_request_of_a_fenced_producer_fails_no_other_of_its_batch(
     with pytest.raises(ProducerFenced):
         answers[0].result()
     answers[1].result()
-    assert everything(kit) == [b"b"]
+    assert read_all(kit) == [b"b"]
 
 
 def test_registration_waits_until_the_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without a limit: the registration goes on only if it is woken.
+    # Without a timeout, only a notification ends the wait of the registration.
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", None)
     requests = InFlight()
     assert requests.begin(b"request", b"producer", 1)

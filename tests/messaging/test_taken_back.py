@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.messaging import GROUP, ORDERS, GroupKit, group_kit
-from tests.messaging.test_producers import BILLS, Instance, seen
+from tests.kit.messaging import BILLS, GROUP, ORDERS, GroupKit, Instance, group_kit, read_committed
 from tms_core.errors import Conflict, StoreError, TransactionEnded
 from tms_core.messaging.producers.rows import TransactionOutcome
 from tms_core.messaging.publish.rollback import roll_back
@@ -35,7 +34,7 @@ def invalid(kit: GroupKit) -> list[int]:
 
 
 def restart(kit: GroupKit, folder: Path) -> None:
-    """Start server and manager again, as after a crash: nothing but log, store and side table is left."""
+    """Restart the server and the manager, as after a crash: only the log, the store and the side table remain."""
     kit.service.close()
     kit.manager._storage.close()
     kit.manager = TransactionManager(DirectoryStorage(folder), kit.clock)
@@ -45,7 +44,7 @@ def restart(kit: GroupKit, folder: Path) -> None:
 
 @pytest.fixture
 def kept(kit: GroupKit, tmp_path: Path) -> Path:
-    """Replace the manager of the kit by one whose log survives; return its folder."""
+    """Replace the manager of the kit with a manager on disk; return its folder."""
     kit.service.close()
     kit.manager.close()
     kit.manager = TransactionManager(DirectoryStorage(tmp_path / "tx"), kit.clock)
@@ -104,7 +103,7 @@ def test_abort_is_invalid_if_published_messages_are_left(kit: GroupKit, steps: l
         STEPS[step](kit, tx.write_pointer)
     kit.manager.abort(tx)
     assert invalid(kit) == ([tx.transaction_id] if is_invalid else [])
-    assert [seen(kit, topic) for topic in (ORDERS, BILLS)] == [[], []]
+    assert [read_committed(kit, topic) for topic in (ORDERS, BILLS)] == [[], []]
     with pytest.raises(TransactionEnded):
         kit.publish(tx=tx)
 
@@ -115,7 +114,7 @@ def test_abort_after_the_roll_back_of_each_range_stays_an_abort(kit: GroupKit) -
         assert published is not None
         kit.service.rollback(ORDERS, published)
     kit.manager.abort(tx)
-    assert (invalid(kit), seen(kit, ORDERS)) == ([], [])
+    assert (invalid(kit), read_committed(kit, ORDERS)) == ([], [])
 
 
 def test_abort_after_one_of_two_roll_backs_makes_it_invalid(kit: GroupKit) -> None:
@@ -123,16 +122,16 @@ def test_abort_after_one_of_two_roll_backs_makes_it_invalid(kit: GroupKit) -> No
     first, _ = kit.publish(b"a", tx=tx), kit.publish(b"b", tx=tx)
     assert first is not None
     for _ in range(3):
-        # A roll back may be repeated, and counts once.
+        # A repeated rollback counts once.
         kit.service.rollback(ORDERS, first)
     kit.manager.abort(tx)
-    assert (invalid(kit), seen(kit, ORDERS)) == ([tx.transaction_id], [])
+    assert (invalid(kit), read_committed(kit, ORDERS)) == ([tx.transaction_id], [])
 
 
 def test_abort_of_messages_of_a_checkpoint_makes_all_invalid(kit: GroupKit) -> None:
     tx = kit.manager.checkpoint(kit.begin())
     kit.publish(b"never", tx=tx)
-    # A client that has lost the checkpoint.
+    # The client has lost the checkpoint.
     kit.manager.abort(replace(tx, write_pointer=tx.transaction_id, checkpoint_write_pointers=()))
     assert invalid(kit) == [tx.transaction_id, tx.write_pointer]
 
@@ -143,7 +142,7 @@ def test_abort_after_a_time_out_leaves_published_messages_hidden(kit: GroupKit) 
     kit.clock.advance(2000)
     assert kit.manager.expire() == 1
     kit.manager.abort(tx)
-    assert (invalid(kit), seen(kit, ORDERS)) == ([tx.transaction_id], [])
+    assert (invalid(kit), read_committed(kit, ORDERS)) == ([tx.transaction_id], [])
 
 
 def test_abort_after_a_write_that_failed_makes_it_invalid(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +164,11 @@ def test_abort_after_a_roll_back_that_failed_makes_it_invalid(monkeypatch: pytes
         tx = kit.begin()
         kit.publish(b"a", b"b", tx=tx)
         invert = MemoryMessageTable.invert
-        # Half of it, and then the store goes away.
+        # The store fails after half of the rows.
         monkeypatch.setattr(MemoryMessageTable, "invert", lambda self, cells, _: [*invert(self, cells[:1]), False])
         kit.service.rollback(ORDERS, tx.write_pointer)
         kit.manager.abort(tx)
-        assert (invalid(kit), seen(kit, ORDERS)) == ([tx.transaction_id], [])
+        assert (invalid(kit), read_committed(kit, ORDERS)) == ([tx.transaction_id], [])
 
 
 # --- groups and producers --------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ def test_abort_after_a_rollback_of_half_a_claim_invalidates(kit: GroupKit) -> No
     kit.service.groups.roll_back(ORDERS, GROUP, tx.transaction_id, kit.ids()[0])
     kit.manager.abort(tx)
     assert invalid(kit) == [tx.transaction_id]
-    # After a try that came to nothing there are fewer at once.
+    # After a failed delivery, a poll returns fewer messages.
     assert kit.poll(kit.begin()) == [b"a"]
 
 
@@ -267,7 +266,7 @@ def test_abort_after_a_partial_restart_is_invalid(kit: GroupKit, kept: Path, mon
     tx = kit.begin()
     kit.publish(b"a", b"b", b"c", tx=tx)
     restart(kit, kept)
-    # All of it is taken back, but nobody knows.
+    # Everything was rolled back, but the manager does not know.
     kit.service.rollback(ORDERS, tx.write_pointer)
     kit.manager.abort(tx)
     assert invalid(kit) == [tx.transaction_id]

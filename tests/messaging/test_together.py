@@ -43,7 +43,7 @@ def fetch(
     return [message for page in pages for message in page]
 
 
-def all_at_once(works: list[Callable[[], object]]) -> None:
+def run_concurrently(works: list[Callable[[], object]]) -> None:
     with ThreadPoolExecutor(len(works)) as threads:
         for future in [threads.submit(work) for work in works]:
             future.result(PATIENCE_SECONDS)
@@ -60,7 +60,7 @@ def test_many_producers_and_consumers_see_each_message_once_in_order(service: Me
             service.publish(named(name), messages, pointer=None if producer % 2 else 2**62)
 
     def produce_all() -> None:
-        all_at_once([partial(produce, producer) for producer in range(PRODUCERS)])
+        run_concurrently([partial(produce, producer) for producer in range(PRODUCERS)])
         produced.set()
 
     seen: list[list[FetchedMessage]] = []
@@ -72,10 +72,10 @@ def test_many_producers_and_consumers_see_each_message_once_in_order(service: Me
             ended = produced.wait(0.001)
             while some := fetch(service, "orders", MessageId.parse(found[-1].id) if found else None, limit):
                 found += some
-                assert len(found) <= 10_000, "it goes round in a circle"
+                assert len(found) <= 10_000, "endless loop"
         seen.append(found)
 
-    all_at_once([produce_all, *(partial(consume, limit) for limit in (1, 7, 10**9))])
+    run_concurrently([produce_all, *(partial(consume, limit) for limit in (1, 7, 10**9))])
     final = fetch(service, "orders")
     assert all(found == final for found in seen)
     for name, odd in (("orders", 0), ("other", 1)):
@@ -104,7 +104,7 @@ def test_many_transactions_that_store_find_their_own_payloads(service: Messaging
             service.store(named("orders"), [b"%d %d" % (number, round_number)] * 3, pointer=base + number)
         service.publish(named("orders"), [], pointer=base + number)
 
-    all_at_once([partial(produce, number) for number in range(PRODUCERS)])
+    run_concurrently([partial(produce, number) for number in range(PRODUCERS)])
     payloads = [message.payload for message in fetch(service, "orders")]
     transactions = [list(group) for _, group in groupby(payloads, key=lambda payload: payload.split()[0])]
     assert sorted(transactions) == [

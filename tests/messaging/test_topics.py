@@ -286,7 +286,7 @@ def test_topic_with_more_than_64_kb_of_properties_is_rejected(kit: Kit) -> None:
 
 
 def test_topic_with_property_names_encoded_alike_is_rejected(kit: Kit) -> None:
-    # Half a surrogate pair is written as a question mark, as Java does it.
+    # Half of a surrogate pair is written as a question mark, as in Java.
     kit.service.update_topic(named("orders"), {"\ud800": "1"})
     for names in (("\ud800", "\udfff"), ("?", "\udfff")):
         properties = dict.fromkeys(names, "1")
@@ -315,7 +315,7 @@ def test_update_of_a_ttl_keeps_the_facts_about_clock_and_payloads(kit: Kit) -> N
     kit.service.update_topic(named("orders"), {"ttl": "120"})
     with pytest.raises(BadRequest, match="are not published"):
         kit.publish("orders", b"b", pointer=P)
-    # Its own rows are no proof that the wall clock is right: it jumps by an hour within this process.
+    # The rows of the process do not prove that the wall clock is right: it jumps by an hour in this process.
     kit.clock.step(-30 * MINUTE)
     assert kit.payloads("orders") == [b"a"]
     kit.clock.step(60 * MINUTE + 1)
@@ -326,7 +326,12 @@ def test_shorter_ttl_reports_how_many_messages_it_hides(kit: Kit, monkeypatch: p
     orders = topic_of(kit.store, "default:orders", ttl_seconds=100)
     for age in (150, 90, 60, 50, 10):
         orders.plain(NOW_MS - age * 1000)
-    assert kit.service.count_ages(named("orders"), 60) == (4, 1, False, None)  # one is gone; one exactly as old lives
+    assert kit.service.count_ages(named("orders"), 60) == (
+        4,
+        1,
+        False,
+        None,
+    )  # one has expired; one is as old as its TTL
     assert kit.service.count_ages(named("orders"), 5) == (4, 4, False, None)
     monkeypatch.setattr("tms_core.messaging.topics.catalog._COUNTED_PAGE", 2)
     monkeypatch.setattr("tms_core.messaging.topics.catalog._MAX_COUNTED", 2)
@@ -339,7 +344,7 @@ def test_topic_on_leveldb_is_read_again_only_after_a_change_of_the_table(tmp_pat
         registry = TopicRegistry(store.metadata, 60)
         registry.create(topic, {})
         reads = [_reads(store, registry, topic) for _ in range(3)]
-        # A janitor in this process has tables of its own over the same folder.
+        # A janitor in this process has its own tables over the same folder.
         TopicRegistry(store.with_own_counter().metadata, 60).update(topic, {"ttl": "5"})
         reads += [_reads(store, registry, topic) for _ in range(2)]
         assert registry.get(topic).ttl_seconds == 5

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import NOW_MS
-from tests.kit.messaging import GROUP, ORDERS, GroupKit, group_kit
-from tests.messaging.test_producers import BILLS, Instance
+from tests.kit.messaging import BILLS, GROUP, ORDERS, GroupKit, Instance, group_kit
 from tests.transaction.managers import served
 from tms_core.consumers.claim_rows import all_claims
 from tms_core.errors import StoreError
@@ -25,7 +24,7 @@ from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.connection import OutcomeUnknown
 
-#: A time at which nothing has begun yet, and one that all transactions of a test began before.
+#: A time after the start of all transactions of a test.
 LATER_MS = NOW_MS + 60_000
 
 
@@ -45,7 +44,7 @@ def by_id(manager: TransactionManager, tx: Transaction) -> object:
 
 
 def before_now(manager: TransactionManager, _: Transaction) -> object:
-    # Later ones have begun, so that nothing below can come.
+    # A later transaction has started, so no older transaction can start.
     manager._clock._clock.advance(10)  # type: ignore[attr-defined]
     manager.abort(manager.start_short())
     return manager.truncate_invalid_before(NOW_MS + 1)
@@ -77,7 +76,7 @@ def test_claims_of_a_truncated_id_are_delivered_again(
         assert way(kit.manager, dead)
     assert kit.manager.status(dead.transaction_id) == "ended"
     assert re.search(r"\b1 claims .*\b0 transactions", caplog.text)
-    # What was committed is not given out again.
+    # Committed messages are not delivered again.
     assert kit.any(kit.begin()) == [b"b"]
 
 
@@ -126,7 +125,7 @@ def test_truncation_leaves_an_id_that_is_being_written_with(
     assert kit.manager.begin_write(tx.transaction_id)
     for one in (tx, other):
         kit.time_out(one)
-    # Its claim is on its way to the disk, and would count behind this.
+    # Its claim is being written, and would exist after the truncation.
     way(kit.manager, tx)
     assert kit.manager.status(tx.transaction_id) == "invalid"
     kit.manager.end_write(tx.transaction_id)
