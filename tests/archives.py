@@ -55,7 +55,7 @@ class Undo:
         rule: Rule = Rule.EXPIRED,
         delete: bool = False,
     ) -> list[SavedFile]:
-        """Archive all rows of the topic's generation; with ``delete`` take them from the store, as a run does."""
+        """Archive all rows of the topic's generation; with ``delete``, delete them from the store, like a run."""
         run = self.begin(run_id, snapshot)
         saved = []
         for table in (self.store.message, self.store.payload):
@@ -89,5 +89,5 @@ class Undo:
         return restore(self.store, self.state, transactions, files, request, now_ms, lambda _: None)
 
     def in_a_folder(self, folder: Path) -> Undo:
-        """Return the same with another archive."""
+        """Return the same store and state with another archive."""
         return replace(self, folder=folder)

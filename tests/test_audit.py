@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-#: What the service says of a package with a vulnerability that it fixed later.
+#: The response of the service for a package with a vulnerability.
 KNOWN = {
     "vulns": [
         {
             "id": "PYSEC-0000-1",
             "published": "2026-01-01T00:00:00Z",
-            "summary": "a vulnerability made up for this test",
+            "summary": "an invented vulnerability",
             "affected": [
                 {
                     "package": {"name": "pyjwt", "ecosystem": "PyPI"},

@@ -62,7 +62,7 @@ def test_manual_clock_moves_only_by_its_methods() -> None:
     clock.advance(5)
     clock.sleep(2.5)
     assert readings(clock) == (3505, 2555, "manual")
-    # Who sets a clock does not change its monotonic time.
+    # A step of the wall clock does not change the monotonic time.
     clock.step(500)
     clock.step(-700)
     assert readings(clock) == (3305, 2555, "manual")

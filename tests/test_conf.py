@@ -26,7 +26,7 @@ ONCE_UNIT, TIMER = CONF / "tms-janitor-once.service", CONF / "tms-janitor-once.t
 
 
 def entries(unit: Path = UNIT) -> dict[str, list[str]]:
-    """Return a unit's lines by name, with the section before it; a name may be given several times."""
+    """Return the values of a unit by section and name; a name may have several values."""
     found: dict[str, list[str]] = {}
     section = ""
     for line in unit.read_text(encoding="utf-8").splitlines():
@@ -51,7 +51,7 @@ def test_unit_reloads_by_sighup_and_stops_by_sigterm() -> None:
     found = entries()
     assert found["Service.ExecReload"] == ["/bin/kill -HUP $MAINPID"]
     assert found["Service.KillSignal"] == ["SIGTERM"]
-    # A stop waits for the batch under way, then for answers through the control socket.
+    # A stop waits for the current batch, then for responses through the control socket.
     assert int(found["Service.TimeoutStopSec"][0]) >= 3 * STOP_SECONDS
 
 
@@ -74,7 +74,7 @@ def test_serve_unit_starts_tms_serve_and_stops_and_reloads_by_its_signals() -> N
 
 
 def verified(unit: Path) -> tuple[int, str]:
-    """Return what ``systemd-analyze verify`` says of a unit."""
+    """Return the exit code and the output of ``systemd-analyze verify``."""
     analyze = require_tool("systemd-analyze", "apt-get install systemd")
     found = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60)
     return found.returncode, found.stdout + found.stderr

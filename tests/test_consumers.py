@@ -22,7 +22,7 @@ __all__ = ["hbase", "hbase_tables", "side"]
 
 ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 3600)
 READ_NONE = MessageId(0, 0)
-#: Orders of before are due.
+#: The cutoff before which messages are due.
 DUE = Cutoff(NOW_MS - HOUR)
 
 
@@ -63,7 +63,7 @@ def test_position_written_again_or_deleted_has_the_last_value(side: SideTable) -
 
 def test_positions_of_several_topics_and_generations_stay_apart(side: SideTable) -> None:
     positions = Positions(side)
-    # A colon is a byte of a generation, too, and topics begin like each other.
+    # A colon is also a byte of a generation, and topics have common prefixes.
     lives = [of("default:orders"), of("default:orders", 0x3A3A), of("default:orders", 2), of("default:orders-b")]
     for number, life in enumerate(lives):
         for name in ("b", "a-b", "a"):
@@ -154,7 +154,7 @@ def test_position_inside_payloads_keeps_their_row_unread(store: Store, orders: T
     orders.ref(-7, DUE.ms - 50).tx(7, DUE.ms - 40)
     for sequence, expected in ((0, -50), (1, -50), (2, -40)):
         assert cutoff_ms(store, at(MessageId(DUE.ms - 50, 0, stored_ms, sequence))) == expected
-    # An id that names a payload, of a row that has its own, and of one that is gone.
+    # The id of a payload, of a row with its own payload, and of a deleted row.
     assert cutoff_ms(store, at(MessageId(DUE.ms - 40, 1, stored_ms, 0))) == 0
     assert cutoff_ms(store, at(MessageId(DUE.ms - 45, 0, stored_ms, 0))) == -40
 
@@ -296,7 +296,7 @@ def test_lag_with_a_limit_is_a_minimum_with_the_oldest_time(store: Store, orders
     orders.plain(*(NOW_MS + number for number in range(10)))
     far, near = counted(store, at(READ_NONE, "far"), at(MessageId(NOW_MS + 5, 5), "near"), most=most)
     assert (near.messages, near.at_least, near.oldest_ms) == (min(most, 4), most < 4, NOW_MS + 6)
-    # Of what may not be counted any more one row is looked at.
+    # Beyond the limit, one more row is read.
     assert (far.messages, far.at_least, far.oldest_ms) == (max(min(most, 10), near.messages + 1), most < 10, NOW_MS)
 
 

@@ -15,7 +15,7 @@ from tms_core.clock import ManualClock
 from tms_core.tables.base import CELLS, KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 
-#: A day on which the demonstration may be given: the sample was made in 2023.
+#: The time of the demonstration; the sample is of 2023.
 NOW_MS = 1_795_000_000_000
 
 

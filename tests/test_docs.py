@@ -1,7 +1,7 @@
 """The pages under ``docs/`` and README: their statements agree with the code.
 
-A page that was right once misleads later, and nobody notices. So whatever in them can be checked is: links, names of
-modules and tests, worked examples, tables of fields and columns, quoted messages, and the commands with their output.
+The tests check links, names of modules and tests, worked examples, tables of fields and columns, quoted messages, and
+commands with their output.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def page(request: pytest.FixtureRequest) -> Path:
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, as a forge makes them."""
+    """Return the anchors of the headings of a page, as GitHub creates them."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -198,7 +198,7 @@ EXAMPLES: dict[str, bytes | None] = {
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:
-    """The tables of a page: the head, then the rows, as cells."""
+    """Yield the tables of a page, each as a list of rows of cells; the first row is the head."""
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         rows = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in block.splitlines()]
         yield [rows[0], *rows[2:]]
@@ -225,7 +225,7 @@ def test_table_of_old_generations_matches_the_code() -> None:
 
 
 def names_after(line: str) -> set[str]:
-    """The names in the first column of the table that follows a line of ``docs/reference/formats/rows.md``."""
+    """Return the names in the first column of the table after a line of the pages about formats."""
     text = FORMATS.partition(f"\n{line}")[2]
     assert text, line
     _, *rows = next(tables(text))
@@ -234,7 +234,7 @@ def names_after(line: str) -> set[str]:
 
 @pytest.fixture
 def planned(tmp_path: Path) -> dict[str, Any]:
-    """A plan file with deletions and an inversion, of a run's store."""
+    """Return a plan with deletions and an inversion."""
     store = MemoryStore()
     invalid = pointer(NOW_MS - DAY // 2)
     topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - 2 * DAY).tx(invalid, NOW_MS - DAY // 2)
@@ -300,7 +300,7 @@ def test_length_of_a_mark_is_documented() -> None:
 
 # --- operations: quoted messages -------------------------------------------------------------------------------------
 
-#: What raises or reports something an operator reads.
+#: The names of errors and functions with messages for operators.
 SPEAKING = {
     "StoreError",
     "StoreBusy",
@@ -323,12 +323,12 @@ SPEAKING = {
     "_rejection",
     "_not_understood",
 }
-#: What no command can reach in this version, by the names of its modules.
+#: The names of modules that no command of this page reaches.
 UNREACHED = {"hbase"}
 
 
 def literal(node: ast.expr) -> str:
-    """A text in the source, with … for what varies; empty for anything else."""
+    """Return a text of the source, with … for values; empty for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.sub(r"%(?:\.\d)?[sdf]|\{\w+\}", "…", node.value)
     if isinstance(node, ast.JoinedStr):
@@ -348,7 +348,7 @@ def string_literals(trees: Iterable[ast.Module]) -> set[str]:
 
 
 def quoted() -> list[str]:
-    """The messages quoted in their reference: bold and in backticks."""
+    """Return the messages in the reference: bold and in backticks."""
     return re.findall(r"\*\*`([^`]+)`\*\*", MESSAGES)
 
 
@@ -360,7 +360,7 @@ def test_reference_of_messages_quotes_messages_of_the_program() -> None:
 
 
 def reported() -> Iterator[str]:
-    """The sentences that errors and guards are made of."""
+    """Yield the messages of errors and guards."""
     for tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SPEAKING:
@@ -371,14 +371,14 @@ def reported() -> Iterator[str]:
 
 def test_every_failure_the_program_reports_is_in_the_reference_of_messages() -> None:
     page = " ".join(MESSAGES.split())
-    # What begins with a piece that varies and a semicolon goes on with a sentence that is here by itself.
+    # After a value and a semicolon follows a sentence that is quoted separately.
     sentences = [sentence for sentence in reported() if sentence and not sentence.startswith("…;")]
     assert len(sentences) > 40
     assert [sentence for sentence in sentences if not in_page(sentence, page)] == []
 
 
 def in_page(text: str, page: str) -> bool:
-    """Whether the longest piece that does not vary is quoted, or of several pieces the first that says enough."""
+    """Return whether a page quotes the first long piece of a message without values, or else its longest piece."""
     pieces = [piece.strip(" .:") for piece in re.split("[…;]", text)]
     return next((piece for piece in pieces if len(piece) > 20), max(pieces, key=len)) in page
 
@@ -407,7 +407,7 @@ def test_every_group_of_metrics_has_a_section_on_the_page_of_alerts() -> None:
 
 
 def typed(text: str) -> Iterator[str]:
-    """The arguments of every ``janitor`` command line of a page, in a block or in a sentence."""
+    """Yield the arguments of each ``janitor`` command line of a page, in a block or in a sentence."""
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     yield from re.findall(r"(?<!`)`janitor ([^`]+)`(?!`)", prose)
     for line in text.splitlines():
@@ -420,7 +420,7 @@ def test_every_command_of_a_page_parses(page: Path) -> None:
         try:
             resolve(" ".join(line.replace("…", "something").split()))
         except (click.MissingParameter, IndexError):
-            continue  # the sentence speaks of the command as such, or of a group
+            continue  # the sentence names a command without its arguments, or a group
 
 
 def test_check_of_commands_finds_an_invalid_command() -> None:
@@ -433,14 +433,14 @@ def test_check_of_commands_finds_an_invalid_command() -> None:
 
 # --- guide and operations: commands and their output -----------------------------------------------------------------
 
-#: When the output in the pages was made: 18 November 2026.
+#: The time of the output in the pages: 18 November 2026.
 SHOWN_MS = 1_795_000_000_000
-#: Wide enough that no table is folded.
+#: A width at which no table is wrapped.
 COLUMNS = "140"
 
 
 def consoles(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The commands of a page's console blocks, each with the lines of output that are shown of it."""
+    """Yield the commands in the console blocks of a page, each with its shown lines of output."""
     for block in re.findall(r"```console\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, *shown = part.splitlines()
@@ -448,14 +448,14 @@ def consoles(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def pattern(line: str) -> str:
-    """A line as an expression: … stands for anything, and spaces for any number of them."""
+    """Return a line as a regular expression: … matches any text, and a space any number of spaces."""
     line = re.sub(r"\d+(\.\d+)? [kM]?B on disk", "… on disk", line)  # compressed, as each machine does it
     pieces = (r"\s+".join(map(re.escape, piece.split(" "))) for piece in " ".join(line.split()).split("…"))
     return r"\s*" + ".*".join(pieces) + r"\s*"
 
 
 def first_line_not_shown(shown: list[str], printed: str) -> str | None:
-    """The first of the shown lines that was not printed, in this order; None when all were."""
+    """Return the first shown line that was not printed in this order; None: all were printed."""
     lines = iter(printed.splitlines())
     return next((line for line in shown if not any(re.fullmatch(pattern(line), real) for real in lines)), None)
 
@@ -472,7 +472,7 @@ def settings_of(page: Path) -> str:
 
 
 def demonstrate(folder: Path) -> int:
-    """``make demo``, at the day of the pages."""
+    """Run ``make demo`` at the time of the pages."""
     return demo.main(folder, ManualClock(SHOWN_MS))
 
 
@@ -495,7 +495,7 @@ def test_commands_of_the_tutorials_print_the_shown_output(
             if not terminal.busy:
                 terminal.clock.advance(MINUTE)
             assert first_line_not_shown(shown, printed) is None, f"{command}\n{printed}"
-    # Only the run before the store was adopted is refused.
+    # Only the run before the adoption of the store is rejected.
     assert [code for code in codes if code] == [3]
 
 

@@ -18,10 +18,10 @@ NAMES = ("how-to/hbase", "how-to/hbase-servers", "how-to/adopt")
 PAGE = "\n".join(
     (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in (*NAMES, "reference/messages/hbase")
 )
-#: What raises something that only HBase's modules raise.
+#: The names of errors, including those of the modules for HBase.
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
 KINDS |= {"StateBusy", "StateError", "StateUnavailable"}
-#: Says what a command cannot look at, and what any state says.
+#: Other modules with messages about HBase.
 BESIDE = (
     ROOT / "janitor/app/hbase_place.py",
     ROOT / "tms_core/security/kerberos.py",

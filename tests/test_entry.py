@@ -19,13 +19,13 @@ from tests.support import require_or_skip, require_tool
 from tms_core.cli import entry
 from tms_core.cli import main as tms_main
 
-#: A module that takes for ever to be imported, and says that it has begun.
+#: A program whose import prints a line and does not end.
 SLOW = """
 import sys, time, types
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "slow":
-            print("begun", flush=True)
+            print("started", flush=True)
             time.sleep(600)
 sys.meta_path.insert(0, Slow())
 from tms_core.cli.entry import main
@@ -33,15 +33,15 @@ main("slow")
 """
 
 
-#: What Python does before it comes to the command; it ends when it is told to.
+#: A program for the time before the start of the command; it ends at the end of its input.
 EARLY = """
 import sys
-print("begun", flush=True)
+print("started", flush=True)
 sys.stdin.readline()
 """
 
 
-#: A command that needs all standard streams, and that nothing else has their descriptors.
+#: A command that checks that all standard streams are open on the null device.
 CHECKING = """
 import os, sys
 def main():
@@ -55,20 +55,20 @@ def main():
 
 @pytest.fixture
 def first_process() -> list[str]:
-    """What a command line begins with whose process is to be the first one of a process namespace."""
+    """Return the start of a command line whose process is the first process of a process namespace."""
     unshare = require_tool("unshare", "apt-get install util-linux")
     command = [unshare, "--pid", "--fork", "--kill-child"]
     if os.getuid():
         command.append("--map-root-user")
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
-        require_or_skip("this user may make no process namespace; run it as root")
+        require_or_skip("this user cannot create a process namespace; run it as root")
     return command
 
 
 def test_first_process_ends_by_sigterm_during_its_imports(first_process: list[str]) -> None:
     with subprocess.Popen([*first_process, sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
+        assert process.stdout.readline() == "started\n"
         [child] = _children(process.pid)
         os.kill(child, signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
@@ -109,7 +109,7 @@ def test_sigterm_before_the_imports_is_kept(tmp_path: Path, first_process: list[
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        assert process.stdout.readline() == "begun\n"
+        assert process.stdout.readline() == "started\n"
         [child] = _children(process.pid)
         os.kill(child, signal.SIGTERM)
         process.stdin.write("\n")
@@ -133,14 +133,14 @@ def _children(process: int) -> list[int]:
 
 # --- start-up time ---------------------------------------------------------------------------------------------------
 
-#: What takes most of the time of a command that does something; a help text needs none of it.
+#: The modules with slow imports, which a help text does not need.
 HEAVY = {
     "apscheduler", "fastavro", "happybase", "httpx2", "plyvel", "plyvel_next", "prometheus_client", "pyarrow",
     "pydantic", "pyspark", "rich", "starlette", "thriftpy2", "uvicorn", "janitor.app.session", "tms_core.client",
     "tms_core.settings.models",
 }  # fmt: skip
 
-#: Runs a program and says which of the modules named were imported by then.
+#: A program that runs a command and prints which of the named modules it has imported.
 IMPORTED = """
 import atexit, sys
 name, module, heavy = sys.argv[0], sys.argv[1], sys.argv[2].split(",")
@@ -163,7 +163,7 @@ def test_question_about_a_program_imports_nothing_slow(program: str, typed: list
 
 
 def commands(group: click.Group, *before: str) -> list[str]:
-    """What is typed for each command of a program, those of its groups too."""
+    """Return the words of each command of a program, including the commands of groups."""
     found, context = [], click.Context(group)
     for name in group.list_commands(context):
         found.append(" ".join([*before, name]))

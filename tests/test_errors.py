@@ -76,7 +76,7 @@ def test_conflict_survives_pickling_with_its_fields() -> None:
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
-#: Guards whose names are not written where their findings are made.
+#: Guards whose names are not in the calls of ``GuardNote``.
 STOPPED = {"interrupted", "lease"}
 
 

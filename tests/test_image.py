@@ -25,12 +25,12 @@ from tests.support import require_or_skip, require_tool
 ROOT = Path(__file__).parents[1]
 DOCKERFILES = [(ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "image/spark.Dockerfile")]
 LOCKS = ("runtime.lock", "archive.lock", "build.lock", "spark.lock")
-#: Needed to build images, and nowhere else.
+#: Packages that only the build of images needs.
 ONLY_BUILT_WITH = {"cython", "setuptools"}
 
 
 def pins(path: Path) -> dict[str, str]:
-    """Each pinned requirement of a lock, with its hashes."""
+    """Return the pinned requirements of a lock by name, with their hashes."""
     _, *blocks = re.split(r"^(?=[a-z0-9])", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {block.partition("==")[0]: block.strip() for block in blocks}
 
@@ -66,7 +66,7 @@ def test_kerberos_is_compiled_into_either_image_with_the_lock_the_tests_ran_with
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "--build-arg KERBEROS=$(KERBEROS)" in makefile
     assert "pip install --quiet --no-deps --require-hashes -r image/kerberos.lock" in makefile
-    # gssapi comes as source, and pip fetches nothing to compile it.
+    # pip compiles gssapi from source, without downloads.
     assert "cython" in pins(ROOT / "image/build.lock")
 
 
@@ -87,7 +87,7 @@ def test_last_stage_of_the_janitor_image_runs_no_command() -> None:
 
 
 def test_commands_of_the_images_start_with_sigterm_blocked() -> None:
-    # tests/test_entry.py shows that this does it.
+    # tests/test_entry.py tests the effect.
     blocked = "/usr/bin/env -S --block-signal=TERM /opt/tms/bin/python|' /opt/tms/bin/janitor /opt/tms/bin/tms"
     assert blocked in DOCKERFILES[0]
     assert 'ENTRYPOINT ["/usr/bin/env", "--block-signal=TERM", ' in DOCKERFILES[1]
@@ -97,13 +97,13 @@ def test_commands_of_the_images_start_with_sigterm_blocked() -> None:
 
 
 class Tree(NamedTuple):
-    """A file system, and where in it the environment is."""
+    """A file system, and the path of its environment."""
 
     root: Path
     environment: Path
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the environment in it, which sees nothing else."""
+        """Run a command of the environment with this root."""
         inside = ["chroot", str(self.root), str(self.environment / "bin" / command[0]), *command[1:]]
         if os.geteuid() != 0:
             inside = [require_tool("unshare", "apt-get install util-linux"), "--map-root-user", *inside]
@@ -116,9 +116,9 @@ class Tree(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    """The image's file system, of this machine's Python and of what the image's lock names, as it is installed here."""
+    """Create the file system of the image from the Python of this machine and the packages of the lock."""
     if sys.platform != "linux" or not shutil.which("ldd"):
-        require_or_skip("ldd is missing, with which the image finds its libraries: apt-get install libc-bin")
+        require_or_skip("ldd is missing; install it: apt-get install libc-bin")
     folder = tmp_path_factory.mktemp("image")
     environment = folder / "env"
     venv.create(environment, symlinks=True)
@@ -141,7 +141,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     rootfs.create_root(environment, folder / "root")
     tree = Tree(folder / "root", environment)
     if "Operation not permitted" in (output := tree.run("python", "--version").stderr):
-        require_or_skip(f"no other root can be had here: {output}")
+        require_or_skip(f"the root cannot be changed here: {output}")
     return tree
 
 
@@ -205,7 +205,7 @@ def test_libraries_with_a_missing_library_exits_with_its_name(monkeypatch: pytes
 
 # --- entry point of the Spark image ----------------------------------------------------------------------------------
 
-TOLD = {
+SPARK_ENVIRONMENT = {
     "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.1:7078",
     "SPARK_EXECUTOR_ID": "1",
     "SPARK_EXECUTOR_CORES": "2",
@@ -221,7 +221,7 @@ TOLD = {
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What would have been started, and where: the start itself is left out."""
+    """Record the commands and the folders instead of a start."""
     words: list[list[str]] = []
     monkeypatch.setattr("os.execvpe", lambda _, command, __: words.append(command))
     monkeypatch.setattr("os.chdir", lambda folder: words.append(["cd", folder]))
@@ -235,7 +235,7 @@ def test_command_line_is_the_janitors(started: list[list[str]], monkeypatch: pyt
 
 
 def test_entrypoint_of_spark_is_an_executor(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in TOLD.items():
+    for name, value in SPARK_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["spark_start.py", "executor"])
     spark_start.main()
@@ -247,7 +247,7 @@ def test_entrypoint_of_spark_is_an_executor(started: list[list[str]], monkeypatc
 
 def test_executor_has_options_in_order_before_the_classes() -> None:
     options = {f"{spark_start.OPTION}{number}": f"-Da={number}" for number in range(11)}
-    words = spark_start.executor({**TOLD, **options, "HADOOP_CONF_DIR": "/hadoop"}, Path("/spark"))
+    words = spark_start.executor({**SPARK_ENVIRONMENT, **options, "HADOOP_CONF_DIR": "/hadoop"}, Path("/spark"))
     assert words[1:12] == [f"-Da={number}" for number in range(11)]
     assert words[12:16] == ["-Xms512m", "-Xmx512m", "-cp", "/opt/spark/conf:/spark/jars/*:/hadoop"]
     assert words[16] == spark_start.BACKEND
@@ -263,7 +263,7 @@ def test_list_of_contents_names_the_installed_packages(tmp_path: Path) -> None:
     status.write_text("\n".join([entry.format("libc6", "installed"), entry.format("gone", "config-files")]))
     assert [package["purl"] for package in sbom.debian_packages(status)] == ["pkg:deb/debian/libc6@1-2?arch=amd64"]
     assert sbom.debian_packages(tmp_path / "none") == []
-    assert len(sbom.debian_packages(tmp_path)) == 1  # a folder with a file for each
+    assert len(sbom.debian_packages(tmp_path)) == 1  # the folder has a file for each
     assert any(each["purl"].startswith("pkg:generic/python@3.") for each in sbom.document()["components"])
     assert sbom.document()["metadata"]["component"]["name"] == "tms-janitor"
 

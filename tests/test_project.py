@@ -23,13 +23,13 @@ MEGABYTE = 1 << 20
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 RUN_LOCK = (ROOT / "requirements-run.lock").read_text(encoding="utf-8")
-#: Folders that only one machine has: a home, a checkout, a job's scratch.
+#: Paths of a single machine: homes, checkouts and temporary folders.
 MACHINE_PATH = re.compile(rb"(?<![\w.}/-])/(?:root|home|Users|work|opt/wheels|tmp/bash_jobs)(?:/[\w.]|\b(?=[\"'\s`]))")
 SKIPPING = re.compile(r"pytest\.skip\(|importorskip|mark\.skip|@unittest\.skip")
 
 
 def tracked() -> list[Path]:
-    """The files of the repository: what git knows, and what it would be told of by ``git add``."""
+    """Return the files that git tracks, and the files that ``git add`` would add."""
     if not (ROOT / ".git").exists():
         require_or_skip("this tree is not a git checkout; clone it")
     git = require_tool("git", "apt-get install git")
@@ -46,7 +46,7 @@ def test_no_tracked_file_is_larger_than_a_megabyte() -> None:
     assert [path for path in tracked() if path.stat().st_size > MEGABYTE] == []
 
 
-#: What tools write beside the sources: caches, logs, process ids, coverage, editors' and systems' own files.
+#: Files that tools write: caches, logs, process ids, coverage, and files of editors and systems.
 WRITTEN = [
     ".dmypy.json", ".mypy_cache/x.json", ".ruff_cache/x", ".pytest_cache/x", ".import_linter_cache/x.json",
     ".hypothesis/x", ".coverage", ".coverage.host.1", "htmlcov/index.html", "a/__pycache__/b.cpython-311.pyc",

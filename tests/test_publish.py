@@ -23,10 +23,10 @@ MAKER = ("--builder", f"{SOURCE}/release.yaml", "--invocation", f"{SOURCE}/runs/
 
 
 class Programs:
-    """Stands for crane, cosign and helm: keeps what they were told.
+    """Replacements for crane, cosign and helm, which record their command lines.
 
     Args:
-        labels: of every image.
+        labels: the labels of every image.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
@@ -53,7 +53,7 @@ def digest(reference: str) -> str:
 
 
 def archive(contents: bytes) -> bytes:
-    """An image's file system in which nothing is but a list of contents."""
+    """Return the file system of an image that only has a list of contents."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as files:
         member = tarfile.TarInfo(publish.SBOM)
@@ -82,7 +82,7 @@ def test_image_index_joins_its_architectures_and_is_signed_by_digest(tmp_path: P
 def test_signatures_refer_to_digests_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     programs = published(tmp_path)
     signed = [commands[-1] for commands in programs.all("cosign")]
-    assert len(signed) == 2 * (1 + 2 * 2) + 1  # each image; what is said of each architecture's; the chart
+    assert len(signed) == 2 * (1 + 2 * 2) + 1  # each image; two attestations for each architecture; the chart
     assert [name for name in signed if "@sha256:" not in name] == []
     assert capsys.readouterr().out.split() == [commands[-1] for commands in programs.all("cosign", "sign")]
 

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[1] / "docs/explanation/scale.md"
 
 
 def figures() -> list[str]:
-    """The benchmark's lines, as the page has them."""
+    """Return the lines of the benchmark on the page."""
     return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith('{"id": "P20"')]
 
 

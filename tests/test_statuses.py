@@ -43,18 +43,18 @@ from tms_core.server.serving import RunningServer, serving
 
 START = MessageId(0, 0)
 MISSING, THERE = "default:missing", "default:there"
-#: What a server sends is tried once: an error that passes is an error here.
+#: Without retries, so that a temporary error is an error.
 ONCE = Options(retry=Retry(attempts=1))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a caller learns of an error.
+    """An error as a caller sees it.
 
     Attributes:
-        status: of the HTTP response; None for a caller that shows none.
-        code: of the error.
-        text: all that is said.
+        status: the status of the HTTP response; None: the caller does not show it.
+        code: the code of the error.
+        text: the message and the hint.
     """
 
     status: int | None
@@ -66,7 +66,7 @@ class Caller(Protocol):
     def ask(self, operation: str, topic: str, *arguments: str) -> Outcome: ...
 
 
-class Http:
+class HttpCaller:
     def __init__(self, server: RunningServer, content_type: str) -> None:
         self._port, self._content_type = port_of(server.url), content_type
 
@@ -91,7 +91,7 @@ class Http:
         with Connection(self._port) as connection:
             answer = connection.ask(method, path, body, content_type=self._content_type, accept=accept)
         if is_avro:
-            # As CDAP's clients read it.
+            # As read by clients of CDAP.
             assert answer.headers["content-type"] == "text/plain; charset=utf-8"
             return Outcome(answer.status, answer.headers["x-tms-error"], answer.text)
         problem = answer.json
@@ -137,7 +137,7 @@ def _of_client(operation: str, arguments: tuple[str, ...]) -> tuple[Any, ...]:
     return {"publish": ([b"a"],), "set_position": (*arguments, START)}.get(operation, arguments)
 
 
-class Commands:
+class CommandCaller:
     def __init__(self, server: RunningServer, capture: pytest.CaptureFixture[str]) -> None:
         self._server, self._capture = server, capture
 
@@ -167,7 +167,7 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    # What is given back comes again at once.
+    # Rolled back messages are delivered again at once.
     environ = IN_MEMORY | {"TMS_SERVER__CONSUMERS__RETRY_SECONDS": "0"}
     with serving(None, environ, {}, janitor=False) as started:
         with Client(started.url) as client:
@@ -178,11 +178,11 @@ def server() -> Iterator[RunningServer]:
 @pytest.fixture(params=["Avro", "JSON", "client", "async client", "command line"])
 def caller(request: pytest.FixtureRequest, server: RunningServer, capsys: pytest.CaptureFixture[str]) -> Caller:
     callers: dict[str, Caller] = {
-        "Avro": Http(server, AVRO),
-        "JSON": Http(server, JSON),
+        "Avro": HttpCaller(server, AVRO),
+        "JSON": HttpCaller(server, JSON),
         "client": SyncCaller(server),
         "async client": AsyncCaller(server),
-        "command line": Commands(server, capsys),
+        "command line": CommandCaller(server, capsys),
     }
     return callers[request.param]
 

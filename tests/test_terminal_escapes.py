@@ -32,15 +32,15 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 __all__ = ["kit"]
 
-#: Sets a window's title, clears the screen with a C1 character, turns the direction of text, and makes up a line.
+#: A text that sets the title of a window, clears the screen with a C1 character, reverses text, and forges a line.
 HOSTILE = "x\x1b]0;owned\x07\x9b2J\u202e\r\nFORGED"
-#: What is left of it where it was escaped.
+#: A part of the escaped text.
 SHOWN = "\\x1b]0;owned"
-#: Colors, and how a publish counts, which the commands themselves send.
+#: The colors and the progress of a publish, which commands send.
 COLOR = re.compile(r"\x1b\[[0-9;]*m|^\r(?=[0-9,]+ messages)")
 Run = Callable[[str], str]
 
-#: The words behind each command of ``janitor``, over the store of the fixture.
+#: The arguments of each command of ``janitor`` for the store of the fixture.
 JANITOR = {
     "adopt": "",
     "apply": "plan.json",
@@ -68,7 +68,7 @@ JANITOR = {
     "verify": "",
     "why": "default:orders 0000018bcfe56800000000000000000000000000",
 }
-#: The words behind each command of ``tms``, which stay in this order: those that delete come last.
+#: The arguments of each command of ``tms``, in this order, with deletions at the end.
 TMS = {
     "topic list": "",
     "topic show": "default:orders",
@@ -93,7 +93,7 @@ TMS = {
     "consumer delete": "default:orders c",
     "topic delete": "default:other --yes",
 }
-#: They start something that runs, or write what depends on this program alone.
+#: Commands that start a service, or whose output does not contain names or payloads.
 NOT_TYPED = {
     "janitor completion", "janitor exporter", "janitor spark stats", "janitor spark sweep", "tms completion",
     "tms serve", "tms admin accept", "tms admin backup", "tms admin create-tables", "tms admin release",
@@ -102,7 +102,7 @@ NOT_TYPED = {
 
 
 def commands(command: click.Command, name: str, above: click.Context | None = None) -> Iterator[str]:
-    """Each command below one, by all of its words."""
+    """Yield the words of each command of a group."""
     context = click.Context(command, parent=above, info_name=name)
     if not isinstance(command, click.Group):
         yield context.command_path
@@ -118,8 +118,8 @@ def test_every_command_has_a_case() -> None:
     assert found == {*(f"janitor {name}" for name in JANITOR), *(f"tms {name}" for name in TMS), *NOT_TYPED}
 
 
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, run: Callable[[], int]) -> str:
-    """What a command sends to a terminal, standard error too."""
+def run_on_terminal(monkeypatch: pytest.MonkeyPatch, run: Callable[[], int]) -> str:
+    """Return what a command sends to a terminal, including standard error."""
     reader, terminal = pty.openpty()
     found: list[bytes] = []
 
@@ -127,7 +127,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, run: Callable[[], int]) -> st
         while True:
             try:
                 found.append(os.read(reader, 65536))
-            except OSError:  # nobody writes to it any more
+            except OSError:  # the other end is closed
                 return
 
     thread = threading.Thread(target=read)
@@ -152,7 +152,7 @@ def check(printed: str) -> None:
 
 @pytest.fixture
 def hostile_kit(kit: CommandKit) -> CommandKit:
-    """A store, an archive, a state and a snapshot folder with such text in them."""
+    """Create a store, an archive, a state and a snapshot folder with hostile text."""
     kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
     with LevelDBStore(kit.store) as store:
         orders = topic(store, "default:made", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY)
@@ -191,7 +191,7 @@ def test_janitor_command_over_hostile_text_escapes_it(hostile_kit: CommandKit, m
         def run(arguments: list[str] = arguments) -> int:
             return janitor.execute(arguments, hostile_kit.clock)
 
-        printed = on_a_terminal(monkeypatch, run)
+        printed = run_on_terminal(monkeypatch, run)
         check(printed)
         if SHOWN in printed:
             shown.add(name)
@@ -213,7 +213,7 @@ def test_tms_command_over_hostile_text_escapes_it(monkeypatch: pytest.MonkeyPatc
         register(int(server.url.rpartition(":")[2]), transaction.write_pointer)
         for name, words in TMS.items():
             line = f"{name} {words}".replace("TRANSACTION", str(transaction.transaction_id))
-            printed = on_a_terminal(monkeypatch, lambda line=line: tms.execute(shlex.split(line)))  # type: ignore[misc]
+            printed = run_on_terminal(monkeypatch, lambda line=line: tms.execute(shlex.split(line)))  # type: ignore[misc]
             check(printed)
             if SHOWN in printed:
                 shown.add(name)
@@ -221,7 +221,7 @@ def test_tms_command_over_hostile_text_escapes_it(monkeypatch: pytest.MonkeyPatc
 
 
 def register(port: int, pointer: int) -> None:
-    """Have a producer ``p`` publish in a transaction with a hostile label."""
+    """Publish as the producer ``p`` in a transaction with a hostile label."""
     with Client(port) as client:
         home = "/v1/namespaces/default/topics/orders"
         instance = client.ask("POST", f"{home}/producers/p", b'{"instance": "00000000000000000000000000000001"}')

@@ -20,7 +20,7 @@ from tms_core.server.serving import RunningServer
 
 __all__ = ["client", "here", "server", "topic", "typed"]
 
-#: A command at the end of a line or of a sentence, behind what says what it is for.
+#: A command at the end of a line or of a sentence, after a colon.
 _COMMAND = re.compile(r": +tms ([a-z][^\n;]*?)\.?(?=\n|$|, | \()", re.MULTILINE)
 
 
@@ -87,7 +87,7 @@ def test_ended_transaction_hints_at_its_status(typed: Type, server: RunningServe
 
 
 def texts(package: Path) -> Iterator[str]:
-    """Every text of a package, what is put in as ``X``; without the parts of docstrings that are code."""
+    """Yield every text of a package, with ``X`` for values, and without code in docstrings."""
     for path in package.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
@@ -99,10 +99,10 @@ def texts(package: Path) -> Iterator[str]:
 
 
 def resolved(words: list[str]) -> click.Command:
-    """The command that words name; its options are options of it.
+    """Return the command that words name.
 
     Raises:
-        KeyError: there is none, or it has no such option.
+        KeyError: the command or one of its options does not exist.
     """
     found: click.Command = cli
     for word in words:

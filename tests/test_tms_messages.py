@@ -37,7 +37,7 @@ from tms_core.topic import TopicId
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    # What is given back comes again at once.
+    # Rolled back messages are delivered again at once.
     environ = IN_MEMORY | {"TMS_SERVER__CONSUMERS__RETRY_SECONDS": "0"}
     with serving(None, environ, {}, janitor=False) as started:
         yield started
@@ -64,11 +64,11 @@ def here(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Type:
-    """Types ``tms`` and what follows; exit code, output, errors.
+    """A function that runs ``tms``; returns the exit code, the output and the errors.
 
     Attributes:
-        client: of the server that is asked.
-        topic: one of the test's own.
+        client: a client of the server.
+        topic: the topic of the test.
     """
 
     def __init__(self, client: Client, topic: str, capture: pytest.CaptureFixture[bytes]) -> None:
@@ -92,7 +92,7 @@ def typed(
 
 @contextmanager
 def own_server(monkeypatch: pytest.MonkeyPatch, clock: Clock, *, janitor: bool = False) -> Iterator[Client]:
-    """A client of a server with this clock, which has a topic, and which commands ask."""
+    """Run a server with a topic, to which commands connect; yield a client."""
     with serving(None, IN_MEMORY, {}, janitor=janitor, clock=clock) as started, Client(started.url) as client:
         monkeypatch.setenv("TMS_URL", started.url)
         monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(started.transactions))
@@ -205,7 +205,7 @@ def test_publish_from_an_open_pipe_does_not_wait(topic: str, client: Client, mon
     steps, seen = iter([b"first\nhal", b"f\n", b""]), []
 
     class Pipe(io.RawIOBase):
-        """Sees what is there by now each time more is asked of it."""
+        """A pipe that records the published messages at each read."""
 
         def readable(self) -> bool:
             return True
@@ -260,16 +260,16 @@ def test_publish_with_a_ttl_applies_it_only_to_its_messages(
         assert payloads(client, "default:orders") == [b"long"]
 
 
-class Held:
-    """A janitor beside a server."""
+class FakeJanitor:
+    """A companion with the hold of a janitor."""
 
     hold_seconds: int | None = None
 
     def __init__(self, _: CompanionContext) -> None:
-        """It is told where it is."""
+        """Do nothing: the context is not used."""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: nothing runs."""
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_topic_update_with_a_shorter_ttl_says_what_it_hides(
     ten = int(datetime(2026, 11, 23, 10, tzinfo=UTC).timestamp() * 1000)
     monkeypatch.setattr(topics, "SystemClock", lambda: ManualClock(ten))
     monkeypatch.setattr(
-        companions, "find_entry_points", lambda: [EntryPoint("janitor", f"{__name__}:Held", companions.GROUP)]
+        companions, "find_entry_points", lambda: [EntryPoint("janitor", f"{__name__}:FakeJanitor", companions.GROUP)]
     )
-    monkeypatch.setattr(Held, "hold_seconds", hold_seconds)
+    monkeypatch.setattr(FakeJanitor, "hold_seconds", hold_seconds)
     clock = ManualClock(NOW_MS)
     with own_server(monkeypatch, clock, janitor=True) as client:
         client.publish("default:orders", [b"one", b"two"])
@@ -426,7 +426,7 @@ def test_poll_with_follow_prints_messages_as_they_come(topic: str, client: Clien
     client.publish(topic, [b"one"])
 
     class Screen(io.StringIO):
-        """Publishes another message each time a line has been shown."""
+        """A screen that publishes another message after each line."""
 
         def flush(self) -> None:
             shown = self.getvalue().count("\n")
@@ -517,7 +517,7 @@ def test_consumer_list_counts_payloads_of_transactions(typed: Type, monkeypatch:
         typed.client.publish(typed.topic, [], transaction=transaction.transaction)
     assert payloads(typed.client, typed.topic) == [b"one", b"two"]
     assert typed("consumer", "list", typed.topic)[1].splitlines()[1].split()[:3] == [typed.topic, "billing", "2"]
-    # What is cut short may be off by any factor, and is not shown as a number.
+    # The number is not shown if the count was limited.
     monkeypatch.setattr(consumers, "COUNTED_ROWS", 2)
     assert typed("consumer", "list", typed.topic)[1].splitlines()[1].split()[:3] == [typed.topic, "billing", "many"]
     [found] = json.loads(typed("consumer", "list", typed.topic, "--format", "json")[1])
@@ -526,7 +526,7 @@ def test_consumer_list_counts_payloads_of_transactions(typed: Type, monkeypatch:
 
 @pytest.fixture
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server of its own with three topics, of which whoever types may consume one and only publish to the others."""
+    """Run a server with three topics; the user may consume one topic, and only publish to the others."""
     tokens = {name: new_token() for name in ("root", "ada")}
     file = tmp_path / "tokens"
     file.write_text("".join(f"{token_line(name, token)}\n" for name, token in tokens.items()))

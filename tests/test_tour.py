@@ -1,6 +1,6 @@
 """``make run``: its output is true, other commands work at the same time, and Ctrl-C stops it cleanly.
 
-The tour is a process of its own here, as it is for whoever types it, with shorter seconds.
+The tour runs as a process, as for a user, with shorter intervals.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tms_core.tables.base import CELLS
 from tms_core.tables.leveldb.store import LevelDBStore
 
 ROOT = Path(__file__).parents[1]
-#: How long any one thing may take before the test has failed, in seconds.
+#: The time limit of each step, in seconds.
 PATIENCE_SECONDS = 120
 
-#: ``make run`` on a free port, with shorter seconds; an approval comes when there was time to see what is held.
+#: ``make run`` on a free port, with shorter intervals.
 TOUR = """
 import sys
 from pathlib import Path
@@ -48,11 +48,11 @@ NEVER = 10**9
 
 
 class Tour:
-    """A tour under way.
+    """A running tour.
 
     Args:
-        folder: where it works.
-        approve_at: the step at which it lets go by itself what is held.
+        folder: the folder of the tour.
+        approve_at: the step at which the tour approves held rows.
     """
 
     def __init__(self, folder: Path, approve_at: int) -> None:
@@ -71,13 +71,13 @@ class Tour:
         self._reader.start()
 
     def hear(self, expression: str) -> re.Match[str]:
-        """Wait for the next line in which this is found."""
+        """Wait for the next line that matches an expression."""
         while not (match := re.search(expression, self._next([expression]))):
             pass
         return match
 
     def hear_all(self, expressions: Iterable[str]) -> None:
-        """Wait until each was found in a line of its own, in any order, since a slow machine sweeps later."""
+        """Wait for a line for each expression, in any order, because a slow machine sweeps later."""
         missing = list(expressions)
         while missing:
             line = self._next(missing)
@@ -95,7 +95,7 @@ class Tour:
         return line
 
     def get(self, path: str) -> tuple[int, str]:
-        """Ask its status page for something; once a sweep was told of, it is up."""
+        """Send a request to the status page, which is available after the first reported sweep."""
         [port] = re.findall(r"Status page: http://127\.0\.0\.1:(\d+)/", "\n".join(self.lines))
         connection = HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE_SECONDS)
         try:
@@ -106,7 +106,7 @@ class Tour:
             connection.close()
 
     def await_health(self, level: str) -> None:
-        """Wait until it is so: a run is told of as soon as it has ended, and the status is that of the last tick."""
+        """Wait for a level: the tour reports a run at its end, but the status is that of the last tick."""
         end = time.monotonic() + PATIENCE_SECONDS
         while (health := json.loads(self.get("/api/status")[1])["health"])["level"] != level:
             assert time.monotonic() < end, health
@@ -123,7 +123,7 @@ class Tour:
         )
 
     def type_printed(self, start: str) -> subprocess.CompletedProcess[str]:
-        """Run the command of the tour that starts so, as its reader types it."""
+        """Run the printed command with this start."""
         [line] = re.findall(rf"^  \.venv/bin/{start}.*$", "\n".join(self.lines), flags=re.MULTILINE)
         words = [str(Path(sys.executable).with_name("tms")), *line.split()[1:]]
         return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
@@ -152,7 +152,7 @@ Start = Callable[..., Tour]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a tour, which is ended with the test at the latest."""
+    """Return a function that starts a tour; the fixture kills it after the test."""
     with ExitStack() as stack:
 
         def started(approve_at: int = NEVER) -> Tour:
@@ -191,7 +191,7 @@ def test_run_prints_the_guide_and_leaves_a_store_for_cdap(start: Start) -> None:
     with LevelDBStore(running.folder / "messaging") as store:
         assert len(store.metadata.rows()) == 13
         assert any(cell.pointer < 0 for cell in store.message.read(CELLS, b"", None, 1_000_000).items)
-    # What a run had come to on its way may be beside it, where that took long.
+    # On a slow machine, the progress of a run may be in the same line.
     assert {path.name for path in (running.folder / "janitor").iterdir()} - {"running.jsonl"} == {"state.sqlite3"}
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from tools.architecture import PACKAGES, ROOT, Module, read, repeated_names
 
-#: Class names that more than one module has, and why.
+#: The class names of several modules, with the reason.
 SHARED_NAMES = {
-    "Message": "what the server stores, and what its client gets, which says the same in types of its own",
-    "Limits": "of a client's buffers, and of one run",
-    "Reason": "of a decision of the rules, and of a health that is not good",
-    "Settings": "each of the two programs has its own",
+    "Message": "the stored message of the server, and the message of the client",
+    "Limits": "the limits of a client's buffers, and of a run",
+    "Reason": "the reason of a decision of the rules, and of a health level",
+    "Settings": "the settings of each program",
 }
 
 

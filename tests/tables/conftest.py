@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Vector:
-    """One store of CDAP, unpacked; ``rows`` is its manifest without the first line."""
+    """An unpacked store of CDAP; ``rows`` are the entries of its manifest."""
 
     name: str
     folder: Path
@@ -95,7 +95,7 @@ def child() -> Iterator[Callable[..., Child]]:
         started.kill()
 
 
-#: Opens one folder with bare LevelDB, says "open" or what went wrong, and keeps it until it is stopped.
+#: A program that opens a folder with LevelDB, prints "open" or the error, and keeps it open until it is stopped.
 HOLD = """
 import sys
 from tms_core.tables.leveldb.library import plyvel

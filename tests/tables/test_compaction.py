@@ -146,7 +146,7 @@ def test_concurrent_compaction_starts_early_and_is_awaited(monkeypatch: pytest.M
         deleted.finish_table("payload")
         assert is_started(deleted) == [True, True]
         deleted.compact(heartbeat)
-    # Once while it waited for the first one, and files that were read meanwhile go at the end.
+    # One heartbeat while the table waits for the first compaction, and one at the end.
     assert beats[0] == 0
     assert table.compacted == [(b"a", b"b\x00"), (b"y", b"z\x00"), (b"", b"")]
 

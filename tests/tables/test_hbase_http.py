@@ -81,7 +81,7 @@ def test_http_connection_marked_close_is_not_reused(front: HttpFront) -> None:
     assert (front.connections, len(front.heads)) == (2, 2)
 
 
-def says(text: bytes) -> Respond:
+def respond_with(text: bytes) -> Respond:
     return lambda connection, _: connection.sendall(text)
 
 
@@ -98,7 +98,7 @@ def says(text: bytes) -> Respond:
     ],
 )
 def test_invalid_http_response_raises_connection_lost(front: HttpFront, response: bytes, message: str) -> None:
-    front.respond = says(response)
+    front.respond = respond_with(response)
     with pool_of(front.address) as pool, pytest.raises(ConnectionLost, match=f"getRow: .*({message})"):
         get(pool, b"a")
 
@@ -118,7 +118,9 @@ def test_duplicate_http_response_is_not_used_for_the_next_call(front: HttpFront)
 
 
 def test_http_server_requiring_login_names_the_setting(front: HttpFront) -> None:
-    front.respond = says(b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Negotiate\r\nContent-Length: 0\r\n\r\n")
+    front.respond = respond_with(
+        b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Negotiate\r\nContent-Length: 0\r\n\r\n"
+    )
     with pool_of(front.address) as pool, pytest.raises(StoreUnavailable) as caught:
         get(pool, b"a")
     assert caught.value.message == (

@@ -25,7 +25,7 @@ from tms_core.tables.hbase.thrift import (
     ThriftTimeout,
 )
 
-#: A time limit that a test waits out; nothing that has to succeed is bound by it.
+#: A time limit that expires in a test; no successful call has this limit.
 SHORT_SECONDS = 0.3
 LONG_SECONDS = 60.0
 
@@ -69,19 +69,19 @@ def nth(*conducts: Callable[[Request], None]) -> Callable[[Request], None]:
     return conduct
 
 
-def answered(request: Request) -> None:
+def respond(request: Request) -> None:
     request.send(request.answer())
 
 
-def misled(request: Request) -> None:
+def respond_with_wrong_number(request: Request) -> None:
     request.send(request.answer(number=request.number + 1))
 
 
-def silent(_: Request) -> None:
+def send_nothing(_: Request) -> None:
     """Send no response."""
 
 
-def forgotten(request: Request) -> None:
+def forget_scanner(request: Request) -> None:
     request.send(request.failure(ia=HBASE.IllegalArgument(message=b"scanner ID is invalid")))
 
 
@@ -93,7 +93,7 @@ def test_late_response_is_not_used_for_the_next_call(pools: Pools) -> None:
         request.send(request.answer())
         request.send(request.answer())
 
-    with FakeThrift(nth(late, answered)) as server:
+    with FakeThrift(nth(late, respond)) as server:
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
         with pytest.raises(ThriftTimeout, match=r"getRow .*0\.3 s"):
             get(pool, b"first")
@@ -111,10 +111,10 @@ def test_late_response_is_not_used_for_the_next_happybase_call(pools: Pools) -> 
         request.send(request.answer(row=b"of another"))
         request.send(request.answer(row=b"of another"))
 
-    def answered_rows(request: Request) -> None:
+    def respond_rows(request: Request) -> None:
         request.reply([HBASE.TRowResult(row=row, columns={}) for row in request.arguments.rows])
 
-    with FakeThrift(nth(late, answered_rows)) as server:
+    with FakeThrift(nth(late, respond_rows)) as server:
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
         with pytest.raises(ThriftTimeout, match=r"getRowWithColumns .*0\.3 s"):
             pool.run(lambda connection: connection.table(b"table").row(b"first"))
@@ -126,23 +126,23 @@ def test_late_response_is_not_used_for_the_next_happybase_call(pools: Pools) -> 
 
 
 def test_response_with_wrong_sequence_id_is_retried_on_a_new_connection(pools: Pools) -> None:
-    with FakeThrift(nth(misled, lambda request: request.reply([]))) as server:
+    with FakeThrift(nth(respond_with_wrong_number, lambda request: request.reply([]))) as server:
         assert pools(server).run(lambda connection: connection.table(b"table").row(b"mine")) == {}
         assert server.connections == 2
 
 
 @pytest.mark.parametrize("wrong", [{"number": 0}, {"name": "getRows"}], ids=["number", "name"])
 def test_response_to_another_call_is_discarded(pools: Pools, wrong: dict[str, Any]) -> None:
-    def of_another(request: Request) -> None:
+    def respond_for_another(request: Request) -> None:
         request.send(request.answer(row=b"of another", **wrong))
 
-    with FakeThrift(nth(of_another, answered)) as server:
+    with FakeThrift(nth(respond_for_another, respond)) as server:
         assert get(pools(server), b"mine") == b"mine"
         assert server.connections == 2
 
 
 def test_call_with_only_mismatched_responses_fails_after_retries(pools: Pools, clock: ManualClock) -> None:
-    with FakeThrift(misled) as server:
+    with FakeThrift(respond_with_wrong_number) as server:
         before_ms = clock.monotonic_ms()
         with pytest.raises(ConnectionLost, match=r"getRow.* 2 "):
             get(pools(server), b"mine")
@@ -154,10 +154,10 @@ def test_idle_connection_with_unexpected_bytes_is_not_reused(pools: Pools) -> No
     def twice(request: Request) -> None:
         request.send(request.answer() + request.answer())
 
-    with FakeThrift(nth(twice, answered)) as server:
+    with FakeThrift(nth(twice, respond)) as server:
         pool = pools(server)
         assert get(pool, b"a") == b"a"
-        # The second answer of the first call may already be read into the buffer, where only its number gives it away.
+        # The second response to the first call may already be in the buffer, and only its number differs.
         assert get(pool, b"b") == b"b"
         assert server.connections == 2
 
@@ -200,27 +200,27 @@ def test_truncated_response_is_retried_on_a_new_connection(pools: Pools, length:
         request.send(request.answer()[:length])
         request.cut()
 
-    with FakeThrift(nth(cut, answered)) as server:
+    with FakeThrift(nth(cut, respond)) as server:
         assert get(pools(server), b"whole") == b"whole"
         assert server.reads == {b"whole": 2}
 
 
 def test_slow_response_times_out_at_the_call_limit(pools: Pools) -> None:
-    def trickle(request: Request) -> None:
+    def send_bytewise(request: Request) -> None:
         for byte in request.answer(row=b"x" * 100_000):
             request.send(bytes([byte]))
             if request.server.unheard.is_set() or request.server.over.wait(0.01):
                 return
 
-    with FakeThrift(trickle) as server, pytest.raises(ThriftTimeout):
+    with FakeThrift(send_bytewise) as server, pytest.raises(ThriftTimeout):
         get(pools(server, timeout_seconds=SHORT_SECONDS), b"slow")
 
 
 def test_response_of_a_web_server_hints_at_transport_setting(pools: Pools) -> None:
-    def web(request: Request) -> None:
+    def respond_in_http(request: Request) -> None:
         request.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    with FakeThrift(web) as server, pytest.raises(ConnectionLost, match=r"storage\.hbase\.transport"):
+    with FakeThrift(respond_in_http) as server, pytest.raises(ConnectionLost, match=r"storage\.hbase\.transport"):
         get(pools(server), b"a")
 
 
@@ -236,7 +236,7 @@ def test_dead_server_of_two_is_avoided_for_longer_each_time(pools: Pools, clock:
         open_another()
         clock.advance(AVOID_MS)
         open_another()
-        assert server.connections == 2, "the dead one was tried first, having no connections"
+        assert server.connections == 2, "the dead server was tried first, because it had no connections"
         with FakeThrift(port=port) as back:
             clock.advance(AVOID_MS)
             open_another()
@@ -252,7 +252,7 @@ def test_calls_after_a_timeout_use_the_other_server(pools: Pools, clock: ManualC
             for _ in range(4):
                 lent.enter_context(pool.connection()).call("getRow", b"table", row, {})
 
-    with FakeThrift(nth(answered, answered, silent)) as hung, FakeThrift() as server:
+    with FakeThrift(nth(respond, respond, send_nothing)) as hung, FakeThrift() as server:
         pool = pools(hung, server, connections=4)
         lend_four(b"a")
         clock.advance(IDLE_MS)
@@ -356,10 +356,10 @@ def test_lost_scanner_repeats_the_read(pools: Pools) -> None:
             connection.call("scannerGetList", 1, 1)
         return get(pool, b"anew")
 
-    with FakeThrift(nth(forgotten, answered)) as server:
+    with FakeThrift(nth(forget_scanner, respond)) as server:
         pool = pools(server)
         assert pool.run(read) == b"anew"
-    with FakeThrift(forgotten) as server, pytest.raises(ScannerLost):
+    with FakeThrift(forget_scanner) as server, pytest.raises(ScannerLost):
         pools(server).call("scannerGetList", 1, 1)
 
 

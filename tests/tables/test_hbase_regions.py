@@ -18,8 +18,15 @@ HOUR = 3_600_000
 ALL: Sequence[KeyRange] = [ALL_KEYS]
 
 
-class Table:
-    """A table on the server: start keys of its regions, requested compactions and counts of calls."""
+class RegionedTable:
+    """The conduct of a server that has a table with several regions.
+
+    Attributes:
+        starts: the start keys of the regions.
+        compacted: the start keys of the compacted regions.
+        lists: the number of calls that listed the regions.
+        ill: whether all calls fail.
+    """
 
     def __init__(self, *starts: bytes) -> None:
         self.starts = starts
@@ -41,7 +48,7 @@ class Table:
 
 
 @contextmanager
-def regions_of(table: Table, clock: ManualClock) -> Iterator[Regions]:
+def regions_of(table: RegionedTable, clock: ManualClock) -> Iterator[Regions]:
     with FakeThrift(table) as server, closing(HBasePool([server.address], clock=clock)) as pool:
         yield Regions(pool, b"ns:t", clock)
 
@@ -60,7 +67,7 @@ def nothing_left(_: KeyRange, __: int) -> int:
 
 
 def test_compact_after_few_deletes_lists_no_regions(clock: ManualClock) -> None:
-    table = Table(b"", b"m")
+    table = RegionedTable(b"", b"m")
     with regions_of(table, clock) as regions:
         for start in (b"a", b"n"):
             regions.add_deleted(rows(start, WORTHWHILE_ROWS - 1))
@@ -76,7 +83,7 @@ def test_compact_after_few_deletes_lists_no_regions(clock: ManualClock) -> None:
 
 def test_compact_at_time_limit_continues_in_the_next_call(clock: ManualClock) -> None:
     starts = [b"", *(b"%02d" % number for number in range(1, 20))]
-    table = Table(*starts)
+    table = RegionedTable(*starts)
     with regions_of(table, clock) as regions:
         for number in range(20):
             regions.add_deleted(rows(b"%02d" % number, WORTHWHILE_ROWS))
@@ -94,7 +101,7 @@ def test_compact_at_time_limit_continues_in_the_next_call(clock: ManualClock) ->
 
 
 def test_compact_skips_regions_outside_the_ranges(clock: ManualClock) -> None:
-    table = Table(b"", b"m")
+    table = RegionedTable(b"", b"m")
     with regions_of(table, clock) as regions:
         regions.add_deleted(rows(b"n", WORTHWHILE_ROWS))
         clock.advance(FLUSHED_MS + HOUR)
@@ -105,7 +112,7 @@ def test_compact_skips_regions_outside_the_ranges(clock: ManualClock) -> None:
 
 
 def test_compact_of_merged_regions_counts_deletes_of_both(clock: ManualClock) -> None:
-    table = Table(b"", b"m")
+    table = RegionedTable(b"", b"m")
     with regions_of(table, clock) as regions:
         regions.add_deleted(rows(b"a", WORTHWHILE_ROWS))
         regions.add_deleted(rows(b"n", WORTHWHILE_ROWS))
@@ -116,7 +123,7 @@ def test_compact_of_merged_regions_counts_deletes_of_both(clock: ManualClock) ->
 
 
 def test_delete_succeeds_if_regions_cannot_be_listed(clock: ManualClock) -> None:
-    table = Table(b"")
+    table = RegionedTable(b"")
     table.ill = True
     with regions_of(table, clock) as regions:
         regions.add_deleted(rows(b"a", WORTHWHILE_ROWS))

@@ -32,8 +32,8 @@ NOW_MS = 1_500_000_000_000
 COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
 
 
-class Table:
-    """A conduct that serves one row."""
+class OneRowTable:
+    """The conduct of a server that has a table with one row."""
 
     def __init__(self, value: bytes | None, timestamp_ms: int = NOW_MS) -> None:
         self.value = value
@@ -124,7 +124,7 @@ def rows_of(conduct: Callable[[Request], None]) -> Iterator[HBaseRows]:
     ids=["no cut", "cut before", "cut after", "cut twice"],
 )
 def test_replace_with_lost_response_reads_the_cell(before: set[str], after: set[str], puts: int) -> None:
-    table = Table(OLD)
+    table = OneRowTable(OLD)
     table.cut_before, table.cut_after = set(before), set(after)
     with rows_of(table) as rows:
         assert rows.replace(COLUMN, [(b"\x00row", OLD, NEW)]) == [True]
@@ -133,7 +133,7 @@ def test_replace_with_lost_response_reads_the_cell(before: set[str], after: set[
 
 @pytest.mark.parametrize("value", [None, b"\x00" * 8])
 def test_replace_of_deleted_or_changed_row_fails(value: bytes | None) -> None:
-    table = Table(value)
+    table = OneRowTable(value)
     table.cut_before = {"checkAndPut"}
     with rows_of(table) as rows:
         assert rows.replace(COLUMN, [(b"\x00row", OLD, NEW)]) == [False]
@@ -154,14 +154,14 @@ def test_replace_of_deleted_or_changed_row_fails(value: bytes | None) -> None:
 def test_delete_reads_rows_only_if_cells_may_be_new(
     newest_ms: int | None, marks: list[int | None], looked: int
 ) -> None:
-    table = Table(OLD, newest_ms or NOW_MS)
+    table = OneRowTable(OLD, newest_ms or NOW_MS)
     with rows_of(table) as rows:
         rows.delete([b"\x00row"], newest_ms)
     assert (table.value, table.marks, table.seen["getRowsWithColumns"]) == (None, marks, looked)
 
 
 def test_delete_of_cell_with_future_timestamp_is_repeated() -> None:
-    table = Table(OLD, NOW_MS + 3_600_000)
+    table = OneRowTable(OLD, NOW_MS + 3_600_000)
     with rows_of(table) as rows:
         rows.delete([b"\x00row"], None)
         assert rows.ahead_ms == 3_600_000
@@ -169,7 +169,7 @@ def test_delete_of_cell_with_future_timestamp_is_repeated() -> None:
 
 
 def test_delete_of_constantly_rewritten_row_fails() -> None:
-    table = Table(OLD)
+    table = OneRowTable(OLD)
 
     def stubborn(request: Request) -> None:
         table.value = OLD
@@ -180,7 +180,7 @@ def test_delete_of_constantly_rewritten_row_fails() -> None:
 
 
 def test_empty_delete_and_empty_range_make_no_call() -> None:
-    table = Table(OLD)
+    table = OneRowTable(OLD)
     with rows_of(table) as rows:
         rows.delete([], None)
         assert rows.fetch(b"b", b"a", 10, KEYS).ended
@@ -188,7 +188,7 @@ def test_empty_delete_and_empty_range_make_no_call() -> None:
 
 
 def test_page_read_closes_its_scanner_and_bypasses_the_cache() -> None:
-    table = Table(OLD)
+    table = OneRowTable(OLD)
     with rows_of(table) as rows:
         assert [len(rows.fetch(b"\x00", b"\x01", 30, query).rows) for query in (KEYS, POINTERS, ROWS)] == [30, 30, 30]
     assert [scan.cacheBlocks for scan in table.scans] == [False, False, False]
@@ -204,7 +204,7 @@ def test_fetch_of_keys_takes_two_round_trips(monkeypatch: pytest.MonkeyPatch) ->
         return make(connection, calls)
 
     monkeypatch.setattr(ThriftConnection, "calls", noted)
-    with rows_of(Table(OLD)) as rows:
+    with rows_of(OneRowTable(OLD)) as rows:
         rows.fetch(b"\x00", b"\x01", 30, KEYS)
     assert trips == [["scannerOpenWithScan"], ["scannerGetList", "scannerClose"]]
 
@@ -225,7 +225,7 @@ def test_encode_deletions_matches_thriftpy2(table: bytes, rows: list[bytes], tim
 
 
 def test_read_over_broken_connection_restarts_the_page() -> None:
-    table = Table(OLD)
+    table = OneRowTable(OLD)
     table.cut_after = {"scannerGetList"}
     with rows_of(table) as rows:
         assert len(rows.fetch(b"\x00", b"\x01", 30, KEYS).rows) == 30
@@ -233,7 +233,7 @@ def test_read_over_broken_connection_restarts_the_page() -> None:
 
 
 def test_read_of_large_rows_stops_at_the_page_size() -> None:
-    with rows_of(Table(bytes(PAGE_BYTES // 64))) as rows:
+    with rows_of(OneRowTable(bytes(PAGE_BYTES // 64))) as rows:
         fetched = rows.fetch(b"\x00", b"\x01", 1000, ROWS)
     assert (len(fetched.rows), fetched.ended) == (64, False)
 
@@ -243,7 +243,7 @@ def delete_by(salts: Salts, keys: list[bytes], *pages: Page[SaltedRows]) -> None
 
 
 def test_delete_with_origin_of_old_rows_reads_no_row() -> None:
-    table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
+    table = OneRowTable(OLD, NOW_MS - CLOCKS_MS - 1)
     with rows_of(table) as rows:
         salts = OneSalt(rows, 0, None)
         delete_by(salts, [b"0", b"4"], salts.page(b"0", b"7", 3, KEYS), salts.page(b"0", b"7", 5, KEYS))
@@ -251,7 +251,7 @@ def test_delete_with_origin_of_old_rows_reads_no_row() -> None:
 
 
 def test_delete_without_origin_reads_the_rows() -> None:
-    table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
+    table = OneRowTable(OLD, NOW_MS - CLOCKS_MS - 1)
     with rows_of(table) as rows:
         salts = OneSalt(rows, 0, None)
         delete_by(salts, [b"0"])
@@ -261,7 +261,7 @@ def test_delete_without_origin_reads_the_rows() -> None:
 
 
 def test_delete_under_all_salts_of_key_outside_the_page_reads_it() -> None:
-    table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
+    table = OneRowTable(OLD, NOW_MS - CLOCKS_MS - 1)
     table.length = 3
     with rows_of(table) as rows, ThreadPoolExecutor(1) as threads:
         salts = AllSalts(rows, 1, threads)
@@ -279,7 +279,7 @@ def test_identity_of_old_server_is_the_namespace_timestamp() -> None:
             request.send(request.unserved(1, "Invalid method name: 'getClusterId'"))
         elif request.row == b"cdap_system":
             assert request.arguments.tableName == b"hbase:namespace"
-            request.reply([Table(b"", 1_234_567).row(b"cdap_system")])
+            request.reply([OneRowTable(b"", 1_234_567).row(b"cdap_system")])
         else:
             request.reply([])
 
@@ -290,7 +290,7 @@ def test_identity_of_old_server_is_the_namespace_timestamp() -> None:
             assert store.identity() == "hbase:unknown:other"
 
 
-def scanning(rows: list[Any], start: bytes = b"\x01", stop: bytes | None = b"\x03") -> None:
+def scan(rows: list[Any], start: bytes = b"\x01", stop: bytes | None = b"\x03") -> None:
     def conduct(request: Request) -> None:
         request.reply({"scannerOpenWithScan": 1, "scannerGetList": rows, "scannerClose": None}[request.name])
 
@@ -308,7 +308,7 @@ def result(row: bytes | None, columns: Any = None, **cell: Any) -> Any:
 )
 def test_scan_with_rows_out_of_order_or_range_fails(keys: list[bytes]) -> None:
     with pytest.raises(StoreError, match="out of order or outside its range"):
-        scanning([result(key) for key in keys])
+        scan([result(key) for key in keys])
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_scan_with_rows_out_of_order_or_range_fails(keys: list[bytes]) -> None:
 )
 def test_scan_with_incomplete_response_fails(row: Any) -> None:
     with pytest.raises(StoreError, match="is incomplete"):
-        scanning([row])
+        scan([row])
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"0", b"257", b"9" * 5000, "²".encode(), b"-1"])

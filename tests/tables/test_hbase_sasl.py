@@ -18,7 +18,7 @@ HEAD_BYTES = 60
 
 
 class FakeLogin:
-    """A login and its exchange: complete with the first token; a head protects bytes until the ticket expires."""
+    """A login that is complete after the first token, and wraps bytes with a header until the ticket expires."""
 
     is_complete = is_expired = False
     has_ticket = True

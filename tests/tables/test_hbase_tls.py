@@ -115,7 +115,7 @@ def test_rejected_certificate_is_reported_after_connection_is_closed(
 
 
 def write_until_it_fails(connection: TimedSocket) -> None:
-    """Write often: the first write after the server has closed only brings its reset."""
+    """Write repeatedly: the first write after the close of the server only causes its reset."""
     for _ in range(1000):
         connection.write(b"a")
         time.sleep(0.001)

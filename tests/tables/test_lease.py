@@ -33,7 +33,7 @@ def lease(cell: LeaseCell, holder: str = "a") -> Lease:
     return Lease(cell, holder, SECONDS, cell.clock)
 
 
-def holding(cell: LeaseCell, holder: str = "a") -> Lease:
+def acquire_lease(cell: LeaseCell, holder: str = "a") -> Lease:
     made = lease(cell, holder)
     made.acquire()
     return made
@@ -51,11 +51,11 @@ def test_concurrent_acquire_gives_the_lease_to_one_holder(cell: LeaseCell) -> No
 @pytest.mark.parametrize("value", [b"", b"{", b"null", b"[]", b'{"holder": "a"}', b"\xff", b'{"who": 1}'])
 def test_unreadable_lease_record_can_be_acquired(cell: LeaseCell, value: bytes) -> None:
     cell.value = value
-    assert holding(cell).held
+    assert acquire_lease(cell).held
 
 
 def test_acquire_of_held_lease_names_holder_and_times(cell: LeaseCell) -> None:
-    holding(cell)
+    acquire_lease(cell)
     cell.clock.advance(7_999)
     pattern = r"\ba .* 7 s .* 60 s.* 300 s "
     with pytest.raises(LeaseHeld, match=pattern):
@@ -63,7 +63,7 @@ def test_acquire_of_held_lease_names_holder_and_times(cell: LeaseCell) -> None:
 
 
 def test_renewed_lease_cannot_be_acquired(cell: LeaseCell) -> None:
-    mine, challenger = holding(cell), lease(cell, "b")
+    mine, challenger = acquire_lease(cell), lease(cell, "b")
     for _ in range(10):
         cell.clock.advance(30_000)
         mine.renew_if_due()
@@ -73,7 +73,7 @@ def test_renewed_lease_cannot_be_acquired(cell: LeaseCell) -> None:
 
 
 def test_release_of_lost_lease_keeps_the_new_holder(cell: LeaseCell) -> None:
-    mine, other = holding(cell), lease(cell, "b")
+    mine, other = acquire_lease(cell), lease(cell, "b")
     other.acquire(sole=True)
     mine.release()
     other.check()
@@ -93,15 +93,15 @@ def test_each_holder_gets_a_higher_fence(cell: LeaseCell) -> None:
         mine.acquire(sole=number % 2 == 1)
         fences.append(mine.fence)
         if number % 2 == 0 and number < 4:
-            continue  # It dies, and the next one knows by other means that it has.
-        mine.release()  # The next one need not wait.
+            continue  # The holder dies, and the next holder knows it.
+        mine.release()  # The next holder need not wait.
         assert (mine.fence, cell.record.holder) == (0, "")
     assert fences == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(("watched_ms", "taken"), [(60_000, False), (60_001, True)])
 def test_lease_of_dead_holder_is_acquired_after_its_duration(cell: LeaseCell, watched_ms: int, taken: bool) -> None:
-    holding(cell)
+    acquire_lease(cell)
     challenger = lease(cell, "b")
     with pytest.raises(LeaseHeld):
         challenger.acquire()
@@ -116,7 +116,7 @@ def test_lease_of_dead_holder_is_acquired_after_its_duration(cell: LeaseCell, wa
 
 
 def test_acquire_waits_by_the_monotonic_clock(cell: LeaseCell) -> None:
-    holding(cell)
+    acquire_lease(cell)
     own = ManualClock(NOW_MS - 10 * MINUTE)
     challenger = Lease(cell, "b", SECONDS, own)
     with pytest.raises(LeaseHeld, match="0 s"):
@@ -132,7 +132,7 @@ def test_acquire_waits_by_the_monotonic_clock(cell: LeaseCell) -> None:
 
 @pytest.mark.parametrize(("extra_ms", "taken"), [(0, False), (1, True)])
 def test_challenger_with_clock_far_ahead_takes_over_and_fences(cell: LeaseCell, extra_ms: int, taken: bool) -> None:
-    mine = holding(cell)
+    mine = acquire_lease(cell)
     far = ManualClock(NOW_MS + SECONDS * SECOND + WALL_ALLOWANCE_MS + extra_ms)
     challenger = Lease(cell, "b", SECONDS, far)
     if not taken:
@@ -147,7 +147,7 @@ def test_challenger_with_clock_far_ahead_takes_over_and_fences(cell: LeaseCell, 
 
 
 def test_check_reads_each_time_and_renews_after_a_third(cell: LeaseCell) -> None:
-    mine = holding(cell)
+    mine = acquire_lease(cell)
     beats = []
     for _ in range(7):
         mine.check()
@@ -160,7 +160,7 @@ def test_check_reads_each_time_and_renews_after_a_third(cell: LeaseCell) -> None
 
 def test_lost_lease_stays_lost(cell: LeaseCell) -> None:
     for look in (Lease.check, Lease.renew):
-        mine = holding(cell)
+        mine = acquire_lease(cell)
         other = lease(cell, "b")
         other.acquire(sole=True)
         for _ in range(2):
@@ -171,7 +171,7 @@ def test_lost_lease_stays_lost(cell: LeaseCell) -> None:
 
 
 def test_lease_taken_over_during_renewal_is_lost(cell: LeaseCell) -> None:
-    mine, other = holding(cell), lease(cell, "b")
+    mine, other = acquire_lease(cell), lease(cell, "b")
     cell.clock.advance(20_000)
     cell.before_swap = lambda: other.acquire(sole=True)
     with pytest.raises(LeaseLost, match=r"\bb\b"):
@@ -184,7 +184,7 @@ def test_lease_taken_over_during_renewal_is_lost(cell: LeaseCell) -> None:
 def test_renewals_with_lost_responses_adopt_the_stored_record(
     cell: LeaseCell, look: Callable[[Lease], None], times: int
 ) -> None:
-    mine = holding(cell)
+    mine = acquire_lease(cell)
     for _ in range(times):
         cell.fails_after_writing = True
         cell.clock.advance(SECOND)
@@ -201,7 +201,7 @@ def test_renewals_with_lost_responses_adopt_the_stored_record(
 
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew, Lease.confirm])
 def test_leases_with_same_holder_name_differ_by_fence(cell: LeaseCell, look: Callable[[Lease], None]) -> None:
-    mine, again = holding(cell), holding(cell)
+    mine, again = acquire_lease(cell), acquire_lease(cell)
     with pytest.raises(LeaseLost):
         look(mine)
     assert (mine.held, again.fence, cell.record.fence) == (False, 2, 2)
@@ -209,14 +209,14 @@ def test_leases_with_same_holder_name_differ_by_fence(cell: LeaseCell, look: Cal
 
 
 def test_lease_taken_over_after_lost_renewal_response_is_lost(cell: LeaseCell) -> None:
-    mine, other = holding(cell), lease(cell, "b")
+    mine, other = acquire_lease(cell), lease(cell, "b")
     cell.fails_after_writing = True
     with pytest.raises(StoreError):
         mine.renew()
     cell.fails_after_writing = False
 
     def taken() -> None:
-        # Between looking whose it is and comparing once more.
+        # Between the read of the holder and the next comparison.
         cell.before_swap = lambda: other.acquire(sole=True)
 
     cell.before_swap = taken
@@ -227,7 +227,7 @@ def test_lease_taken_over_after_lost_renewal_response_is_lost(cell: LeaseCell) -
 
 
 def test_suspended_holder_without_challenger_keeps_the_lease(cell: LeaseCell) -> None:
-    mine = holding(cell)
+    mine = acquire_lease(cell)
     cell.clock.advance(24 * 60 * MINUTE)
     mine.check()
     assert (mine.held, cell.record.beat) == (True, 1)
@@ -249,7 +249,7 @@ def test_remaining_ms_follows_the_monotonic_clock(cell: LeaseCell) -> None:
 
 
 def test_acquire_without_wall_clocks_waits_by_monotonic_clock(cell: LeaseCell) -> None:
-    mine = holding(cell)
+    mine = acquire_lease(cell)
     far = ManualClock(NOW_MS + 24 * 60 * MINUTE)
     challenger = Lease(cell, "b", SECONDS, far, wall_clocks=False)
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_acquire_without_wall_clocks_waits_by_monotonic_clock(cell: LeaseCell) -
 
 
 def test_confirm_reads_once_and_detects_a_loss(cell: LeaseCell) -> None:
-    mine, other = holding(cell), lease(cell, "b")
+    mine, other = acquire_lease(cell), lease(cell, "b")
     reads = cell.reads
     mine.confirm()
     assert cell.reads == reads + 1

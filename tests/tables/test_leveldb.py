@@ -36,8 +36,8 @@ OWN_FILES = re.compile(r"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|sst|ldb
 READABLE_BY_JAVA = re.compile(r"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|sst)")
 EVERYTHING = (b"", None, 1_000_000)
 
-#: Writes to a new store until it is killed; says a line after enough rows for several tables.
-WRITE_FOR_EVER = """
+#: A program that writes to a new store until it is killed, and prints a line after several tables.
+WRITE_UNTIL_KILLED = """
 import os, sys
 from itertools import count
 from tms_core.tables.base import MessageValue
@@ -112,10 +112,10 @@ def test_closed_store_contains_only_files_readable_by_java(vector: Any, tmp_path
 
 def test_open_after_killed_writer_returns_all_rows(child: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "store"
-    writer = child(WRITE_FOR_EVER, path)
+    writer = child(WRITE_UNTIL_KILLED, path)
     assert writer.output == "written"
     writer.kill()
-    assert any(name.endswith(".ldb") for name in names(path)), "the crash must leave what is to be cured"
+    assert any(name.endswith(".ldb") for name in names(path)), "the crash must leave a table with another name"
     with LevelDBStore(path) as store:
         keys = store.message.read(KEYS, *EVERYTHING).items
         assert len(keys) >= 10_100
@@ -282,7 +282,7 @@ def test_open_of_store_in_use_names_the_process(sample: Path, hold: Callable[[Pa
     with pytest.raises(StoreBusy, match=rf"system\.tms\.payload .*{holder.pid} \(python") as caught:
         LevelDBStore(sample)
     assert caught.value.hint
-    # The folders opened before the busy one were let go, and are as CDAP needs them.
+    # The folders before the busy folder are closed, and readable by CDAP.
     assert hold(sample / "system.tms.message").output == "open"
     holder.kill()
     assert [name for name in names(sample / "system.tms.meta") if not READABLE_BY_JAVA.fullmatch(name)] == []
@@ -305,7 +305,7 @@ def test_invert_does_not_restore_a_concurrently_deleted_row(tmp_path: Path) -> N
 
         def slow(value: bytes | None) -> bytes | None:
             read.set()
-            assert not deleted.wait(0.2), "deleted under the inversion's hands"
+            assert not deleted.wait(0.2), "deleted during the inversion"
             return value
 
         def delete() -> None:

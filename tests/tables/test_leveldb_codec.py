@@ -31,7 +31,7 @@ FIELDS = st.one_of(
     st.builds(Field, st.just(6), st.tuples(NUMBERS, NUMBERS), st.just(())),
     st.builds(Field, st.just(7), st.tuples(NUMBERS, NUMBERS, NUMBERS), st.tuples(KEYS, KEYS)),
 )
-# Sizes around which a record just fits into a block, or leaves less than a header's room in it.
+# Sizes with which a record just fits into a block, or leaves less space than a header.
 SIZES = st.one_of(st.integers(0, 200), st.integers(BLOCK_BYTES - 30, BLOCK_BYTES + 30), st.just(3 * BLOCK_BYTES))
 RECORDS = st.lists(SIZES.map(lambda size: bytes(index % 251 for index in range(size))), max_size=6)
 
@@ -62,7 +62,7 @@ def test_torn_end_keeps_complete_records(records: list[bytes], data: st.DataObje
     """Check that a crash loses at most the last record and causes no error, as in LevelDB."""
     whole, last = write_records(records), write_records(records[:-1])
     cut = data.draw(st.integers(len(last), len(whole) - 1))
-    # A cut on a block's edge shows LevelDB a full last block, in which a fragment that is too long is damage.
+    # After a cut at the end of a block, LevelDB considers a fragment that is too long damage.
     if cut % BLOCK_BYTES:
         assert read_records(whole[:cut]) == records[:-1]
 
@@ -112,10 +112,10 @@ def test_moved_table_is_live_only_on_its_new_level() -> None:
     "record",
     [
         b"\x08",  # an unknown field
-        b"\x03",  # a number is missing
-        b"\x03\x80",  # a number goes on
+        b"\x03",  # a missing number
+        b"\x03\x80",  # an unfinished number
         b"\x03" + b"\x80" * 10 + b"\x01",  # more than 64 bits
-        b"\x01\x05abcd",  # a string is short
+        b"\x01\x05abcd",  # a short string
         pack_edit([Field(NEW_TABLE, (0, 5, 100), (b"a", b"b"))])[:-1],
     ],
 )

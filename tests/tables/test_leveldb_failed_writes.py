@@ -28,7 +28,7 @@ from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
-#: Writes to a store whose files may not grow for a while; says what was acknowledged and what failed, and waits.
+#: A program that writes to a store whose files cannot grow for a time, and prints the acknowledged and failed keys.
 FULL_DISK = """
 import os, resource, sys
 from pathlib import Path
@@ -119,17 +119,17 @@ def test_write_to_deleted_or_replaced_folder_is_rejected(tmp_path: Path, loss: s
 full = raising(OSError(28, "No space left on device"))
 
 
-class Disk:
-    """Stands between the store and LevelDB.
+class FaultyDisk:
+    """A disk between the store and LevelDB.
 
-    A write that fails here is whole in the log, though not synced: it is seen when the log is read next. That is the
-    worst that can happen.
+    A failed write is completely in the log but not synced, so the next reading of the log finds it. This is the worst
+    case.
 
     Attributes:
         failing: whether writes fail.
-        closed_for: what opening raises, if anything.
-        opened: how often a folder was opened.
-        batches: how many were written.
+        closed_for: the error of each opening; None: openings succeed.
+        opened: the number of openings.
+        batches: the number of batches.
         before: called before each write.
     """
 
@@ -144,11 +144,11 @@ class Disk:
         if self.closed_for is not None:
             raise self.closed_for
         self.opened += 1
-        return Opened(self, self.open(folder, create))
+        return FaultyDatabase(self, self.open(folder, create))
 
 
-class Opened:
-    def __init__(self, disk: Disk, db: plyvel.DB) -> None:
+class FaultyDatabase:
+    def __init__(self, disk: FaultyDisk, db: plyvel.DB) -> None:
         self._disk = disk
         self._db = db
         self._late: list[plyvel.WriteBatch] = []
@@ -157,7 +157,7 @@ class Opened:
         return getattr(self._db, name)
 
     def write_batch(self, *, sync: bool) -> Any:
-        return Batch(self._disk, self._db.write_batch(sync=sync), self._late)
+        return FaultyBatch(self._disk, self._db.write_batch(sync=sync), self._late)
 
     def close(self) -> None:
         for batch in self._late:
@@ -166,8 +166,8 @@ class Opened:
         self._db.close()
 
 
-class Batch:
-    def __init__(self, disk: Disk, batch: plyvel.WriteBatch, late: list[plyvel.WriteBatch]) -> None:
+class FaultyBatch:
+    def __init__(self, disk: FaultyDisk, batch: plyvel.WriteBatch, late: list[plyvel.WriteBatch]) -> None:
         self._disk = disk
         self._batch = batch
         self._late = late
@@ -183,8 +183,8 @@ class Batch:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    disk = Disk()
+def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    disk = FaultyDisk()
     monkeypatch.setattr(leveldb_handle, "_open", disk)
     return disk
 
@@ -202,7 +202,7 @@ def rows(store: LevelDBStore) -> list[tuple[bytes, MessageValue]]:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_write_after_failed_write_reopens_the_folder(tmp_path: Path, disk: Disk, write: str) -> None:
+def test_write_after_failed_write_reopens_the_folder(tmp_path: Path, disk: FaultyDisk, write: str) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put(OLD)
         opened, disk.failing = disk.opened, True
@@ -211,7 +211,7 @@ def test_write_after_failed_write_reopens_the_folder(tmp_path: Path, disk: Disk,
         with pytest.raises(StoreError, match="Input/output error"):
             store.message.put([(b"too early", MessageValue(None, b""))])
         disk.failing = False
-        # A delete and an inversion are asked for again, so they may be done although they failed.
+        # A failed delete or inversion is repeated, so it may take effect.
         found = {"put": OLD, "delete": [], "invert": [(b"old", MessageValue(-7, b""))]}
         assert rows(store) == found[write]
         store.message.put([(b"z", MessageValue(None, b""))])
@@ -239,7 +239,7 @@ def test_write_to_folder_on_another_volume_is_rejected(tmp_path: Path, monkeypat
             database.put([(b"b", b"2")])
 
 
-def test_reopening_of_replaced_folder_keeps_the_other_database(tmp_path: Path, disk: Disk) -> None:
+def test_reopening_of_replaced_folder_keeps_the_other_database(tmp_path: Path, disk: FaultyDisk) -> None:
     folder = tmp_path / "database"
     with closing(WritableDatabase(tmp_path / "other", create=True)) as other:
         other.put([(b"a", b"other")])
@@ -253,7 +253,7 @@ def test_reopening_of_replaced_folder_keeps_the_other_database(tmp_path: Path, d
         assert other.rows(b"", None, 9).items == [(b"a", b"other")]
 
 
-def test_failed_metadata_change_is_undone(tmp_path: Path, disk: Disk) -> None:
+def test_failed_metadata_change_is_undone(tmp_path: Path, disk: FaultyDisk) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         store.metadata.compare_and_set(b"k", None, b"1")
         disk.failing = True
@@ -264,7 +264,7 @@ def test_failed_metadata_change_is_undone(tmp_path: Path, disk: Disk) -> None:
         assert store.metadata.rows() == [(b"k", b"1"), (b"l", b"3")]
 
 
-def test_queued_writes_succeed_or_fail_together(tmp_path: Path, disk: Disk) -> None:
+def test_queued_writes_succeed_or_fail_together(tmp_path: Path, disk: FaultyDisk) -> None:
     database = WritableDatabase(tmp_path, create=True)
     entered, go_on = Event(), Event()
 
@@ -283,13 +283,13 @@ def test_queued_writes_succeed_or_fail_together(tmp_path: Path, disk: Disk) -> N
             others = [threads.submit(database.put, [(key, b"1")]) for key in (b"b", b"c")]
             others.append(threads.submit(database.delete, [b"d"]))
             wait_until(lambda: len(database._waiting) == 3)
-            # The first is in its write; what it does is known by now.
+            # The first write is in progress, and its operations are fixed.
             disk.failing = failing
             go_on.set()
             outcomes = [future.exception(PATIENCE_SECONDS) for future in (first, *others)]
         disk.failing = False
         assert [type(error) for error in outcomes] == [WriteRefused if failing else type(None)] * 4
-        # Where it failed, the second is what would have taken it back.
+        # After a failure, the second write would have undone the first.
         assert disk.batches - before == 2
     assert database.rows(b"", None, 9).items == [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
     database.close()
@@ -308,7 +308,7 @@ def test_invalid_value_fails_all_writes_of_its_batch(tmp_path: Path) -> None:
     database.close()
 
 
-def test_close_after_failed_write_undoes_it_if_possible(tmp_path: Path, disk: Disk) -> None:
+def test_close_after_failed_write_undoes_it_if_possible(tmp_path: Path, disk: FaultyDisk) -> None:
     broken(tmp_path / "well", disk).close()
     database = WritableDatabase(tmp_path / "well")
     assert database.rows(b"", None, 9).items == [(b"a", b"1")]
@@ -318,7 +318,7 @@ def test_close_after_failed_write_undoes_it_if_possible(tmp_path: Path, disk: Di
     database.close()
 
 
-def test_write_after_failed_compaction_succeeds(tmp_path: Path, disk: Disk) -> None:
+def test_write_after_failed_compaction_succeeds(tmp_path: Path, disk: FaultyDisk) -> None:
     database = WritableDatabase(tmp_path, create=True)
     database.put([(b"a", b"1"), (b"b", b"2")])
     disk.failing = True
@@ -331,13 +331,13 @@ def test_write_after_failed_compaction_succeeds(tmp_path: Path, disk: Disk) -> N
 
 
 def test_require_space_ignores_a_log_that_disappeared(tmp_path: Path) -> None:
-    # It is listed with the others, and does not exist when its size is read.
+    # The log is listed, but does not exist when its size is read.
     (tmp_path / "000003.log").symlink_to(tmp_path / "gone")
     leveldb_handle._require_space(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["000003.log"]
 
 
-def test_reopening_waits_for_readers(tmp_path: Path, disk: Disk) -> None:
+def test_reopening_waits_for_readers(tmp_path: Path, disk: FaultyDisk) -> None:
     database = broken(tmp_path, disk)
     with ThreadPoolExecutor(2) as threads:
         with database._handle as db, db.iterator() as found:
@@ -352,7 +352,7 @@ def test_reopening_waits_for_readers(tmp_path: Path, disk: Disk) -> None:
 
 
 def test_reopening_with_endless_reader_fails_the_write(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = broken(tmp_path, disk)
     monkeypatch.setattr(leveldb_handle, "_REOPEN_SECONDS", 0.01)
@@ -368,14 +368,14 @@ def test_reopening_with_endless_reader_fails_the_write(
     database.close()
 
 
-def test_failed_reopening_fails_calls_until_it_succeeds(tmp_path: Path, disk: Disk) -> None:
+def test_failed_reopening_fails_calls_until_it_succeeds(tmp_path: Path, disk: FaultyDisk) -> None:
     database = broken(tmp_path, disk)
     disk.closed_for = plyvel.IOError(b"IO error: lock LOCK: already held by process")
     each_raises(
         StoreError, lambda: database.put([(b"b", b"2")]), lambda: database.get(b"a"), database.sync, match="held by"
     )
     disk.closed_for = None
-    disk.failing = True  # what failed cannot be taken back
+    disk.failing = True  # the undo of the failed write fails, too
     with pytest.raises(StoreError):
         database.get(b"a")
     disk.failing = False
@@ -386,7 +386,7 @@ def test_failed_reopening_fails_calls_until_it_succeeds(tmp_path: Path, disk: Di
 
 
 def test_reopening_without_disk_space_keeps_database_readable(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = broken(tmp_path, disk)
 
@@ -402,7 +402,9 @@ def test_reopening_without_disk_space_keeps_database_readable(
     assert not list(tmp_path.glob("*.dbtmp"))
 
 
-def test_sync_after_failed_sync_reopens_the_folder(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_after_failed_sync_reopens_the_folder(
+    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = WritableDatabase(tmp_path, create=True)
     database.put([(b"a", b"1"), (b"b", b"2")])
     database.delete([b"a"])
@@ -418,7 +420,7 @@ def test_sync_after_failed_sync_reopens_the_folder(tmp_path: Path, disk: Disk, m
 
 
 def test_publish_after_full_disk_shows_only_acknowledged_messages(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = leveldb(tmp_path)
     kit.create("orders")
@@ -451,7 +453,7 @@ def test_publish_after_full_disk_shows_only_acknowledged_messages(
     again.close()
 
 
-def broken(folder: Path, disk: Disk) -> WritableDatabase:
+def broken(folder: Path, disk: FaultyDisk) -> WritableDatabase:
     """Return a database with one row whose last write failed."""
     folder.mkdir(exist_ok=True)
     database = WritableDatabase(folder, create=True)
@@ -463,7 +465,7 @@ def broken(folder: Path, disk: Disk) -> WritableDatabase:
     return database
 
 
-def test_failed_delete_keeps_no_values_for_undo(tmp_path: Path, disk: Disk) -> None:
+def test_failed_delete_keeps_no_values_for_undo(tmp_path: Path, disk: FaultyDisk) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         keys = [b"%04d" % number for number in range(50)]
         store.message.put([(key, MessageValue(7, b"v" * 20_000)) for key in keys])
@@ -483,7 +485,7 @@ def test_failed_delete_keeps_no_values_for_undo(tmp_path: Path, disk: Disk) -> N
 
 
 def test_reopening_without_disk_space_for_undo_stays_readable(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
 
@@ -529,13 +531,13 @@ def test_sync_after_deletes_syncs_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_disk_error_raises_write_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     database = WritableDatabase(tmp_path, create=True)
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "write", raising(plyvel.IOError(f"IO error: 000005.log: {message}".encode())))
+        patched.setattr(FaultyBatch, "write", raising(plyvel.IOError(f"IO error: 000005.log: {message}".encode())))
         each_raises(WriteRefused, lambda: database.delete([b"a"]), lambda: database.put([(b"a", b"1")]), match=message)
     database.put([(b"a", b"1")])
     database.close()
 
 
-def test_topic_with_failed_deletion_exists_until_one_succeeds(tmp_path: Path, disk: Disk) -> None:
+def test_topic_with_failed_deletion_exists_until_one_succeeds(tmp_path: Path, disk: FaultyDisk) -> None:
     topic = TopicId("default", "orders")
     with LevelDBStore(tmp_path, create=True) as store:
         registry = TopicRegistry(store.metadata, 60)
@@ -550,7 +552,7 @@ def test_topic_with_failed_deletion_exists_until_one_succeeds(tmp_path: Path, di
         registry.delete(topic)
         with pytest.raises(TopicNotFound):
             registry.get(topic)
-        # The write that failed, and the reopening and the write after it.
+        # The failed write, the reopening and the next write.
         versions.append(store.metadata.version)
         numbers = [version for version in versions if version is not None]
         assert [after - before for before, after in pairwise(numbers)] == [1, 2]

@@ -9,18 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.tables.conftest import HOLD
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import hold_lock
 from tms_core.tables.leveldb.store import LevelDBStore
-
-HOLD = """
-import sys
-from tms_core.tables.leveldb.library import plyvel
-kept = plyvel.DB(sys.argv[1])
-print("open", flush=True)
-sys.stdin.read()
-"""
 
 LOCK_SHARED = """
 import sys
@@ -40,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hold_as(folder: Path) -> Iterator[Callable[..., int]]:
-    """Let a process that looks like another program hold the folder."""
+    """Return a function that opens the folder in a process with the name of another program."""
     started: list[subprocess.Popen[str]] = []
 
     def start(program: str, *arguments: str) -> int:

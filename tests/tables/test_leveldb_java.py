@@ -16,7 +16,7 @@ from tms_core.tables.leveldb.store import LevelDBStore, encode, release
 NOW_MS = 1_700_000_000_000
 EVERYTHING = (b"", None, 1_000_000)
 
-#: Makes a store with tables, then dies without closing it.
+#: A program that creates a store with tables, and dies without closing it.
 WRITE_AND_DIE = """
 import os, signal, sys
 from tms_core.tables.base import MessageValue

@@ -10,7 +10,7 @@ import pytest
 
 from tms_core.tables.leveldb import library
 
-#: What stands in a Snappy that was compiled without optimization, among other names.
+#: A symbol of a Snappy library that was compiled without optimization.
 SYMBOL = b"\0_ZN6snappy12LittleEndian6Load32EPKv\0"
 
 

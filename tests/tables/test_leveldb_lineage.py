@@ -19,7 +19,7 @@ from tms_core.tables.leveldb.log import last_sequence
 from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGE = "system.tms.message"
-#: What makes LevelDB write a table.
+#: The number of bytes after which LevelDB writes a table.
 MANY_BYTES = 5 << 20
 
 _keys = count()
@@ -81,22 +81,22 @@ def test_growing_store_has_no_restore_evidence(path: Path) -> None:
             assert store.find_restore_evidence(known) is None
 
 
-def went_back(path: Path) -> None:
+def keep_backup(path: Path) -> None:
     """Leave the restored backup unchanged."""
 
 
-def went_on(path: Path) -> None:
+def write_more_rows(path: Path) -> None:
     """Write more rows to the restored backup than the store had."""
     write(path / MESSAGE, rows=1000)
 
 
-def went_on_for_long(path: Path) -> None:
+def write_more_files(path: Path) -> None:
     """Write more rows and files, with more openings, than the store had; keep the first tables."""
     for _ in range(3):
         write(path / MESSAGE, batches=4, row_bytes=MANY_BYTES)
 
 
-@pytest.mark.parametrize("then", [went_back, went_on, went_on_for_long])
+@pytest.mark.parametrize("then", [keep_backup, write_more_rows, write_more_files])
 def test_backup_copied_over_the_store_is_restore_evidence(path: Path, then: Callable[[Path], None]) -> None:
     backup = shutil.copytree(path, path.with_name("backup"))
     for _ in range(2):
@@ -135,13 +135,13 @@ def test_sequence_includes_a_log_that_becomes_a_table(path: Path, monkeypatch: p
     before = trace_folder(path / MESSAGE).sequence
     read = Path.read_bytes
 
-    def too_late(file: Path) -> bytes:
+    def read_late(file: Path) -> bytes:
         if file.suffix == ".log":
-            # Opening makes a table of it.
+            # The opening converts the log into a table.
             plyvel.DB(str(path / MESSAGE)).close()
         return read(file)
 
-    monkeypatch.setattr(Path, "read_bytes", too_late)
+    monkeypatch.setattr(Path, "read_bytes", read_late)
     assert trace_folder(path / MESSAGE).sequence == before
 
 
@@ -149,11 +149,11 @@ def test_lineage_ignores_a_log_that_disappeared(path: Path, monkeypatch: pytest.
     trace = StoreTrace(path, {})
     glob = Path.glob
 
-    def too_late(folder: Path, pattern: str) -> list[Path]:
+    def read_late(folder: Path, pattern: str) -> list[Path]:
         found = list(glob(folder, pattern))
         return [*found, folder / "000099.log"] if pattern == "*.log" else found
 
-    monkeypatch.setattr(Path, "glob", too_late)
+    monkeypatch.setattr(Path, "glob", read_late)
     assert trace.current_marks()["message"]["sequence"] == 3
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tables.records import read_records, write_records
+from tests.tables.records import file_contents, flip, flipped, read_records, write_records
 from tests.tables.test_leveldb_codec import FIRST, FULL, LAST, MIDDLE, RECORDS, fragments
 from tms_core.errors import StoreError
 from tms_core.tables.base import KEYS, MessageValue, TableName
@@ -26,12 +26,6 @@ from tms_core.tables.leveldb.store import LevelDBStore, release
 
 MIB = 1 << 20
 ROWS = 3000
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
 
 
 @given(records=RECORDS, padding=st.sampled_from([0, 6, 7, BLOCK_BYTES, MIB]))
@@ -100,10 +94,6 @@ def log_of(folder: Path) -> Path:
     return log
 
 
-def flip(log: Path, offset: int) -> None:
-    log.write_bytes(flipped(log.read_bytes(), 8 * offset))
-
-
 OPENERS: dict[str, Callable[[Path], object]] = {
     "to sweep": LevelDBStore,
     "to plan": lambda path: clone(path, path.with_name("clones")),
@@ -144,11 +134,6 @@ def test_open_with_truncated_last_record_returns_all_others(folder: Path, left: 
         assert store.message.read(KEYS, b"", None, 2 * ROWS).items == [key(number) for number in range(ROWS - 1)]
 
 
-def files(*folders: Path) -> dict[str, bytes]:
-    found = (file for folder in folders for file in folder.rglob("*") if file.is_file() and file.name != "LOCK")
-    return {str(file): file.read_bytes() for file in found}
-
-
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize("table", FOLDERS)
 def test_open_with_damaged_log_in_any_table_changes_no_file(folder: Path, opener: str, table: TableName) -> None:
@@ -159,10 +144,10 @@ def test_open_with_damaged_log_in_any_table_changes_no_file(folder: Path, opener
     [log] = (folder / FOLDERS[table]).glob("*.log")
     flip(log, log.stat().st_size // 2)
 
-    before = files(folder)
+    before = file_contents(folder)
     with pytest.raises(StoreError, match="Nothing was changed"):
         OPENERS[opener](folder)
-    assert files(folder) == before
+    assert file_contents(folder) == before
 
 
 def test_open_with_damaged_log_of_side_table_changes_no_file(folder: Path) -> None:
@@ -174,7 +159,7 @@ def test_open_with_damaged_log_of_side_table_changes_no_file(folder: Path) -> No
     folder.with_name("taken").rename(side_path(folder))
     [log] = side_path(folder).glob("*.log")
     flip(log, 20)
-    before = files(folder, side_path(folder))
+    before = file_contents(folder, side_path(folder))
     with pytest.raises(StoreError, match="Nothing was changed"):
         LevelDBStore(folder)
-    assert files(folder, side_path(folder)) == before
+    assert file_contents(folder, side_path(folder)) == before

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.builders import every
 from tests.support import raising
-from tests.tables.records import read_records, write_records
+from tests.tables.records import file_contents, flip, flipped, read_records, write_records
 from tests.tables.test_leveldb import raw_rows
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import KEYS, MESSAGES, MessageValue
@@ -24,10 +24,6 @@ from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGE = "system.tms.message"
 TABLES = 300
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "LOCK"}
 
 
 def overstate(folder: Path) -> None:
@@ -60,7 +56,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_repair_of_many_wrong_sizes_makes_every_row_readable(large: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(large, tmp_path / "database")
     assert current_manifest(folder).stat().st_size > 2 * BLOCK_BYTES
-    assert raw_rows(folder) == {}, "plyvel does not even say that it cannot read them"
+    assert raw_rows(folder) == {}, "plyvel reports no error"
     folder = shutil.copytree(large, tmp_path / "another")
     assert repair(folder) == TABLES
     assert raw_rows(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
@@ -71,9 +67,9 @@ def test_second_repair_changes_nothing(sample: Path) -> None:
     manifest = current_manifest(sample / MESSAGE)
     manifest.write_bytes(manifest.read_bytes().ljust(1 << 20, b"\0"))
     assert repair(sample / MESSAGE) == 1
-    before = snapshot(sample / MESSAGE)
+    before = file_contents(sample / MESSAGE)
     assert repair(sample / MESSAGE) == 0
-    assert snapshot(sample / MESSAGE) == before
+    assert file_contents(sample / MESSAGE) == before
 
 
 def test_repair_keeps_all_fields_but_wrong_sizes(sample: Path) -> None:
@@ -87,7 +83,7 @@ def test_repair_keeps_all_fields_but_wrong_sizes(sample: Path) -> None:
                 assert after == before._replace(numbers=(1, 16, (folder / "000016.sst").stat().st_size))
             else:
                 assert after == before
-    # 17 was promised to the next file, so 18 is the MANIFEST's and 19 comes next.
+    # Number 17 was reserved for the next file, so 18 is the MANIFEST, and 19 is the next number.
     assert current_manifest(folder).name == "MANIFEST-000018"
     assert new[-1] == [(3, (19,), ())]
 
@@ -157,11 +153,11 @@ def crash_at(patch: pytest.MonkeyPatch, step: int, *, late: bool) -> None:
 
 def test_prepare_with_full_disk_changes_nothing(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sample / MESSAGE
-    before = snapshot(folder)
+    before = file_contents(folder)
     monkeypatch.setattr(os, "fsync", raising(OSError(28, "No space left on device")))
     with pytest.raises(StoreError, match="Free some space"):
         prepare(folder)
-    assert snapshot(folder) == before
+    assert file_contents(folder) == before
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -175,16 +171,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "another folder": lambda folder: (folder / "CURRENT").write_text("../MANIFEST-000002\n"),
     "not ascii": lambda folder: (folder / "CURRENT").write_bytes(b"\xff\n"),
     "unknown field": lambda folder: rewrite(current_manifest(folder), b"\x08\x01"),
-    "two tables": lambda folder: (folder / "000016.ldb").write_bytes(flipped((folder / "000016.sst").read_bytes(), 9)),
+    "two tables": lambda folder: (folder / "000016.ldb").write_bytes(flipped((folder / "000016.sst").read_bytes(), 72)),
 }
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-def flip(file: Path, at: int) -> None:
-    file.write_bytes(flipped(file.read_bytes(), at))
 
 
 def rewrite(manifest: Path, more: bytes) -> None:
@@ -195,12 +183,12 @@ def rewrite(manifest: Path, more: bytes) -> None:
 def test_open_of_damaged_folder_is_rejected_and_changes_nothing(sample: Path, damage: str) -> None:
     folder = sample / MESSAGE
     DAMAGE[damage](folder)
-    before = snapshot(folder)
+    before = file_contents(folder)
     with pytest.raises(StoreError) as caught:
         LevelDBStore(sample)
     assert str(folder) in caught.value.message
     assert caught.value.hint
-    assert snapshot(folder) == before
+    assert file_contents(folder) == before
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -225,7 +213,7 @@ def test_manifest_rejected_by_repair_is_rejected_by_leveldb(sample: Path, at: in
         assert raw_rows(folder)
 
 
-def stale(folder: Path, table: str) -> None:
+def write_stale_table(folder: Path, table: str) -> None:
     (folder / table).write_bytes(b"unfinished" * 100)
 
 
@@ -233,9 +221,9 @@ def test_duplicate_table_file_is_chosen_by_the_manifest(sample: Path) -> None:
     with LevelDBStore(shutil.copytree(sample, sample.parent / "whole")) as store:
         expected = every(store.message, MESSAGES)
     folder = sample / MESSAGE
-    stale(folder, "000016.ldb")
+    write_stale_table(folder, "000016.ldb")
     (folder / "000005.sst").rename(folder / "000005.ldb")
-    stale(folder, "000005.sst")
+    write_stale_table(folder, "000005.sst")
     with LevelDBStore(sample) as store:
         assert every(store.message, MESSAGES) == expected
     assert not list(folder.glob("*.ldb"))
@@ -250,14 +238,14 @@ def test_identical_duplicate_table_file_is_removed(sample: Path) -> None:
 
 
 def test_file_number_of_unfinished_table_is_not_reused(sample: Path) -> None:
-    """Check that Java cannot read a stale table next to a new table of the same number."""
+    """Check that Java cannot read a write_stale_table table next to a new table of the same number."""
     folder = sample / MESSAGE
     with LevelDBStore(sample) as store:
         store.message.put([(b"new", MessageValue(None, b"in the log"))])
         expected = every(store.message, MESSAGES)
     following = max(int(file.stem) for file in folder.glob("*.log")) + 1
     for number in range(following, following + 9):
-        stale(folder, f"{number:06d}.sst")
+        write_stale_table(folder, f"{number:06d}.sst")
     with LevelDBStore(sample) as store:
         numbers = [file.stem for file in folder.iterdir() if file.suffix in (".ldb", ".sst")]
         assert len(numbers) == len(set(numbers))
@@ -266,10 +254,10 @@ def test_file_number_of_unfinished_table_is_not_reused(sample: Path) -> None:
 
 def test_prepare_of_folder_in_use_changes_nothing(sample: Path, hold: Callable[[Path], object]) -> None:
     hold(sample / MESSAGE)
-    before = snapshot(sample / MESSAGE)
+    before = file_contents(sample / MESSAGE)
     with pytest.raises(StoreBusy):
         prepare(sample / MESSAGE)
-    assert snapshot(sample / MESSAGE) == before
+    assert file_contents(sample / MESSAGE) == before
 
 
 @pytest.mark.parametrize("form", ["{0}\n{0}\n", "{0}", "{0}\r\n", "{0}\n\n"])
@@ -281,7 +269,7 @@ def test_malformed_current_file_hints_at_working_repair_command(sample: Path, fo
         LevelDBStore(sample)
     assert "MANIFEST" in caught.value.message
     _, _, line = caught.value.hint.rpartition(": ")
-    subprocess.run(line, shell=True, check=True)  # noqa: S602 it is what an operator types
+    subprocess.run(line, shell=True, check=True)  # noqa: S602 as an operator types it
     with LevelDBStore(sample) as store:
         assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
 
@@ -299,7 +287,7 @@ def test_prepare_of_large_manifest_uses_little_memory(large: Path, tmp_path: Pat
     folder = shutil.copytree(large, tmp_path / "database")
     manifest = current_manifest(folder)
     records = read_records(manifest.read_bytes())
-    # As many tables come and go as a year of compactions makes.
+    # As many new and deleted tables as after a year of compactions.
     gone = pack_edit([Field(NEW_TABLE, (6, 999_999, 1), (bytes(500), bytes(500)))])
     back = pack_edit([Field(DELETED_TABLE, (6, 999_999))])
     manifest.write_bytes(write_records([*records, *[gone, back] * 9_000]))

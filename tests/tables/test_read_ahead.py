@@ -44,9 +44,9 @@ class ExpensiveStore(MemoryStore):
 
     message: ExpensiveMessages
 
-    def __init__(self, *, dear: bool = True) -> None:
+    def __init__(self, *, expensive: bool = True) -> None:
         super().__init__()
-        if dear:
+        if expensive:
             self.message = ExpensiveMessages(self.calls)
             self.payload = ExpensivePayloads(self.calls)
 
@@ -131,7 +131,7 @@ def test_read_ahead_of_medium_ranges_needs_few_calls() -> None:
         found += len(ahead.read(KEYS, key, stop, 2000).items)
         key = ahead.first(stop)
     assert found == 100 * 300
-    # One read in vain at the start, and later where a page ends within a range: not one for each range or more.
+    # Besides the pages, one read at the start finds nothing, and a page may end within a range.
     assert store.calls["keys"] < 50
 
 
@@ -170,7 +170,7 @@ def sweep(store: MemoryStore) -> tuple[Kit, Report]:
 
 @pytest.mark.no_cover
 def test_sweep_of_many_small_topics_reads_ahead_and_reports_it() -> None:
-    store, cheap = ExpensiveStore(), ExpensiveStore(dear=False)
+    store, cheap = ExpensiveStore(), ExpensiveStore(expensive=False)
     for each in (store, cheap):
         small_topics(each, 500)
         each.calls.clear()

@@ -52,7 +52,7 @@ def test_read_only_store_returns_and_counts_the_same(store: Store, read: Callabl
     before = store.calls.copy()
     assert read(face) == read(store)
     own = store.calls - before
-    # A sweep's count must not have in it what somebody else looked at; in memory it does no harm.
+    # The counts of a sweep must exclude calls of other readers; in memory they do no harm.
     if isinstance(store, LevelDBStore):
         assert face.calls == own
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: Lines that mypy has to find wrong are marked with what it says; all others are right.
+#: A comment contains the error that mypy must report; lines without a comment are valid.
 SNIPPET = """
 from janitor.run.prepare import Deps
 from tms_core.tables.compaction import DeletedRanges
