@@ -215,7 +215,7 @@ def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer,
     """
     try:
         request = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid_request(str(error)) from error
     arguments = request.get("params") if isinstance(request, dict) else None
     if not isinstance(arguments, dict):

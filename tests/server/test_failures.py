@@ -67,12 +67,12 @@ def test_publish_that_fails_is_logged_once_without_a_traceback(
     store = MemoryStore()
     with serving(store=store) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
-        watch(store, before=fail_at("message.put", kind("It cannot be used.", "Look there.")))
+        watch(store, before=fail_at("message.put", kind("/srv/x cannot be used.", "Look there.")))
         answers = [topic.post("publish", {"messages": ["a"]}) for _ in range(5)]
     assert [answer.status for answer in answers] == [status] * 5
-    assert "Look there." in answers[0].text
+    assert "… cannot be used. Look there." in answers[0].text
     [line] = caplog.records
-    assert "It cannot be used." in line.message
+    assert "/srv/x cannot be used." in line.message
     assert line.exc_info is None
 
 

@@ -112,6 +112,7 @@ GOOD = b'{"protocol": 2, "params": {}}'
         ("verify", b""),
         ("verify", b"[]"),
         ("verify", b"{}"),
+        ("verify", b"[" * 100_000),
         ("verify", b'{"protocol": 2}'),
         ("verify", b'{"protocol": 2, "params": 5}'),
         ("__class__", GOOD),

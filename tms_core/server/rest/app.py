@@ -34,7 +34,6 @@ from tms_core.errors import (
     ProducerFenced,
     ProducerNotFound,
     QuotaExceeded,
-    StoreError,
     StoreFull,
     TmsError,
     TooLarge,
@@ -410,8 +409,7 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException, sel
         more.append(_RETRY)
     if isinstance(error, ProducerFenced):
         more.append((FENCED, b"true"))
-    is_public = status < 500 or not isinstance(error, StoreError)
-    message, hint = (error.message, error.hint) if is_public else without_paths(error)
+    message, hint = without_paths(error) if status >= 500 else (error.message, error.hint)
     await _answer_error(scope, send, status, error.code, message, hint, *more)
 
 
