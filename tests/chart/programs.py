@@ -1,4 +1,4 @@
-"""Helm and the chart checkers, which ``make`` builds inside the tree from the versions in ``tests/chart/tools``."""
+"""Helm and the programs that check the chart; ``make`` builds the versions of ``tests/chart/tools`` in the tree."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.support import require_or_skip
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/tms-janitor"
-#: The Kubernetes the chart is checked for; that of ``tests/chart/recorded``.
+#: The Kubernetes version to render the chart for, which ``tests/chart/recorded`` has schemas of.
 KUBERNETES = "1.35.4"
 
 
 def program(name: str, target: str = "tools") -> str:
-    """A program's path, or out of the test by ``require_or_skip``.
+    """Return the path of a program, or skip the test by ``require_or_skip``.
 
     Args:
         target: the target of ``make`` that builds it.
@@ -27,7 +27,7 @@ def program(name: str, target: str = "tools") -> str:
 
 
 def run(name: str, *words: object, given: str = "", kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run one of the programs, with nothing of the user's own settings; what it keeps is kept beside the kubeconfig."""
+    """Run a program without the user's settings; its files are kept next to the kubeconfig."""
     home = ROOT / ".tools/home" if kubeconfig is None else kubeconfig.parent
     clean = {"PATH": os.environ["PATH"], "HOME": str(home), "HELM_NO_PLUGINS": "1", "KUBECONFIG": str(kubeconfig or "")}
     return subprocess.run(
@@ -42,5 +42,5 @@ def run(name: str, *words: object, given: str = "", kubeconfig: Path | None = No
 
 
 def template(*words: object) -> subprocess.CompletedProcess[str]:
-    """The chart's objects with these options."""
+    """Render the chart's objects with these options."""
     return run("helm", "template", "x", CHART, "--namespace", "apps", "--kube-version", KUBERNETES, *words)

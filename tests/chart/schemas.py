@@ -1,7 +1,7 @@
 """Recorded JSON schemas of API servers for kubeconform, so that tests need no API server.
 
-There are the oldest version that the chart is for, the newest, and that of the node in ``tests/cluster``.
-``tests/cluster/test_plane.py`` compares the last one's record with a real API server, and says how to make it anew.
+They are those of the oldest and newest supported versions, and of the node in ``tests/cluster``.
+``tests/cluster/test_plane.py`` compares the node's schemas with a real API server, and prints how to record them again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).with_name("recorded")
-#: Those of the node that tests start.
+#: The schemas of the node that tests start.
 FOLDER = RECORDED / "1.35"
-#: What the chart makes: group, version and kind.
+#: Group, version and kind of the chart's objects.
 KINDS = (
     ("", "v1", "ConfigMap"),
     ("", "v1", "PersistentVolumeClaim"),
@@ -35,15 +35,15 @@ KINDS = (
 
 _NAMES = "_definitions.json"
 _REF = "#/definitions/"
-#: The server takes numbers for it, too, and does not say so.
+#: The server also accepts numbers, which its schema does not say.
 _QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 
 
 def record(openapi: dict[str, Any]) -> dict[str, str]:
-    """The schemas as files, by name.
+    """Return the schemas as contents of files by name.
 
     Args:
-        openapi: what the API server answers at ``/openapi/v2``.
+        openapi: the API server's response to ``/openapi/v2``.
     """
     definitions = openapi["definitions"]
     by_kind = {
@@ -63,7 +63,7 @@ def record(openapi: dict[str, Any]) -> dict[str, str]:
 
 
 def _reached(definitions: dict[str, Any], names: Any) -> Iterator[tuple[str, Any]]:
-    """The definitions that these lead to, each once."""
+    """Yield each definition that these definitions refer to, once."""
     todo, seen = list(names), set()
     while todo:
         name = todo.pop()
@@ -74,7 +74,7 @@ def _reached(definitions: dict[str, Any], names: Any) -> Iterator[tuple[str, Any
 
 
 def _strict(node: Any) -> Any:
-    """A definition without its prose, where a name it does not know is an error."""
+    """Return a definition without descriptions that rejects unknown fields."""
     if isinstance(node, list):
         return [_strict(item) for item in node]
     if not isinstance(node, dict):

@@ -22,7 +22,7 @@ from tms_core.clock import SystemClock
 from tms_core.settings.fields import fields
 
 SCHEMAS = Path(__file__).with_name("recorded")
-#: The oldest Kubernetes that the chart is for, that of the tests' node, and the newest.
+#: The oldest supported Kubernetes, the version of the tests' node, and the newest.
 VERSIONS = sorted(folder.name for folder in SCHEMAS.iterdir() if folder.is_dir())
 EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
 
@@ -226,7 +226,7 @@ ARCHIVED = f"mode=cronjob,{SWEEP},{SHARED},janitor.archive.enabled=true"
         "extraEnv[0].name=A,extraEnv[0].valueFrom.fieldRef.fieldPath=status.podIP",
         "prometheusRule.enabled=true,prometheusRule.runbookUrl=https://wiki/a?b=c",
         "storage.hbase.thrift={[fd00::1]:9090}",
-        # Free objects, and what belongs to the other kind of store.
+        # Values of arbitrary objects, and values of the other kind of store.
         "resources=null,securityContext.runAsUser=null,podSecurityContext=null,cronjob.activeDeadlineSeconds=null",
         "storage.leveldb=null,service.annotations=null,dashboard.labels=null",
         f"{VOLUME},storage.hbase=null",
@@ -367,7 +367,7 @@ def test_memory_limit_of_a_server_pod_follows_its_settings() -> None:
     embedded = ("--values", str(CHART / "ci/embedded-values.yaml"))
     assert memory_limits(*embedded) == {"janitor": "640Mi"}
     assert memory_limits(*embedded, "--set", "server.memory=1000") == {"janitor": "1384Mi"}
-    # What the values say counts.
+    # A limit in the values has priority.
     assert memory_limits(*larger, "--set", "resources.limits.memory=2Gi") == {"janitor": "2Gi", "server": "2Gi"}
     own = "components.server.resources.limits.memory=3Gi"
     assert memory_limits(*larger, "--set", own) == {"janitor": "512Mi", "server": "3Gi"}
@@ -376,7 +376,7 @@ def test_memory_limit_of_a_server_pod_follows_its_settings() -> None:
 
 
 def sections(values: dict[str, Any], path: str = "") -> list[str]:
-    """Where values have more values inside, by their paths."""
+    """Return the paths of values that contain other values."""
     inner = [(f"{path}{name}", value) for name, value in values.items() if isinstance(value, dict) and value]
     return [found for name, value in inner for found in (name, *sections(value, f"{name}."))]
 
@@ -384,13 +384,13 @@ def sections(values: dict[str, Any], path: str = "") -> list[str]:
 SECTIONS = sections(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("taken", [*SECTIONS, "mode", "janitor.http.host", "janitor.state", "serverReplicas"])
-def test_removed_value_is_named_in_the_error_or_optional(taken: str) -> None:
-    made = template("--set", f"mode=cronjob,{MANAGER},serviceMonitor.enabled=true", "--set", f"{taken}=null")
+@pytest.mark.parametrize("removed", [*SECTIONS, "mode", "janitor.http.host", "janitor.state", "serverReplicas"])
+def test_removed_value_is_named_in_the_error_or_optional(removed: str) -> None:
+    made = template("--set", f"mode=cronjob,{MANAGER},serviceMonitor.enabled=true", "--set", f"{removed}=null")
     if made.returncode == 0:
         assert conforms(made.stdout)[0] == 0
     else:
-        assert f"missing property '{taken.rpartition('.')[2]}'" in made.stderr
+        assert f"missing property '{removed.rpartition('.')[2]}'" in made.stderr
 
 
 def test_large_number_is_rendered_without_an_exponent(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_spark_executors_have_least_privileges_and_mount_the_archive() -> None:
     assert made["spec"]["volumes"] == driver["spec"]["volumes"]
     assert made["spec"]["securityContext"] == driver["spec"]["securityContext"]
     assert made["spec"]["automountServiceAccountToken"] is False
-    # Spark says how much it gets, and adds what it is to run.
+    # Spark adds the resources and the command.
     assert "resources" not in container
     assert container["args"] == []
     claim = {"name": "data", "persistentVolumeClaim": {"claimName": "x-tms-janitor"}}

@@ -1,8 +1,8 @@
 """A container engine for tests, from Debian's packages unpacked inside the tree, and its images.
 
-Nothing is installed on the machine: the packages are unpacked into ``.tools/engine``, and the daemon has its sockets
-and images in a folder of the test run's. It touches no network settings, so containers share the machine's. Where an
-engine answers already (``DOCKER_HOST``), that one is used.
+Nothing is installed on the machine: the packages are unpacked into ``.tools/engine``, and the daemon keeps its sockets
+and images in a temporary folder. It changes no network settings; containers use the machine's network. With
+``DOCKER_HOST`` set, the tests use that engine instead.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.support import require_or_skip, require_tool
 PACKAGES = ROOT / ".tools/engine"
 #: A base image with Python.
 BASE = ROOT / ".tools/base-image.tar"
-#: Where the images of the tests say they come from.
+#: The source label of the images.
 SOURCE = "https://example.org/tms-janitor"
-#: What an image may take to be made, in seconds.
+#: The time limit of an image build, in seconds.
 BUILD_SECONDS = 1800
-#: Left out of the base image: what apt can fetch again, and what nobody reads in a container.
+#: Paths left out of the base image: files that apt can download again, and documentation.
 LEFT_OUT = (
     "proc",
     "sys",
@@ -38,7 +38,7 @@ LEFT_OUT = (
 
 
 class Engine:
-    """A container engine; it runs as long as the block."""
+    """A container engine that runs until the block ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class Engine:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment in which the engine's programs are found."""
+        """The environment variables to run the engine's programs with."""
         own = f"{PACKAGES}/usr/sbin:{PACKAGES}/usr/bin"
         libraries = f"{PACKAGES}/usr/lib/x86_64-linux-gnu:{PACKAGES}/lib/x86_64-linux-gnu"
         return {
@@ -84,7 +84,7 @@ class Engine:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=PATIENCE_SECONDS)
-            # Its images are large, and the network namespace it leaves is mounted: pytest could not remove its folder.
+            # Pytest cannot remove the mounted network namespace, and images are large.
             subprocess.run(["umount", str(self._folder / "exec/netns/default")], capture_output=True, check=False)
             shutil.rmtree(self._folder / "data", ignore_errors=True)
 
@@ -105,12 +105,12 @@ class Engine:
         return done.stdout
 
     def run(self, image: str, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a container to its end, with no more permissions than a pod of the chart's has."""
+        """Run a container until it exits, with the permissions of the chart's pods."""
         least = ("--rm", "--network=host", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
         return self._docker("run", *least, "--tmpfs=/tmp", *options, image, *command)
 
     def base(self) -> str:
-        """An image with Python and nothing else, made of Debian's packages once and kept in the tree."""
+        """Return the image that has only Python; build it once from Debian's packages and keep it in the tree."""
         if not BASE.exists():
             require_tool("tar", "apt-get install tar")
             root = self._folder / "root"
@@ -129,16 +129,16 @@ class Engine:
             subprocess.run(["tar", "-C", root, "--numeric-owner", *excluded, "-cf", half, "."], check=True)
             half.rename(BASE)
             shutil.rmtree(root, ignore_errors=True)
-        # Imported again it would be another one, and all that was built on it would be built again.
+        # Another import would have another id, and every image built on it would be built again.
         if self._docker("image", "inspect", "python-base:local").returncode != 0:
             self.docker("import", "--change", "ENV LANG=C.UTF-8", BASE, "python-base:local")
         return "python-base:local"
 
     def make(self, target: str, **variables: str) -> None:
-        """Have one of the project's images made, as somebody would type it."""
+        """Build one of the project's images with ``make``."""
         given = {"BASE_IMAGE": self.base(), "BUILD_OPTIONS": "--network=host", **variables}
         words = [f"{name}={value}" for name, value in given.items()]
-        # Not what another make, which may have started the tests, was told.
+        # Without the variables of the make that may have started the tests.
         environ = {name: value for name, value in self.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         made = subprocess.run(
             ["make", target, *words],
@@ -152,7 +152,7 @@ class Engine:
         assert made.returncode == 0, made.stderr[-3000:]
 
     def save(self, archive: Path, *images: str) -> Path:
-        """Images in an archive, and one that does nothing (``localhost/pause:local``), as a node takes them."""
+        """Save images and an idle image (``localhost/pause:local``) to an archive that a node can load."""
         idle = 'ENTRYPOINT ["/bin/sleep", "infinity"]'
         self.docker("import", "--change", idle, BASE, "localhost/pause:local")
         self.docker("save", "--output", archive, "localhost/pause:local", *images)

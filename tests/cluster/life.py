@@ -22,45 +22,45 @@ SCRAPE = (
 )
 
 
-class Life(Release):
-    """Install, look, switch on, lose the pod, go."""
+class ReleaseLifeCycle(Release):
+    """A release that is installed, upgraded, rolled back and removed, and loses its pod."""
 
     def janitor(self, command: str) -> Any:
-        """What a command in the janitor's pod says, in JSON."""
-        return json.loads(self.inside(self.name, "janitor", command, *CONFIG.split()).stdout)
+        """Return the JSON output of a command in the janitor's pod."""
+        return json.loads(self.execute(self.name, "janitor", command, *CONFIG.split()).stdout)
 
-    def scraped(self, who: str) -> bool:
-        """Whether the server shows its metrics to somebody, as a ServiceMonitor asks for them."""
-        output = self.inside(self.name, "python", "-c", SCRAPE, f"http://{self.name}-server:11015/metrics", who)
+    def shows_metrics(self, header: str) -> bool:
+        """Return whether the server shows its metrics to a client with this header."""
+        output = self.execute(self.name, "python", "-c", SCRAPE, f"http://{self.name}-server:11015/metrics", header)
         return "tms_messages_published" in output.stdout
 
-    def live(self) -> None:
+    def run(self) -> None:
         self.provide_volume("ReadWriteOnce")
         token = new_token()
         tokens = {"tokens": token_line("billing", token)}
         self.node.create(f"{NAMESPACE}/secrets", {"metadata": {"name": "tms-tokens"}, "stringData": tokens})
         self.helm("install", self.name, CHART, "--values", CHART / "ci/embedded-values.yaml", *self.image, *WAITING)
-        self.saw["test"] = self.answers()
-        self.saw["scraped"] = [self.scraped(f"Bearer {token}"), self.scraped("Bearer nobody")]
-        self.saw["plan"] = self.janitor("plan")["mode"]
-        self.saw["mode before"] = self.janitor("status")["mode"]
-        self.saw["root"] = self.inside(self.name, "python", "-c", "open('/opt/tms/x', 'w')").returncode
+        self.results["test"] = self.answers()
+        self.results["scraped"] = [self.shows_metrics(f"Bearer {token}"), self.shows_metrics("Bearer nobody")]
+        self.results["plan"] = self.janitor("plan")["mode"]
+        self.results["mode before"] = self.janitor("status")["mode"]
+        self.results["root"] = self.execute(self.name, "python", "-c", "open('/opt/tms/x', 'w')").returncode
 
         self.helm("upgrade", self.name, CHART, "--reset-then-reuse-values", *WAITING, "--set", "janitor.apply=true")
-        self.saw["mode after"] = self.janitor("status")["mode"]
+        self.results["mode after"] = self.janitor("status")["mode"]
 
         [before] = self.janitors()
         self.node.kubectl("-n", "apps", "delete", "pod", before)
         until(lambda: self.janitors(ready=True) not in ([], [before]), "another pod is ready", self.describe)
-        self.saw["mode of the next"] = self.janitor("status")["mode"]
+        self.results["mode of the next"] = self.janitor("status")["mode"]
 
         self.helm("rollback", self.name, "1", *WAITING)
-        self.saw["mode rolled back"] = self.janitor("status")["mode"]
+        self.results["mode rolled back"] = self.janitor("status")["mode"]
         self.helm("uninstall", self.name, "--wait")
         until(lambda: self.janitors() == [], "the pod is gone")
 
     def janitors(self, *, ready: bool = False) -> list[str]:
-        """The names of the janitor's pods."""
+        """Return the names of the janitor's pods."""
         found = self.pods(f"app.kubernetes.io/instance%3D{self.name},app.kubernetes.io/component%3Djanitor")
 
         def is_ready(pod: dict[str, Any]) -> bool:
@@ -71,9 +71,9 @@ class Life(Release):
 
 def main(folder: Path, images: Path) -> None:
     with Node(folder, images) as node:
-        life = Life(node, folder, "life")
-        life.live()
-        sys.stdout.write(json.dumps(life.saw))
+        life = ReleaseLifeCycle(node, folder, "life")
+        life.run()
+        sys.stdout.write(json.dumps(life.results))
 
 
 if __name__ == "__main__":

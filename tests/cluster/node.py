@@ -1,7 +1,7 @@
 """A complete Kubernetes node: the control plane, and a kubelet with containerd.
 
-It has to be started in namespaces of its own (:func:`watch`), in which bridges, packet filters, mounts and processes
-vanish with it. What the kubelet sets for the whole machine is put back.
+Start it with :func:`run_in_namespaces`: bridges, packet filters, mounts and processes
+disappear with the namespaces. Settings that the kubelet changes for the whole machine are restored.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.cluster.engine import PACKAGES, Engine
 from tests.cluster.plane import KUBEBOX, ROOT, ControlPlane, until
 from tests.support import require_or_skip, require_tool
 
-#: The node's own address, on a bridge that nobody else sees.
+#: The node's address, on a bridge inside the namespace.
 ADDRESS = "10.88.77.1"
 SUBNET = "10.88.77.0/24"
-#: What all that is done on a node may take, in seconds.
+#: The time limit of a module on a node, in seconds.
 LIFE_SECONDS = 1500
-#: What the kubelet sets, for the whole machine.
+#: The kernel settings that the kubelet changes for the whole machine.
 SYSCTLS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")
 
 CONTAINERD = """\
@@ -50,10 +50,10 @@ conf_dir = "{folder}/cni"
 """
 
 
-def watch(module: str, folder: Path, images: Path, *words: object) -> dict[str, Any]:
-    """Run a module where a node may be started; returns what it saw, which is its last line.
+def run_in_namespaces(module: str, folder: Path, images: Path, *words: object) -> dict[str, Any]:
+    """Run a module in new namespaces, where it can start a node; return its observations, which are its last line.
 
-    Leaves the test where that cannot be done.
+    Skip the test by :func:`require_or_skip` if this machine lacks a requirement.
     """
     program("kubebox", "kubebox")
     program("helm")
@@ -61,11 +61,11 @@ def watch(module: str, folder: Path, images: Path, *words: object) -> dict[str, 
         require_tool(tool, "apt-get install util-linux iproute2 openssl")
     if os.geteuid() != 0 or not (PACKAGES / "usr/bin/containerd").exists():
         require_or_skip("a node needs root and Debian's containerd: make engine")
-    with_own_counter = ["unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-    command = [*with_own_counter, sys.executable, "-m", module, *map(str, [folder, images, *words])]
-    with machine_as_it_was():
+    namespaces = ["unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+    command = [*namespaces, sys.executable, "-m", module, *map(str, [folder, images, *words])]
+    with restored_machine():
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIFE_SECONDS, check=False)
-    # Images, once packed and once laid out, are gigabytes.
+    # The packed and unpacked images are gigabytes.
     images.unlink()
     shutil.rmtree(folder / "containerd")
     assert done.returncode == 0, done.stderr[-6000:]
@@ -74,11 +74,11 @@ def watch(module: str, folder: Path, images: Path, *words: object) -> dict[str, 
 
 
 class Node(ControlPlane):
-    """It runs as long as the block.
+    """A Kubernetes node that runs until the block ends.
 
     Args:
-        folder: its own.
-        images: an archive of images, as ``docker save`` writes it, ``localhost/pause:local`` among them.
+        folder: a folder for its files.
+        images: an archive of images from ``docker save``, including ``localhost/pause:local``.
     """
 
     def __init__(self, folder: Path, images: Path) -> None:
@@ -190,7 +190,7 @@ class Node(ControlPlane):
 
 
 class NameServer:
-    """Answers for the names of Services, by asking the API server."""
+    """A name server for the names of Services, which it looks up in the API server."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -212,7 +212,7 @@ class NameServer:
         queried = question[12 : at + 5]
         address = self._address(labels) if kind == 1 else None
         if address is None:
-            # The name is there, and has no such record; or it is not there.
+            # The name exists but has no record of this kind, or it does not exist.
             code = 0x8180 if kind != 1 and self._address(labels) else 0x8183
             return question[:2] + struct.pack(">HHHHH", code, 1, 0, 0, 0) + queried
         record = b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 5, 4) + socket.inet_aton(address)
@@ -226,7 +226,7 @@ class NameServer:
 
 
 def _network() -> None:
-    """The loopback, a bridge for pods, and a place for their network namespaces."""
+    """Set up the loopback, a bridge for pods, and a mount for their network namespaces."""
     for line in (
         "ip link set lo up",
         "ip link add cni-tms type bridge",
@@ -241,7 +241,7 @@ def _network() -> None:
 
 
 def _link_packet_filters() -> None:
-    """One program is all of iptables, by the name it is called; Debian's installation would make these links."""
+    """Create the links to the program that implements all iptables commands, like Debian's package scripts."""
     for name in ("iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"):
         link = PACKAGES / "usr/sbin" / name
         if not link.exists():
@@ -249,8 +249,8 @@ def _link_packet_filters() -> None:
 
 
 @contextmanager
-def machine_as_it_was() -> Iterator[None]:
-    """Put back what a kubelet sets for the whole machine, once all its processes have ended."""
+def restored_machine() -> Iterator[None]:
+    """Restore the settings that a kubelet changes for the whole machine, after its processes have ended."""
     files = [Path("/proc/sys") / name for name in SYSCTLS]
     before = [file.read_text() for file in files]
     try:
@@ -258,11 +258,11 @@ def machine_as_it_was() -> Iterator[None]:
     finally:
         for file, text in zip(files, before, strict=True):
             file.write_text(text)
-        until(_groups_are_gone, "the pods' control groups are removed")
+        until(_remove_groups, "the pods' control groups are removed")
 
 
-def _groups_are_gone() -> bool:
-    """Remove the pods' control groups, the deepest first; one in which a process still ends stays for now."""
+def _remove_groups() -> bool:
+    """Remove the pods' control groups, deepest first; return False while a process keeps one of them."""
     groups = sorted(Path("/sys/fs/cgroup").glob("*/k8s.io/**/"), key=lambda path: -len(path.parts))
     for group in groups:
         with suppress(OSError):

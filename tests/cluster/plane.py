@@ -1,7 +1,7 @@
 """A real control plane on this machine: etcd, API server and controller manager, on loopback, without root.
 
-Objects are accepted or refused as on any cluster, controllers make their objects, and leases are held. Nothing runs
-what a pod says: there is no node, so pods stay pending.
+The API server validates objects, controllers create objects, and leases work as on any cluster. Pods stay pending,
+because there is no node.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 KUBEBOX = ROOT / ".tools/bin/kubebox"
-#: How long a condition is waited for, in seconds; long, since the machine may be busy.
+#: The time after which a wait fails, in seconds; long, because the machine may be busy.
 PATIENCE_SECONDS = 400
 
 
-def until(condition: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:
-    """Wait until it holds; ``what``, and what ``tell`` tells, is said when it never does."""
+def until(condition: Callable[[], bool], expected: str, describe: Callable[[], str] = str) -> None:
+    """Wait until a condition is true; after the time limit, fail with the expected event and a description."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {what}\n{tell()}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {expected}\n{describe()}"
         time.sleep(0.2)
 
 
@@ -43,7 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class ControlPlane:
-    """It runs as long as the block."""
+    """A control plane that runs until the block ends."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class ControlPlane:
     def __exit__(self, *_: object) -> None:
         if self._http is not None:
             self._http.close()
-        # The API server before its etcd, or it hangs.
+        # Stop the API server before its etcd, or it hangs.
         for process in reversed(self._processes):
             process.terminate()
             try:
@@ -136,7 +136,7 @@ class ControlPlane:
                 process.wait()
 
     def config(self, token: str) -> dict[str, Any]:
-        """A kubeconfig for the owner of a token."""
+        """Return a kubeconfig for the owner of a token."""
         cluster = {"server": self.url, "certificate-authority": str(self.authority)}
         return {
             "apiVersion": "v1",
@@ -160,7 +160,7 @@ class ControlPlane:
         return "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
 
     def request(self, method: str, path: str, body: object = None, token: str | None = None) -> httpx2.Response:
-        """Ask the API server, as an administrator or as the owner of another token."""
+        """Send a request to the API server, as an administrator or the owner of another token."""
         assert self._http is not None
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         return self._http.request(method, path, json=body, headers=headers)

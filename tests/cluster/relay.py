@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Relay:
-    """Joins each connection that comes with one to somewhere else; it runs as long as the block."""
+    """A relay that connects each accepted connection to another server, until the block ends."""
 
     def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
         self._listener = listener
@@ -22,27 +22,27 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Closing alone would not wake who waits for the next one.
+        # Closing alone would not end the thread's wait for a connection.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _serve(self) -> None:
         with suppress(OSError):
             while True:
-                came, _ = self._listener.accept()
-                threading.Thread(target=self._join, args=[came], daemon=True).start()
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._join, args=[client], daemon=True).start()
 
-    def _join(self, came: socket.socket) -> None:
+    def _join(self, client: socket.socket) -> None:
         with ExitStack() as stack, suppress(OSError):
-            stack.enter_context(came)
-            other = stack.enter_context(self._connect())
-            back = threading.Thread(target=_pass_on, args=[other, came], daemon=True)
+            stack.enter_context(client)
+            server = stack.enter_context(self._connect())
+            back = threading.Thread(target=_forward, args=[server, client], daemon=True)
             back.start()
-            _pass_on(came, other)
+            _forward(client, server)
             back.join()
 
 
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
+def _forward(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(65_536):
             target.sendall(data)

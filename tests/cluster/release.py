@@ -12,10 +12,10 @@ from tests.chart.programs import run
 from tests.cluster.node import Node
 from tests.cluster.plane import until
 
-#: Whoever the image's processes are.
+#: The user id of the image's processes.
 USER = 65532
 CONFIG = "--config /etc/tms/tms.yaml --format json"
-#: Less than a command may take, so that Helm gives up first and what the pods said is shown.
+#: Shorter than the time limit of a command, so that Helm fails first and the test prints the logs of the pods.
 WAITING = ("--wait", "--timeout", "240s")
 NAMESPACE = "/api/v1/namespaces/apps"
 JOBS = "/apis/batch/v1/namespaces/apps/jobs"
@@ -29,11 +29,11 @@ class Release:
         self.name = name
         self.volume = folder / "volume"
         self.image = ("--set", "image.registry=localhost,image.tag=test", "--set", f"fullnameOverride={name}")
-        self.saw: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         node.create("/api/v1/namespaces", {"metadata": {"name": "apps"}})
 
     def provide_volume(self, mode: str) -> None:
-        """What a platform has before somebody installs: a volume for the release's claim."""
+        """Create a volume for the release's claim, as a platform provides it before an installation."""
         self.volume.mkdir()
         os.chown(self.volume, USER, USER)
         claim = {"namespace": "apps", "name": self.name}
@@ -47,34 +47,34 @@ class Release:
         return done.stdout
 
     def answers(self) -> bool:
-        """Whether the chart's own test succeeds."""
+        """Return whether the chart's test succeeds."""
         return "Phase:          Succeeded" in self.helm("test", self.name, "--timeout", "240s")
 
     def describe(self) -> str:
-        """What becomes of the pods, for whoever looks for a mistake."""
+        """Return the states and logs of the pods, for the message of a failed test."""
         output = self.node.kubectl("-n", "apps", "get", "pods,jobs,events", "-o", "wide").stdout
         for pod in self.pods():
             output += f"\n--- {pod['metadata']['name']}\n"
             output += self.node.kubectl("-n", "apps", "logs", pod["metadata"]["name"], "--tail", "40").stdout
         return output
 
-    def inside(self, deployment: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command in a deployment's pod."""
+    def execute(self, deployment: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a deployment's pod."""
         return self.node.kubectl("-n", "apps", "exec", f"deploy/{deployment}", "--", *command)
 
     def pods(self, selector: str = "") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.node.get(f"{NAMESPACE}/pods?labelSelector={selector}")["items"]
         return found
 
-    def begin(self, cronjob: str, job: str) -> None:
+    def start_job(self, cronjob: str, job: str) -> None:
         made = self.node.kubectl("-n", "apps", "create", "job", "--from", f"cronjob/{cronjob}", job)
         assert made.returncode == 0, made.stderr
 
     def outcome(self, job: str, during_run: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Wait for the end of a run; return its ``type``, ``reason``, and the exit code of each of its pods.
+        """Wait until a run ends; return its ``type``, ``reason``, and the exit codes of its pods.
 
         Args:
-            during_run: called repeatedly until then.
+            during_run: called repeatedly until the run ends.
         """
         found: list[dict[str, Any]] = []
 

@@ -15,8 +15,8 @@ from tests.cluster.plane import ControlPlane, until
 
 EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
 
-#: Where the objects of a kind are made.
-PLACES = {
+#: The API group and version of each kind, as the start of a path.
+API_PATHS = {
     "ConfigMap": "/api/v1",
     "CronJob": "/apis/batch/v1",
     "Deployment": "/apis/apps/v1",
@@ -37,9 +37,9 @@ PLACES = {
 }
 
 
-def place(kind: str, namespace: str) -> str:
+def path_of(kind: str, namespace: str) -> str:
     plural = {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies"}.get(kind, f"{kind.lower()}s")
-    return f"{PLACES[kind]}/namespaces/{namespace}/{plural}"
+    return f"{API_PATHS[kind]}/namespaces/{namespace}/{plural}"
 
 
 def helm(plane: ControlPlane, *words: object, program: str = "helm") -> str:
@@ -67,9 +67,9 @@ def test_recorded_schemas_match_the_server(plane: ControlPlane) -> None:
 def test_every_object_of_every_example_passes_strict_validation(plane: ControlPlane, example: Path) -> None:
     made = template("--values", example)
     for document in filter(None, yaml.safe_load_all(made.stdout)):
-        where = place(document["kind"], document["metadata"].get("namespace", "apps"))
-        answer = plane.request("POST", f"{where}?dryRun=All&fieldValidation=Strict", document)
-        if document["kind"] != "Pod":  # its service account is not there yet
+        path = path_of(document["kind"], document["metadata"].get("namespace", "apps"))
+        answer = plane.request("POST", f"{path}?dryRun=All&fieldValidation=Strict", document)
+        if document["kind"] != "Pod":  # its service account does not exist yet
             assert answer.status_code == 201, (document["kind"], answer.text)
 
 
@@ -89,11 +89,11 @@ def test_release_is_installed_upgraded_rolled_back_and_uninstalled(plane: Contro
     assert settings(plane, name) == before
 
     helm(plane, "uninstall", name, "--no-hooks")
-    for kind in PLACES:
-        left = [each for each in plane.named(place(kind, "apps")) if each.startswith(name)]
+    for kind in API_PATHS:
+        left = [each for each in plane.named(path_of(kind, "apps")) if each.startswith(name)]
         if kind == "PersistentVolumeClaim":
             assert left == ([name] if name in ("t-embedded", "t-everything") else [])
-        elif kind not in ("Pod", "Job"):  # these are collected after their owners
+        elif kind not in ("Pod", "Job"):  # deleted after their owners
             assert left == [], kind
 
 
@@ -121,27 +121,27 @@ def test_cronjob_creates_one_job_at_a_time(plane: ControlPlane) -> None:
 def test_suspended_cronjob_stays_suspended_after_a_helm_4_upgrade(plane: ControlPlane) -> None:
     options = ("--values", CHART / "ci/cronjob-values.yaml", "--no-hooks", "--set", "fullnameOverride=stopped")
     helm(plane, "install", "stopped", CHART, *options, program="helm4")
-    where = f"{place('CronJob', 'apps')}/stopped"
-    # As `kubectl patch` does: from then on the field is somebody else's.
-    there = plane.get(where)
+    path = f"{path_of('CronJob', 'apps')}/stopped"
+    # Like `kubectl patch`: Helm no longer owns the field.
+    there = plane.get(path)
     there["spec"]["suspend"] = True
-    assert plane.request("PUT", f"{where}?fieldManager=kubectl-patch", there).status_code == 200
+    assert plane.request("PUT", f"{path}?fieldManager=kubectl-patch", there).status_code == 200
 
     helm(plane, "upgrade", "stopped", CHART, *options, "--set", "janitor.history_days=7", program="helm4")
     assert settings(plane, "stopped")["janitor"]["history_days"] == 7
-    assert plane.get(where)["spec"]["suspend"] is True
+    assert plane.get(path)["spec"]["suspend"] is True
     helm(plane, "rollback", "stopped", "1", "--no-hooks", program="helm4")
-    assert plane.get(where)["spec"]["suspend"] is True
+    assert plane.get(path)["spec"]["suspend"] is True
     helm(plane, "uninstall", "stopped", "--no-hooks", program="helm4")
 
 
 def test_decision_after_a_helm_timeout_ends_at_its_deadline(plane: ControlPlane) -> None:
     name = ("--namespace", "apps", "--set", "fullnameOverride=late")
     decided = ("--set", "decisions.adopt=a,decisions.activeDeadlineSeconds=20", "--timeout", "5s")
-    # No pod ever runs here, as where an image or a store cannot be had.
+    # No pod runs here, as if an image or a volume were missing.
     gave_up = run("helm", "install", "late", CHART, *name, *decided, kubeconfig=plane.kubeconfig)
     assert (gave_up.returncode, "timed out" in gave_up.stderr) == (1, True), gave_up.stderr
-    job = f"{place('Job', 'apps')}/late-adopt-0"
+    job = f"{path_of('Job', 'apps')}/late-adopt-0"
     mounted = plane.get(job)["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
     assert mounted in plane.named("/api/v1/namespaces/apps/configmaps")
 

@@ -20,7 +20,7 @@ from tests.cluster.engine import SOURCE, Engine
 from tests.cluster.plane import ROOT, ControlPlane, free_ports, until
 
 VERSION = version("tms-janitor")
-APART = ("--insecure-ignore-tlog=true",)
+WITHOUT_LOG = ("--insecure-ignore-tlog=true",)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Published(NamedTuple):
-    """What is in the registry, and how it is told to be genuine.
+    """A registry with the published images and chart, and the keys to verify them.
 
     Attributes:
-        folder: has two pairs of keys, ``ours.*`` and ``theirs.*``.
+        folder: a folder with two key pairs, ``ours.*`` and ``theirs.*``.
     """
 
     registry: str
@@ -73,11 +73,11 @@ class Published(NamedTuple):
         return f"{self.registry}/{what.partition(':')[0]}@{found.stdout.strip()}"
 
     def verify(self, name: str, key: str = "ours") -> bool:
-        return self.tool("cosign", "verify", *APART, "--key", f"{key}.pub", name).returncode == 0
+        return self.tool("cosign", "verify", *WITHOUT_LOG, "--key", f"{key}.pub", name).returncode == 0
 
     def statement(self, kind: str, name: str) -> dict[str, Any]:
         """Return a signed statement of an image."""
-        output = self.tool("cosign", "verify-attestation", *APART, "--key", "ours.pub", "--type", kind, name)
+        output = self.tool("cosign", "verify-attestation", *WITHOUT_LOG, "--key", "ours.pub", "--type", kind, name)
         assert output.returncode == 0, output.stderr
         found: dict[str, Any] = json.loads(base64.b64decode(json.loads(output.stdout.splitlines()[0])["payload"]))
         return found
@@ -87,7 +87,7 @@ class Published(NamedTuple):
 def published(
     engine: Engine, image: str, archive_image: str, registry: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Published:
-    """All of it, as the release's workflow publishes it, but for a key where the workflow signs as itself."""
+    """Publish images and chart like the release workflow, but sign them with a key."""
     found = Published(registry, tmp_path_factory.mktemp("keys"))
     for key in ("ours", "theirs"):
         made = found.tool("cosign", "generate-key-pair", "--output-key-prefix", key)
@@ -96,7 +96,7 @@ def published(
         name = f"{registry}/tms-janitor:{tag}"
         engine.docker("tag", local, f"{name}-amd64")
         engine.docker("push", f"{name}-amd64")
-        # There is one machine here, so for the other architecture it is the same files.
+        # This machine has one architecture; the image of the other one has the same files.
         other = ("--set-platform", "linux/arm64", "--tag", f"{name}-arm64")
         assert found.tool("crane", "mutate", f"{name}-amd64", *other).returncode == 0
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.engine import Engine
-from tests.cluster.node import watch
+from tests.cluster.node import run_in_namespaces
 from tests.cluster.relay import Relay, listen_at
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
@@ -16,7 +16,7 @@ from tms_core.settings.models import HBaseSettings
 
 
 @pytest.fixture(scope="module")
-def saw(
+def results(
     engine: Engine,
     image: str,
     archive_image: str,
@@ -31,39 +31,40 @@ def saw(
     namespace = hbase_tables.make(buckets=HBaseSettings().buckets)
     there = (hbase.address.host, hbase.address.thrift)
     with Relay(listen_at(folder / "hbase.sock"), lambda: socket.create_connection(there)):
-        return watch("tests.cluster.runs", folder / "node", images, folder / "hbase.sock", namespace, spark_image)
+        path = folder / "hbase.sock"
+        return run_in_namespaces("tests.cluster.runs", folder / "node", images, path, namespace, spark_image)
 
 
 FAILED_FOR_GOOD = {"type": "Failed", "reason": "PodFailurePolicy"}
 
 
 @pytest.mark.parametrize(("why", "code"), [("not adopted", 3), ("wrong settings", 2), ("another holder", 4)])
-def test_run_that_needs_an_operator_is_not_retried(saw: dict[str, Any], why: str, code: int) -> None:
-    assert saw[why] == {**FAILED_FOR_GOOD, "codes": [code]}
+def test_run_that_needs_an_operator_is_not_retried(results: dict[str, Any], why: str, code: int) -> None:
+    assert results[why] == {**FAILED_FOR_GOOD, "codes": [code]}
 
 
-def test_failed_runs_delete_nothing(saw: dict[str, Any]) -> None:
-    assert saw["left by those"] == 41
+def test_failed_runs_delete_nothing(results: dict[str, Any]) -> None:
+    assert results["left by those"] == 41
 
 
-def test_cronjob_run_deletes_expired_rows_and_completes(saw: dict[str, Any]) -> None:
-    assert (saw["run"]["type"], saw["run"]["codes"]) == ("Complete", [0])
-    assert saw["left by a run"] == 1
+def test_cronjob_run_deletes_expired_rows_and_completes(results: dict[str, Any]) -> None:
+    assert (results["run"]["type"], results["run"]["codes"]) == ("Complete", [0])
+    assert results["left by a run"] == 1
 
 
-def test_exporter_shows_the_last_successful_run(saw: dict[str, Any]) -> None:
-    assert saw["test"] is True
-    assert saw["last success"] > 0
+def test_exporter_shows_the_last_successful_run(results: dict[str, Any]) -> None:
+    assert results["test"] is True
+    assert results["last success"] > 0
 
 
-def test_spark_sweep_deletes_and_archives_expired_rows(saw: dict[str, Any]) -> None:
-    assert (saw["sweep"]["type"], saw["sweep"]["codes"]) == ("Complete", [0])
-    assert saw["left by Spark"] == 2
-    assert saw["archived"] > 0
+def test_spark_sweep_deletes_and_archives_expired_rows(results: dict[str, Any]) -> None:
+    assert (results["sweep"]["type"], results["sweep"]["codes"]) == ("Complete", [0])
+    assert results["left by Spark"] == 2
+    assert results["archived"] > 0
 
 
-def test_executors_have_least_privileges(saw: dict[str, Any]) -> None:
-    spec = saw["executor"]["spec"]
+def test_executors_have_least_privileges(results: dict[str, Any]) -> None:
+    spec = results["executor"]["spec"]
     [container] = spec["containers"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["serviceAccountName"] == "runs"
@@ -77,7 +78,7 @@ def test_executors_have_least_privileges(saw: dict[str, Any]) -> None:
     assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
 
 
-def test_executors_have_labels_of_the_release_and_their_driver_as_owner(saw: dict[str, Any]) -> None:
-    labels = saw["executor"]["labels"]
+def test_executors_have_labels_of_the_release_and_their_driver_as_owner(results: dict[str, Any]) -> None:
+    labels = results["executor"]["labels"]
     assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("runs", "executor")
-    assert saw["executor's owner"] == "Pod"
+    assert results["executor's owner"] == "Pod"

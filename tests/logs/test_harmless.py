@@ -18,29 +18,29 @@ from tms_core.messaging.ids import Ids
 from tms_core.messaging.publish.open_topics import FirstReads, OpenTopic
 
 
-class Failing(Exception):
-    """What everything that watches raises."""
+class ObserverFailed(Exception):
+    """The error of every counter, histogram and log handler."""
 
 
-def failing(*_: Any, **__: Any) -> None:
-    raise Failing
+def fail(*_: Any, **__: Any) -> None:
+    raise ObserverFailed
 
 
 class FailingHandler(logging.Handler):
-    """Fails before logging's own border, and counts."""
+    """A log handler that fails outside of logging's error handling."""
 
     calls = 0
 
     def handle(self, record: logging.LogRecord) -> bool:
         type(self).calls += 1
-        raise Failing
+        raise ObserverFailed
 
 
 @pytest.fixture
-def nothing_watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every counter, every histogram and every logger of ours raises."""
+def failing_observers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let every counter, histogram and logger of the product raise."""
     for kind, name in ((Counter, "inc"), (Histogram, "observe"), (FirstReads, "note")):
-        monkeypatch.setattr(kind, name, failing)
+        monkeypatch.setattr(kind, name, fail)
     loggers = [logging.getLogger(name) for name in ("tms_core", "janitor")]
     handler = FailingHandler()
     for logger in loggers:
@@ -53,7 +53,7 @@ def nothing_watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         logger.setLevel(before)
 
 
-@pytest.mark.usefixtures("nothing_watches")
+@pytest.mark.usefixtures("failing_observers")
 def test_counters_and_loggers_that_fail_change_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(access_log=True) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
@@ -69,21 +69,21 @@ def test_counters_and_loggers_that_fail_change_no_answer(capsys: pytest.CaptureF
         assert topic.post("publish", b"nonsense").status == 400
         assert client.ask("DELETE", topic.path).status == 200
     assert FailingHandler.calls > 0
-    assert "Failing()" in capsys.readouterr().err
+    assert "ObserverFailed()" in capsys.readouterr().err
 
 
 def test_failing_notification_does_not_fail_the_publish() -> None:
     calls = []
     open_topic = OpenTopic(b"", Ids(0))
-    open_topic.wakes[failing] = None
+    open_topic.wakes[fail] = None
     open_topic.wakes[lambda: calls.append(1)] = None
     open_topic.wake_polls()
     assert calls == [1]
 
 
 def test_harmless_prints_errors_and_propagates_interrupts(capsys: pytest.CaptureFixture[str]) -> None:
-    harmless(failing)
-    assert "Failing()" in capsys.readouterr().err
+    harmless(fail)
+    assert "ObserverFailed()" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         harmless(_interrupted)
 

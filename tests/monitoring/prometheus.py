@@ -1,4 +1,4 @@
-"""A real Prometheus on this machine that scrapes a test every second."""
+"""A real Prometheus on this machine that scrapes every second."""
 
 from __future__ import annotations
 
@@ -15,31 +15,27 @@ import yaml
 from janitor.metrics.catalogue import Definition
 from tests.support import require_tool
 
-#: How long a condition is waited for, in seconds; long, since the machine may be busy.
+#: The time after which a wait fails, in seconds; long, because the machine may be busy.
 PATIENCE_SECONDS = 180
 
 
-def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
-    """Wait until it holds.
-
-    Args:
-        what: is said when it never does.
-    """
+def until(condition: Callable[[], bool], expected: str | Callable[[], str]) -> None:
+    """Wait until a condition is true; after the time limit, fail with the expected event."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        text = what if isinstance(what, str) else what()
+        text = expected if isinstance(expected, str) else expected()
         assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {text}"
         time.sleep(0.2)
 
 
 class Prometheus:
-    """It runs as long as the block.
+    """A Prometheus that runs until the block ends.
 
     Args:
-        folder: its own.
-        targets: ``HOST:PORT`` of what it scrapes, by job.
-        rules: the alerts it looks after.
-        namespace: the label of that name, of all that it scrapes.
+        folder: a folder for its files; it must not exist.
+        targets: ``HOST:PORT`` of its targets by job.
+        rules: the rules of its alerts.
+        namespace: the ``namespace`` label of all scraped series.
     """
 
     def __init__(
@@ -70,11 +66,11 @@ class Prometheus:
         self._url = ""
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an expression, now."""
+        """Return the current series of an expression."""
         return self._ask("query", query=expression)
 
     def query_range(self, expression: str, begin: float, end: float) -> list[dict[str, Any]]:
-        """The series of an expression in each second between two times of the epoch."""
+        """Return the series of an expression in each second between two Unix times."""
         return self._ask("query_range", query=expression, start=str(begin), end=str(end), step="1s")
 
     def _ask(self, path: str, **params: str) -> list[dict[str, Any]]:
@@ -104,7 +100,7 @@ class Prometheus:
 
 
 def label_values(metric: Definition) -> dict[str, frozenset[str] | None]:
-    """The possible values of each label; None: users choose them."""
+    """Return the possible values of each label; None: users choose them."""
     if metric.known is None:
         return dict.fromkeys(metric.labels)
     return {label: frozenset(series[at] for series in metric.known) for at, label in enumerate(metric.labels)}

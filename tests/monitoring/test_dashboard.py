@@ -11,7 +11,7 @@ import pytest
 from janitor.metrics.catalogue import CATALOGUE
 from tools.monitoring.dashboard import COLUMNS, SCOPE, SERVERS, dashboard, expressions
 
-#: Fields of Grafana's that the document uses, by what they stand in; a misspelt one would be ignored without a word.
+#: Grafana's fields that the document uses, by their object. Grafana silently ignores a misspelt field.
 FIELDS = {
     "panel": {"id", "type", "title", "description", "datasource", "fieldConfig", "options", "targets", "gridPos"},
     "row": {"id", "type", "title", "collapsed", "panels", "gridPos"},

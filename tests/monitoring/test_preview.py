@@ -23,7 +23,7 @@ OPEN = {row["title"]: row for row in dashboard()["panels"] if row["type"] == "ro
 
 
 def series(*numbers: float | str, **labels: str) -> dict[str, Any]:
-    """A line as Prometheus gives it: a number for each second."""
+    """Return a series as Prometheus sends it: a number for each second."""
     return {"metric": labels, "values": [[BEGIN + at, str(number)] for at, number in enumerate(numbers)]}
 
 

@@ -29,10 +29,10 @@ from tools.monitoring.dashboard import dashboard, expressions
 from tools.monitoring.preview import chosen
 from tools.monitoring.rules import rules, thresholds
 
-#: What a dashboard's own variables stand for here.
+#: The values of the dashboard's variables.
 CHOSEN = {"$namespace": ".*", "$job": "janitor", "$__rate_interval": "1m"}
 
-#: The server, which tells of a transaction that readers wait for after a second and not half a minute.
+#: A server that reports a transaction that readers wait for after one second instead of 30.
 TMS = (
     "import sys; from tms_core.server import managing; from tms_core.cli.main import execute; "
     "managing.LATE_SECONDS = 1; sys.exit(execute(sys.argv[1:]))"
@@ -40,7 +40,7 @@ TMS = (
 
 
 class MonitoringKit(NamedTuple):
-    """A server with the janitor inside, what asks it, and who scrapes both."""
+    """A server with an embedded janitor, and a Prometheus that scrapes it."""
 
     server: Serve
     prometheus: Prometheus
@@ -48,14 +48,14 @@ class MonitoringKit(NamedTuple):
 
 
 def settings(folder: Path) -> Path:
-    """Settings whose invalid transactions are soon proven clean."""
+    """Write settings with short lifetimes, so that invalid transactions are proven within seconds."""
     path = configure(folder)
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     document["transactions"] |= {"max_lifetime_seconds": 1, "grace_seconds": 0}
     document["janitor"] |= {"clock_allowance_seconds": 1, "hold_seconds": 3600}
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     with SqliteState(folder / "state") as state:
-        # Nobody counts everything on Spark here; somebody did once.
+        # An earlier count on Spark, which this test does not start.
         counted_ms = SystemClock().now_ms()
         found = StatisticsFigures(counted_ms, rows=3, overdue={"expired": 1}, blocking_since_ms=counted_ms)
         STATISTICS.save(state, found)
@@ -63,7 +63,7 @@ def settings(folder: Path) -> Path:
 
 
 def publish(config: Path, name: str) -> None:
-    """A topic with some messages and somebody who has read one of them; no janitor is there."""
+    """Create a topic with two messages and a consumer that has read one, without a janitor."""
     path = f"/v1/namespaces/default/topics/{name}"
     as_json = {"content_type": "application/json", "accept": "application/json"}
     with Serve(config) as server, Client(server.port) as client:
@@ -77,8 +77,8 @@ def publish(config: Path, name: str) -> None:
 
 
 @contextmanager
-def customer(server: Serve) -> Iterator[library.Client]:
-    """A client, another transaction of which is open, has published and has a claim."""
+def client_with_open_transaction(server: Serve) -> Iterator[library.Client]:
+    """Yield a client that also has an open transaction with a published message and a claim."""
     assert server.transactions is not None
     with library.Client(server.url, transactions=server.transactions) as client:
         tx = client.transaction(timeout_seconds=600).__enter__()
@@ -96,7 +96,7 @@ def kit(tmp_path: Path) -> Iterator[MonitoringKit]:
     config = settings(tmp_path)
     publish(config, "orders")
     janitor(f"run --once --adopt --config {config}")
-    # Of this topic rows are due and stay: it is new, so its cut-off is held.
+    # The due rows of this topic stay, because the cutoff of a new topic is held.
     with LevelDBStore(tmp_path / "messaging") as store:
         topic(store, "default:held", ttl_seconds=60).plain(SystemClock().now_ms() - HOUR)
     quick = {**thresholds(), "pausedSeconds": 1, "forSeconds": 1, "absentSeconds": 10}
@@ -114,7 +114,7 @@ def test_alerts_fire_and_resolve_and_every_panel_has_data(kit: MonitoringKit) ->
     until(lambda: prometheus.firing("TmsPausedTooLong"), "the alert fires")
 
     missing = {*expressions(dashboard()), ("sizing", sizing())}
-    with customer(kit.server) as client:
+    with client_with_open_transaction(kit.server) as client:
 
         def all_have_data() -> bool:
             client.publish("default:orders", [b"more"])
@@ -129,11 +129,11 @@ def test_alerts_fire_and_resolve_and_every_panel_has_data(kit: MonitoringKit) ->
 
     assert not prometheus.firing("TmsJanitorDown")
     kit.server.end()
-    until(lambda: prometheus.firing("TmsJanitorDown"), "nobody answers, and the alert fires")
+    until(lambda: prometheus.firing("TmsJanitorDown"), "the alert of a stopped server fires")
 
 
 def lint(port: int) -> tuple[int, str]:
-    """What promtool says of the metrics that are served: its exit code, and its complaints."""
+    """Check the server's metrics with promtool; return its exit code and output."""
     promtool = require_tool("promtool", "apt-get install prometheus, or make system-deps")
     with Client(port) as client:
         body = client.ask("GET", "/metrics").body
@@ -143,7 +143,7 @@ def lint(port: int) -> tuple[int, str]:
 
 
 def sizing() -> str:
-    """How fast a worker is, as the operations guide has it asked."""
+    """Return the expression for the speed of a worker in the page about scale."""
     guide = (Path(__file__).parents[2] / "docs/explanation/scale.md").read_text(encoding="utf-8")
     [found] = re.findall(r"`(sum\(rate\([^`]+)`", guide)
     return str(found).replace("\\|", "|")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted(Path(__file__).parent.glob("cases_*.yaml"))
 CRONJOB_CASES = sorted(Path(__file__).parent.glob("cronjob_*.yaml"))
 
-#: What the issue of being woken is about: the names that people's routing and silences are written against.
+#: The names of alerts, which routes and silences of operators refer to.
 NAMES = {
     "TmsJanitorDown", "TmsJanitorNotKeepingUp", "TmsOverdueBudgetBurn", "TmsSnapshotStale", "TmsInvalidListGrowing",
     "TmsInvalidListLarge",
@@ -39,16 +39,16 @@ def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def of(document: dict[str, Any]) -> list[dict[str, Any]]:
+def rules_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
 def try_cases(folder: Path, document: dict[str, Any], cases: Sequence[Path] = CASES) -> tuple[int, str]:
-    """Run the cases against these rules, whose annotations are checked elsewhere; exit code and what was said.
+    """Run the cases against these rules without annotations; return promtool's exit code and output.
 
-    Each case is given the rules that it asks about, and no others: days of all of them take a minute.
+    Each case has only the rules that it tests, because days of all rules take a minute.
     """
-    bare = [{key: value for key, value in rule.items() if key != "annotations"} for rule in of(document)]
+    bare = [{key: value for key, value in rule.items() if key != "annotations"} for rule in rules_of(document)]
     written = []
     for path in cases:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def try_cases(folder: Path, document: dict[str, Any], cases: Sequence[Path] = CA
 
 def test_alerts_have_stable_names_and_severities() -> None:
     assert {alert.name for alert in ALERTS} == NAMES
-    severities = {rule["alert"]: rule["labels"]["severity"] for rule in of(rules())}
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in rules_of(rules())}
     assert {name for name, severity in severities.items() if severity == "critical"} == {
         "TmsJanitorDown",
         "TmsGuardTripped",
@@ -102,7 +102,7 @@ def test_each_alert_has_a_firing_and_a_silent_case() -> None:
 @pytest.mark.parametrize("wrong", ["vector(1)", "vector(1) < 0"])
 def test_cases_reject_alerts_that_always_or_never_fire(tmp_path: Path, wrong: str) -> None:
     document = rules()
-    for rule in of(document):
+    for rule in rules_of(document):
         rule["expr"] = wrong
     code, output = try_cases(tmp_path, document)
     assert code == 1
@@ -112,7 +112,7 @@ def test_cases_reject_alerts_that_always_or_never_fire(tmp_path: Path, wrong: st
 def test_rules_use_only_existing_metrics_and_label_values() -> None:
     known = {definition.name: label_values(definition) for definition in CATALOGUE}
     known |= {UNDECIDED: {}, "tms_requests_total": {"code": frozenset({"401"})}}
-    for rule in of(rules()):
+    for rule in rules_of(rules()):
         for name, selector in re.findall(r"\b(tms_(?!namespace\b)\w+)(?:\{([^}]*)\})?", rule["expr"]):
             assert name in known, rule["alert"]
             for label, value in re.findall(r'(\w+)!?="(\w+)"', selector):
@@ -139,7 +139,7 @@ def test_every_threshold_is_used_and_every_place_of_one_has_its_figure() -> None
 
 
 def test_a_scope_is_in_every_selector() -> None:
-    for rule in of(rules(scope='job="j"', servers='job="j"')):
+    for rule in rules_of(rules(scope='job="j"', servers='job="j"')):
         named = re.findall(r"\btms_(?!namespace\b)\w+", rule["expr"])
         assert rule["expr"].count('job="j"') == len(named), rule["alert"]
 
@@ -147,7 +147,7 @@ def test_a_scope_is_in_every_selector() -> None:
 def test_every_alert_links_to_its_section_of_the_page() -> None:
     guide = (ROOT / "docs/operate/alerts.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^## (\w+)$", guide, flags=re.MULTILINE))
-    for rule in of(rules(runbook="https://wiki/alerts.md")):
+    for rule in rules_of(rules(runbook="https://wiki/alerts.md")):
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert page == "https://wiki/alerts.md"
         assert rule["alert"] in headings
@@ -155,5 +155,5 @@ def test_every_alert_links_to_its_section_of_the_page() -> None:
 
 
 def test_rules_without_a_page_of_alerts_have_no_links() -> None:
-    assert all("runbook_url" not in rule["annotations"] for rule in of(rules()))
+    assert all("runbook_url" not in rule["annotations"] for rule in rules_of(rules()))
     assert "example" not in (ROOT / "conf/prometheus/rules.yaml").read_text(encoding="utf-8")
