@@ -33,8 +33,20 @@ from janitor.sweep.run import Preparation, Terms
 from janitor.sweep.sweep import Threads
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import Clock, ManualClock
+from tms_core.errors import StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import KEYS, MESSAGES, KeyReads, MessageValue, Projection, Reads, Store, read_all
+from tms_core.tables.base import (
+    CELLS,
+    KEYS,
+    MESSAGES,
+    KeyReads,
+    MessageValue,
+    Projection,
+    Reads,
+    Store,
+    TxCell,
+    read_all,
+)
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source.source import Loaded, SnapshotSource
@@ -342,6 +354,10 @@ def watch_state(state: State, before: Watcher | None = None, after: Watcher | No
     _watch(_Named(state), STATE_CALLS, before, after)
 
 
+class ProcessKilled(BaseException):
+    """The process is killed; product code does not catch this error."""
+
+
 def fail_at(
     name: str, error: BaseException | type[BaseException], when: Callable[[Call], object] = lambda _: True
 ) -> Watcher:
@@ -369,6 +385,37 @@ def hold_call(store: Reads, name: str = "message.put") -> Iterator[Event]:
         yield entered
     finally:
         released.set()
+
+
+def is_about(call: Call, described: Topic) -> bool:
+    """Return whether a call reads or writes rows of a topic."""
+    first: Any = call.arguments[0] if call.arguments else b""
+    items = first if isinstance(first, list) else [first]
+    return any((item.key if isinstance(item, TxCell) else item).startswith(described.id.prefix) for item in items)
+
+
+class TopicFault:
+    """A watcher that fails calls about rows of some topics.
+
+    Attributes:
+        is_repaired: whether all calls succeed.
+        calls: all calls, including calls about other topics.
+        failures: the number of failed calls.
+    """
+
+    def __init__(self, *topics: Topic, operations: Sequence[str] = ("message.delete",)) -> None:
+        self.topics: Sequence[Topic] = topics
+        self.operations = operations
+        self.error: Exception = StoreError("a block is damaged.")
+        self.is_repaired = False
+        self.calls: list[Call] = []
+        self.failures = 0
+
+    def __call__(self, call: Call) -> None:
+        self.calls.append(call)
+        if not self.is_repaired and call.name in self.operations and any(is_about(call, each) for each in self.topics):
+            self.failures += 1
+            raise self.error
 
 
 class _Named:
@@ -416,3 +463,11 @@ _R = TypeVar("_R")
 def every(table: KeyReads, want: Projection[list[_R]]) -> list[_R]:
     """Return all rows of a table, over all pages."""
     return read_all(table, want, b"", None).items
+
+
+def assert_boundary_is_true(kit: Kit, invalid: Iterable[int] = ()) -> None:
+    """Check that no row up to the boundary has a pointer of an invalid transaction, by default of the snapshot's."""
+    proven = kit.state.boundary()
+    listed = set(invalid or kit.snapshots.invalid)
+    pointers = [cell.pointer for cell in every(kit.store.message, CELLS) if cell.pointer in listed]
+    assert proven is None or all(each > proven.bound for each in pointers)

@@ -8,6 +8,7 @@ proves nothing. Tests over random histories read their size from the environment
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import socket
@@ -85,6 +86,11 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"the condition is false after {PATIENCE_SECONDS} s"
         time.sleep(0.005)
+
+
+class TerminalStream(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:

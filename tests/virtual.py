@@ -13,11 +13,12 @@ daemon's main loop. Jobs run inline: a job that calls ``clock.sleep`` advances t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
-from math import ceil
+from math import ceil, inf
+from threading import Event
 from unittest.mock import patch
 
 from apscheduler.executors.debug import DebugExecutor
@@ -25,6 +26,36 @@ from apscheduler.schedulers.base import BaseScheduler
 
 from janitor.daemon.schedule import Schedule
 from tms_core.clock import ManualClock
+
+
+class VirtualEvent(Event):
+    """An event whose waits advance a manual clock instead of blocking.
+
+    Args:
+        during_wait: called after each advance.
+        ends_after: the seconds of waiting after which the event is set.
+
+    Attributes:
+        waits: the timeout of each wait, in seconds.
+    """
+
+    def __init__(
+        self, clock: ManualClock, during_wait: Callable[[], object] = lambda: None, *, ends_after: float = inf
+    ) -> None:
+        super().__init__()
+        self._clock = clock
+        self._ends_after = ends_after
+        self.during_wait = during_wait
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        self._clock.sleep(timeout)
+        self.during_wait()
+        if sum(self.waits) >= self._ends_after:
+            self.set()
+        return self.is_set()
 
 
 class VirtualScheduler(BaseScheduler):

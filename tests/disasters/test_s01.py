@@ -17,9 +17,9 @@ from tms_core.tables.base import KEYS, MessageValue, Store
 
 TTL_SECONDS = 3 * 3600
 CUTOFF_MS = NOW_MS - TTL_SECONDS * 1000
-#: The start of a transaction before the cutoff that can still publish after it.
-BEGUN_MS = CUTOFF_MS - 30 * MINUTE
-WINDOW_END_MS = BEGUN_MS + LIFETIME.max_ms + LIFETIME.grace_ms
+#: The start of a transaction that can still publish after the cutoff.
+STARTED_MS = CUTOFF_MS - 30 * MINUTE
+WINDOW_END_MS = STARTED_MS + LIFETIME.max_ms + LIFETIME.grace_ms
 
 
 def orders(store: Store) -> Topic:
@@ -34,7 +34,7 @@ def test_messages_strictly_before_the_cutoff_are_deleted(store: Store, batch_row
 
 
 def test_invalid_messages_around_the_cutoff_are_inverted_if_they_stay(store: Store) -> None:
-    invalid = pointer(BEGUN_MS)
+    invalid = pointer(STARTED_MS)
     orders(store).tx(invalid, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
     kit = janitor(store)
     kit.snapshots.invalid = [invalid]
@@ -52,7 +52,7 @@ def test_extreme_sequence_ids_do_not_affect_expiry(store: Store) -> None:
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 4, 2000])
 def test_payloads_strictly_before_the_cutoff_are_deleted(store: Store, batch_rows: int) -> None:
-    orders(store).stored(pointer(BEGUN_MS), CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
+    orders(store).stored(pointer(STARTED_MS), CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
     janitor(store, batch_rows=batch_rows).engine.run_once(adopt=True)
     assert orders(store).stored_times() == [CUTOFF_MS, CUTOFF_MS + 1]
 
@@ -80,7 +80,7 @@ def test_only_rows_of_earlier_generations_are_deleted(store: Store, metadata: in
     ],
 )
 def test_reference_inside_its_window_keeps_the_payload(store: Store, published_ms: int, kept: bool) -> None:
-    write_pointer = pointer(BEGUN_MS)
+    write_pointer = pointer(STARTED_MS)
     orders(store).stored(write_pointer, CUTOFF_MS - 1).ref(write_pointer, published_ms)
     janitor(store).engine.run_once(adopt=True)
     assert orders(store).stored_times() == [CUTOFF_MS - 1] * kept
@@ -113,14 +113,14 @@ def test_plan_range_includes_start_and_excludes_stop(store: Store, tmp_path: Pat
     kit = janitor(store)
     file = tmp_path / "plan.json"
     kit.engine.preview(out=file)
-    narrow(file, key(0), key(due))
+    restrict_plan(file, key(0), key(due))
     kit.engine.carry_out(file, adopt=True)
     data = store.message if table == "message" else store.payload
     assert data.read(KEYS, b"", None, 100).items == [key(-1), *(key(offset) for offset in range(due, 5))]
 
 
-def narrow(file: Path, start: bytes, stop: bytes) -> None:
-    """Restrict a plan file to this range."""
+def restrict_plan(file: Path, start: bytes, stop: bytes) -> None:
+    """Restrict the ranges of a plan file to one range."""
     document = json.loads(file.read_text())
     for item in document["topics"]:
         item["ranges"] = [{"start": start.hex(), "stop": stop.hex()}]

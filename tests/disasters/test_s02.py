@@ -25,7 +25,7 @@ LIVE_MS = [NOW_MS - HOUR // 2 + number for number in range(3)]
 #: Upper limit of store calls of each sweep below.
 CALLS = 300
 
-MOVES: dict[str, Callable[[Topic], object]] = {
+CHANGES: dict[str, Callable[[Topic], object]] = {
     "ttl lengthened": lambda orders: orders.describe(ttl_seconds=10 * TTL_SECONDS),
     "ttl shortened": lambda orders: orders.describe(ttl_seconds=60),
     "deleted": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=-1),
@@ -35,7 +35,7 @@ MOVES: dict[str, Callable[[Topic], object]] = {
 }
 
 
-def prepared(store: Store) -> tuple[Kit, Topic]:
+def set_up(store: Store) -> tuple[Kit, Topic]:
     """Return a store after its first pass, with rows that came due since."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
@@ -46,8 +46,8 @@ def prepared(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-class Judge:
-    """A check of each deleted row by the rules with the metadata at that moment."""
+class DeletionCheck:
+    """A watcher that checks each deleted row by the rules and the current metadata."""
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
@@ -63,7 +63,7 @@ class Judge:
         key = MessageKey.parse(raw) if table == "message" else PayloadKey.parse(raw)
         if key is None:
             return False
-        described = self.described(key.topic)
+        described = self.read_metadata(key.topic)
         if described is None:
             return False
         now = self.kit.state.anchor()
@@ -80,51 +80,51 @@ class Judge:
         row = Row("message" if table == "message" else "payload", key)
         return isinstance(decide(row, described, reach, transactions, False, None), Delete)
 
-    def described(self, wanted: TopicId) -> TopicMetadata | None:
+    def read_metadata(self, wanted: TopicId) -> TopicMetadata | None:
         try:
             return TopicMetadata.parse(wanted.prefix, self.kit.store.metadata.get(wanted.prefix) or b"")
         except MetadataError:
             return None
 
 
-class Mover:
-    """A change of the topic's metadata before the k-th store call."""
+class ChangeAtCall:
+    """A watcher that changes the topic's metadata before the k-th store call."""
 
-    def __init__(self, move: Callable[[], object], at_call: int, then: Callable[[Call], None]) -> None:
-        self.move, self.at_call, self.then = move, at_call, then
+    def __init__(self, change: Callable[[], object], at_call: int, check: Callable[[Call], None]) -> None:
+        self.change, self.at_call, self.check = change, at_call, check
         self.calls = 0
-        self.moved = False
+        self.is_changed = False
 
     def __call__(self, call: Call) -> None:
         self.calls += 1
-        # Not between the read of the topic and the delete: no store could prevent this race, and the delete was
-        # allowed just before.
-        if self.calls >= self.at_call and not self.moved and not call.name.endswith(".delete"):
-            self.moved = True
-            self.move()
-        self.then(call)
+        # No store can prevent a change between the read of the topic and the delete, which was allowed
+        # before the change.
+        if self.calls >= self.at_call and not self.is_changed and not call.name.endswith(".delete"):
+            self.is_changed = True
+            self.change()
+        self.check(call)
 
 
-@pytest.mark.parametrize("move", MOVES)
-def test_topic_changed_at_any_call_loses_no_live_row(move: str) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+def test_topic_changed_at_any_call_loses_no_live_row(name: str) -> None:
     for at_call in range(1, CALLS):
-        kit, orders = prepared(MemoryStore())
-        judge = Judge(kit)
-        mover = Mover(partial(MOVES[move], orders), at_call, judge)
-        watch(kit.store, before=mover)
+        kit, orders = set_up(MemoryStore())
+        check = DeletionCheck(kit)
+        change = ChangeAtCall(partial(CHANGES[name], orders), at_call, check)
+        watch(kit.store, before=change)
         report = kit.engine.run_once()
-        assert judge.wrong == [], f"at call {at_call}"
+        assert check.wrong == [], f"at call {at_call}"
         assert set(LIVE_MS) <= set(orders.times())
         assert set(LIVE_MS) <= set(orders.stored_times())
         assert report.errors == []
-        if not mover.moved:
+        if not change.is_changed:
             break
-    assert not mover.moved
+    assert not change.is_changed
     assert at_call > 20
 
 
 def test_ttl_extended_between_batches_keeps_remaining_rows(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
 
     def lengthen(call: Call) -> None:
         if call.name == "message.delete" and DUE_MS[0] not in orders.times():
@@ -139,16 +139,16 @@ def test_ttl_extended_between_batches_keeps_remaining_rows(store: Store) -> None
 
 
 def test_topic_that_changes_forever_does_not_block_others(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     before = kit.state.frontiers()[orders.id]
     kit.clock.advance(60_000)
     versions = iter(range(1, 1000))
 
-    def move(call: Call) -> None:
+    def change(call: Call) -> None:
         if call.name == "metadata.get" and call.arguments == (orders.id.prefix,):
             orders.describe(ttl_seconds=TTL_SECONDS, version=str(next(versions)))
 
-    watch(store, before=move)
+    watch(store, before=change)
     report = kit.engine.run_once()
     assert orders.times() == DUE_MS + LIVE_MS
     assert topic(store, "default:other", ttl_seconds=TTL_SECONDS).times() == LIVE_MS
@@ -157,7 +157,7 @@ def test_topic_that_changes_forever_does_not_block_others(store: Store) -> None:
 
 
 def test_apply_stops_at_a_changed_topic(store: Store, tmp_path: Path) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     file = tmp_path / "plan.json"
     kit.engine.preview(out=file)
 
@@ -170,9 +170,9 @@ def test_apply_stops_at_a_changed_topic(store: Store, tmp_path: Path) -> None:
     assert orders.times() == DUE_MS[2:] + LIVE_MS
 
 
-@pytest.mark.parametrize("moves", [True, False])
-def test_ttl_shortened_during_sweep_keeps_referenced_payloads(store: Store, moves: bool) -> None:
-    kit, orders = prepared(store)
+@pytest.mark.parametrize("during_sweep", [True, False])
+def test_ttl_shortened_during_sweep_keeps_referenced_payloads(store: Store, during_sweep: bool) -> None:
+    kit, orders = set_up(store)
     late = pointer(NOW_MS - 20 * MINUTE)
     orders.stored(late, NOW_MS - 20 * MINUTE).ref(late, NOW_MS - 10 * MINUTE)
 
@@ -180,34 +180,34 @@ def test_ttl_shortened_during_sweep_keeps_referenced_payloads(store: Store, move
         if call.name == "payload.keys":
             orders.describe(ttl_seconds=60)
 
-    if moves:
+    if during_sweep:
         watch(store, before=shorten)
     else:
         orders.describe(ttl_seconds=60)
     kit.restart(hold_seconds=0).engine.run_once()
-    assert orders.times() == ([*LIVE_MS, NOW_MS - 10 * MINUTE] if moves else [])
-    assert orders.stored_times() == [NOW_MS - 20 * MINUTE] * moves
+    assert orders.times() == ([*LIVE_MS, NOW_MS - 10 * MINUTE] if during_sweep else [])
+    assert orders.stored_times() == [NOW_MS - 20 * MINUTE] * during_sweep
 
 
 def test_topic_changed_during_leveldb_sweep_loses_no_live_row(tmp_path: Path) -> None:
-    for name, move in MOVES.items():
+    for name, change in CHANGES.items():
         with LevelDBStore(tmp_path / name, create=True) as store:
-            kit, orders = prepared(store)
-            judge = Judge(kit)
-            watch(store, before=Mover(partial(move, orders), 9, judge))
+            kit, orders = set_up(store)
+            check = DeletionCheck(kit)
+            watch(store, before=ChangeAtCall(partial(change, orders), 9, check))
             kit.engine.run_once()
-            assert judge.wrong == []
+            assert check.wrong == []
             assert set(LIVE_MS) <= set(orders.times())
 
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
-class Pauser:
-    """A pause of a topic before the k-th store call; records later writes to the topic."""
+class PauseAtCall:
+    """A watcher that pauses a topic before the k-th store call and records later writes to the topic."""
 
-    def __init__(self, kit: Kit, paused: Topic, at_call: int) -> None:
-        self.kit, self.paused, self.at_call = kit, paused, at_call
+    def __init__(self, kit: Kit, described: Topic, at_call: int) -> None:
+        self.kit, self.topic, self.at_call = kit, described, at_call
         self.calls = 0
         self.at = ""
         self.written: list[str] = []
@@ -217,29 +217,29 @@ class Pauser:
         self.calls += 1
         if self.calls == self.at_call:
             self.at = call.name
-            self.kit.state.pause(str(self.paused.id), 0)
+            self.kit.state.pause(str(self.topic.id), 0)
         if self.at and call.name.endswith((".delete", ".invert")):
             first = call.arguments[0][0]
-            if (first.key if isinstance(first, TxCell) else first).startswith(self.paused.id.prefix):
+            if (first.key if isinstance(first, TxCell) else first).startswith(self.topic.id.prefix):
                 self.written.append(call.name)
 
 
 def test_pause_at_any_call_stops_after_the_current_batch() -> None:
     written = set()
     for at_call in range(1, CALLS):
-        kit, orders = prepared(MemoryStore())
+        kit, orders = set_up(MemoryStore())
         other = topic(kit.store, "default:other", ttl_seconds=TTL_SECONDS)
         for described in (orders, other):
             described.tx(INVALID, NOW_MS, NOW_MS)
         kit.snapshots.invalid = [INVALID]
         kit.state.save_last_full_pass_ms(0)
-        pauser = Pauser(kit, orders, at_call)
+        pause = PauseAtCall(kit, orders, at_call)
         report = kit.engine.run_once()
-        if not pauser.at:
+        if not pause.at:
             break
-        has_started = pauser.at == "metadata.get" or pauser.at.endswith((".delete", ".invert"))
-        assert len(pauser.written) <= has_started, f"at call {at_call}, {pauser.at}"
-        written |= set(pauser.written)
+        has_started = pause.at == "metadata.get" or pause.at.endswith((".delete", ".invert"))
+        assert len(pause.written) <= has_started, f"at call {at_call}, {pause.at}"
+        written |= set(pause.written)
         assert other.times() == [*LIVE_MS, NOW_MS, NOW_MS]
         assert other.stored_times() == LIVE_MS
         assert other.pointers()[-2:] == [-INVALID] * 2
@@ -254,7 +254,7 @@ def test_pause_at_any_call_stops_after_the_current_batch() -> None:
 
 
 def test_pause_of_all_topics_writes_nothing_without_failure(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     orders.tx(INVALID, NOW_MS)
     kit.snapshots.invalid = [INVALID]
     kit.state.pause(EVERYTHING, NOW_MS)

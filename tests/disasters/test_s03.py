@@ -29,7 +29,7 @@ from tms_core.tables.compaction import DeletedRanges
 INVALID = pointer(NOW_MS - 10 * MINUTE)
 
 
-def due_and_live(store: Store) -> Topic:
+def store_due_and_live(store: Store) -> Topic:
     """Store a due message, a live message, and a message of an invalid transaction."""
     return (
         topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR, NOW_MS).tx(INVALID, NOW_MS - MINUTE)
@@ -37,7 +37,7 @@ def due_and_live(store: Store) -> Topic:
 
 
 def test_run_with_unmatched_pattern_changes_nothing(store: Store) -> None:
-    orders = due_and_live(store)
+    orders = store_due_and_live(store)
     kit = janitor(store)
     kit.engine.adopt()
     kit.snapshots.invalid = [INVALID]
@@ -50,7 +50,7 @@ def test_run_with_unmatched_pattern_changes_nothing(store: Store) -> None:
 
 
 def test_plan_with_unmatched_pattern_is_empty(store: Store, tmp_path: Path) -> None:
-    orders = due_and_live(store)
+    orders = store_due_and_live(store)
     kit = janitor(store)
     kit.snapshots.invalid = [INVALID]
     before = orders.messages()
@@ -62,7 +62,7 @@ def test_plan_with_unmatched_pattern_is_empty(store: Store, tmp_path: Path) -> N
 def test_approve_with_unmatched_pattern_releases_no_hold(store: Store) -> None:
     kit = janitor(store)
     kit.engine.adopt()
-    orders = due_and_live(store)
+    orders = store_due_and_live(store)
     assert kit.engine.approve(("nowhere:*",)) == []
     kit.engine.run_once()
     assert len(orders.times()) == 3
@@ -95,7 +95,7 @@ def test_rows_of_unknown_topics_stay_and_are_counted(store: Store) -> None:
 
 
 def test_run_without_invalid_transactions_searches_no_message(store: Store) -> None:
-    due_and_live(store)
+    store_due_and_live(store)
     kit = janitor(store)
     reads: list[str] = []
     watch(store, before=lambda call: reads.append(call.name))
@@ -106,7 +106,7 @@ def test_run_without_invalid_transactions_searches_no_message(store: Store) -> N
 
 def test_run_with_closed_transactions_only_searches_no_message(store: Store) -> None:
     closed = pointer(NOW_MS - DAY)
-    orders = due_and_live(store).tx(closed, NOW_MS)
+    orders = store_due_and_live(store).tx(closed, NOW_MS)
     kit = janitor(store)
     kit.snapshots.invalid = [closed]
     kit.engine.run_once(adopt=True)

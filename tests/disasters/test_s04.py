@@ -23,6 +23,7 @@ from tests.builders import (
     Call,
     Kit,
     Topic,
+    assert_boundary_is_true,
     fail_at,
     janitor,
     pointer,
@@ -40,13 +41,13 @@ from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 
-#: After its lifetime and grace; a pass that covers it closes it.
+#: A transaction after its lifetime and grace, which a pass over its rows closes.
 OLD = pointer(NOW_MS - 10 * HOUR)
 #: A transaction whose client may still write.
 YOUNG = pointer(NOW_MS - 30 * MINUTE)
 
 
-def prepared(store: Store) -> tuple[Kit, Topic]:
+def set_up(store: Store) -> tuple[Kit, Topic]:
     """Return an adopted store with an unswept row of an old invalid transaction."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS - 9 * HOUR).plain(NOW_MS - 31 * DAY)
     kit = janitor(store)
@@ -55,40 +56,24 @@ def prepared(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def assert_true(kit: Kit) -> None:
-    """Check that no row up to the boundary has a positive pointer of an invalid transaction."""
-    proven = kit.state.boundary()
-    cells = kit.store.message.read(CELLS, b"", None, 1_000_000).items
-    left = [cell for cell in cells if cell.pointer > 0 and cell.pointer in kit.snapshots.invalid]
-    assert proven is None or all(cell.pointer > proven.bound for cell in left)
-
-
-def fail(name: str) -> Callable[[Call], None]:
-    def watcher(call: Call) -> None:
-        if call.name == name:
-            raise StoreError("the disk is full")
-
-    return watcher
-
-
 def test_complete_pass_proves_the_old_transaction(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     report = kit.engine.run_once()
     proven = kit.state.boundary()
     assert proven is not None
     assert proven.bound == report.boundary == OLD
     assert orders.pointers() == [-OLD]
-    assert_true(kit)
+    assert_boundary_is_true(kit)
 
 
 def test_restored_rows_require_a_search_before_a_boundary(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
     # Restore the row from a backup of the same table.
     orders.tx(OLD, NOW_MS - 9 * HOUR)
     kit.engine.adopt()
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     assert kit.run_after(MINUTE).boundary == OLD
     assert set(orders.pointers()) == {-OLD}
@@ -96,8 +81,8 @@ def test_restored_rows_require_a_search_before_a_boundary(store: Store) -> None:
 
 @pytest.mark.parametrize("call", ["message.delete", "message.invert"])
 def test_run_with_error_in_one_topic_proves_nothing(store: Store, call: str) -> None:
-    kit, _ = prepared(store)
-    watch(store, before=fail(call))
+    kit, _ = set_up(store)
+    watch(store, before=fail_at(call, StoreError("the disk is full")))
     report = kit.engine.run_once()
     assert report.errors
     assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
@@ -105,13 +90,13 @@ def test_run_with_error_in_one_topic_proves_nothing(store: Store, call: str) -> 
 
 @pytest.mark.parametrize("patterns", [("default:orders",), ("default:*",), ("*",)])
 def test_run_of_some_topics_proves_nothing(store: Store, patterns: tuple[str, ...]) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     report = kit.engine.run_once(patterns=patterns)
     assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
 def test_run_of_some_topics_keeps_transactions_to_search(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.engine.run_once(patterns=("nowhere:*",))
     assert kit.state.open_ids()[OLD].scanned_ms is None
     kit.engine.run_once()
@@ -123,12 +108,12 @@ def test_run_of_some_topics_keeps_transactions_to_search(store: Store) -> None:
     [
         lambda kit: setattr(kit.snapshots, "age_ms", 121_000),
         lambda kit: setattr(kit.snapshots, "age_ms", -301_000),
-        lambda kit: setattr(kit.snapshots, "error", NoSnapshot("there is none.")),
+        lambda kit: setattr(kit.snapshots, "error", NoSnapshot("the folder is empty.")),
     ],
     ids=["stale", "future", "missing"],
 )
 def test_run_without_usable_snapshot_proves_nothing(store: Store, spoil: Callable[[Kit], None]) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     spoil(kit)
     report = kit.engine.run_once()
     assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
@@ -136,7 +121,7 @@ def test_run_without_usable_snapshot_proves_nothing(store: Store, spoil: Callabl
 
 
 def test_run_with_unknown_lifetime_inverts_without_a_proof(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     unsure = kit.restart(lifetime_known=False)
     report = unsure.engine.run_once()
     assert orders.pointers() == [-OLD]
@@ -145,7 +130,7 @@ def test_run_with_unknown_lifetime_inverts_without_a_proof(store: Store) -> None
 
 
 def test_apply_proves_nothing(store: Store, tmp_path: Path) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.engine.preview(out=tmp_path / "plan.json")
     kit.engine.carry_out(tmp_path / "plan.json")
     assert orders.pointers() == [-OLD]
@@ -153,7 +138,7 @@ def test_apply_proves_nothing(store: Store, tmp_path: Path) -> None:
 
 
 def test_boundary_ends_below_a_client_that_may_still_write(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     orders.tx(YOUNG, NOW_MS - MINUTE)
     kit.snapshots.invalid = [OLD, YOUNG]
     kit.engine.run_once()
@@ -164,16 +149,16 @@ def test_boundary_ends_below_a_client_that_may_still_write(store: Store) -> None
 
 
 def test_client_publishing_after_the_scan_is_not_proven(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.snapshots.invalid = [OLD, YOUNG]
     kit.engine.run_once()
     end_ms = LIFETIME.window_end_ms(YOUNG)
     for late_ms in (MINUTE, LIFETIME.max_ms, end_ms - 1 - NOW_MS):
         kit.clock.advance(NOW_MS + late_ms - kit.clock.now_ms())
         orders.tx(YOUNG, kit.clock.now_ms())
-        assert_true(kit)
+        assert_boundary_is_true(kit)
         kit.engine.run_once()
-        assert_true(kit)
+        assert_boundary_is_true(kit)
     kit.run_after(2)
     assert kit.state.open_ids()[YOUNG].closed_ms is None, "only a full pass looks at rows of any time"
     kit.run_after(DAY)
@@ -184,7 +169,7 @@ def test_client_publishing_after_the_scan_is_not_proven(store: Store) -> None:
 
 
 def test_pass_over_a_window_inverts_and_keeps_the_boundary(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.engine.run_once()
     before = (kit.state.boundary(), kit.state.evidence())
     younger = pointer(NOW_MS - 3 * HOUR)
@@ -197,10 +182,10 @@ def test_pass_over_a_window_inverts_and_keeps_the_boundary(store: Store) -> None
     assert sorted(filter(None, orders.pointers())) == [-younger, -OLD, younger]
     assert (kit.state.boundary(), kit.state.evidence()) == before
     assert (report.boundary, kit.state.open_ids()[younger].closed_ms) == (OLD, None)
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     report = kit.run_after(12 * HOUR)
     assert (report.full, report.boundary) == (True, younger)
-    assert_true(kit)
+    assert_boundary_is_true(kit)
 
 
 @pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before topics", "in a topic", "after topics"])
@@ -208,21 +193,21 @@ def test_pass_over_a_window_inverts_and_keeps_the_boundary(store: Store) -> None
 def test_unrecognized_key_with_invalid_pointer_limits_boundary(
     store: Store, write_pointer: int, ends_below: int, place: bytes
 ) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.snapshots.invalid = [OLD - 5, OLD]
     store.message.put([(place + b"foreign", MessageValue(write_pointer, b"?"))])
     assert kit.engine.run_once().boundary == ends_below - 1
     assert [cell.pointer for cell in store.message.read(CELLS, b"", None, 10).items if b"foreign" in cell.key] == [
         write_pointer
     ]
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     assert kit.engine.verify().refuted == 0
 
 
 @pytest.mark.parametrize("tag", [b"\x03", b"\xff"])
 def test_pointers_under_a_tag_that_cdap_reads_are_all_inverted(tmp_path: Path, tag: bytes) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        kit, orders = prepared(store)
+        kit, orders = set_up(store)
         orders.stored(OLD, NOW_MS - 31 * DAY)
     foreign, ours = b"foreign", MessageKey(orders.id, 1, NOW_MS - 9 * HOUR, 7).pack()
     rows = {foreign: tag + (OLD - 5).to_bytes(8, "big"), ours: tag + OLD.to_bytes(8, "big")}
@@ -240,14 +225,14 @@ def test_pointers_under_a_tag_that_cdap_reads_are_all_inverted(tmp_path: Path, t
 
 @pytest.mark.parametrize(("ahead_ms", "full"), [(1, True), (DAY, True), (0, False), (1 - DAY, False), (-DAY, True)])
 def test_full_pass_is_due_after_a_day_or_a_clock_set_back(store: Store, ahead_ms: int, full: bool) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.engine.run_once()
     kit.state.save_last_full_pass_ms(NOW_MS + ahead_ms)
     assert kit.engine.run_once().full is full
 
 
 def test_full_pass_without_a_snapshot_is_repeated_with_one(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.snapshots.age_ms = DAY
     assert kit.engine.run_once().full
     assert not kit.run_after(MINUTE).full, "it could prove nothing either"
@@ -258,7 +243,7 @@ def test_full_pass_without_a_snapshot_is_repeated_with_one(store: Store) -> None
 
 
 def test_boundary_is_withdrawn_by_a_pass_that_proves_nothing(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     assert kit.engine.run_once().boundary == OLD
     kit.snapshots.invalid = [1, OLD]
     store.message.put([(b"foreign", MessageValue(1, b"?"))])
@@ -268,7 +253,7 @@ def test_boundary_is_withdrawn_by_a_pass_that_proves_nothing(store: Store) -> No
 
 
 def test_boundary_proven_after_a_plan_is_in_the_apply_report(store: Store, tmp_path: Path) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.engine.preview(out=tmp_path / "plan.json")
     assert kit.run_after(MINUTE).boundary == OLD
     assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
@@ -281,7 +266,7 @@ def test_clock_skew_beyond_grace_leaves_open_transactions_unproven(store: Store)
 
 
 def test_longer_lifetime_opens_transactions_and_lowers_the_boundary(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.engine.run_once()
     assert kit.state.open_ids()[OLD].closed_ms == NOW_MS
     longer = kit.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
@@ -299,7 +284,7 @@ def test_longer_lifetime_opens_transactions_and_lowers_the_boundary(store: Store
 
 
 def test_boundary_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     assert kit.engine.run_once().boundary == OLD
     kit.clock.step(-HOUR)
@@ -308,7 +293,7 @@ def test_boundary_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(store: Store
 
 
 def test_boundary_after_a_clock_set_back_is_not_in_force(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
     kit.clock.step(-1)
@@ -316,7 +301,7 @@ def test_boundary_after_a_clock_set_back_is_not_in_force(store: Store) -> None:
 
 
 def test_boundary_after_clock_set_back_is_proven_by_a_full_pass(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
     kit.clock.step(-HOUR)
@@ -327,7 +312,7 @@ def test_boundary_after_clock_set_back_is_proven_by_a_full_pass(store: Store) ->
 
 
 def test_boundary_in_force_is_still_reported_by_a_pass_without_one(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.engine.run_once()
     for patterns, age_ms in ((("default:orders",), 0), ((), 0), ((), 121_000)):
         kit.clock.advance(MINUTE)
@@ -336,7 +321,7 @@ def test_boundary_in_force_is_still_reported_by_a_pass_without_one(store: Store)
 
 
 def test_transaction_invalid_during_the_scan_is_not_proven(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     late = OLD + 1
     orders.tx(late, NOW_MS - 9 * HOUR)
 
@@ -350,11 +335,11 @@ def test_transaction_invalid_during_the_scan_is_not_proven(store: Store) -> None
     proven = kit.state.boundary()
     assert proven is not None
     assert proven.bound < late
-    assert_true(kit)
+    assert_boundary_is_true(kit)
 
 
 def test_snapshot_is_read_once_and_before_the_first_row(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     reads = kit.snapshots.reads
     seen: list[int] = []
     watch(store, before=lambda call: seen.append(kit.snapshots.reads) if call.name.startswith("message.") else None)
@@ -364,8 +349,8 @@ def test_snapshot_is_read_once_and_before_the_first_row(store: Store) -> None:
 
 
 def test_run_with_failed_sync_proves_nothing(store: Store) -> None:
-    kit, _ = prepared(store)
-    watch(store, before=fail("message.sync"))
+    kit, _ = set_up(store)
+    watch(store, before=fail_at("message.sync", StoreError("the disk is full")))
     with pytest.raises(StoreError, match="disk is full"):
         kit.engine.run_once()
     assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
@@ -392,13 +377,13 @@ class PowerLoss:
 
 
 def test_power_failure_at_the_boundary_leaves_a_true_boundary(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     orders.tx(OLD, NOW_MS - 31 * DAY)
     power = PowerLoss(store)
     watch_state(kit.state, before=lambda call: power.strike() if call.name == "state.save_boundary" else None)
     kit.engine.run_once()
     assert kit.state.boundary() is not None
-    assert_true(kit)
+    assert_boundary_is_true(kit)
 
 
 def test_leveldb_syncs_the_batch_of_an_inversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +398,7 @@ def test_leveldb_syncs_the_batch_of_an_inversion(tmp_path: Path, monkeypatch: py
 
 
 def test_boundary_stays_in_force_after_a_pass_without_proof(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.engine.run_once()
     before = kit.state.boundary()
     kit.clock.advance(HOUR)
@@ -423,11 +408,11 @@ def test_boundary_stays_in_force_after_a_pass_without_proof(store: Store) -> Non
     kit.snapshots.age_ms = 121_000
     kit.engine.run_once()
     assert kit.state.boundary() == before
-    assert_true(kit)
+    assert_boundary_is_true(kit)
 
 
 def test_evidence_with_a_gap_has_no_boundary(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.engine.run_once()
     [whole] = kit.state.evidence()
     kit.state.replace_evidence([replace(whole, stop=b"m"), replace(whole, start=b"n")])
@@ -437,7 +422,7 @@ def test_evidence_with_a_gap_has_no_boundary(store: Store) -> None:
 
 
 def test_boundary_is_in_the_report_of_each_later_run(store: Store, tmp_path: Path) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     assert kit.engine.run_once().boundary == OLD
     kit.engine.preview(out=tmp_path / "plan.json")
     assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
@@ -445,7 +430,7 @@ def test_boundary_is_in_the_report_of_each_later_run(store: Store, tmp_path: Pat
 
 
 def test_boundary_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     assert kit.engine.run_once().boundary == OLD
     raised = kit.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
     orders.tx(OLD, NOW_MS - 8 * HOUR)
@@ -457,11 +442,11 @@ def test_boundary_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
 
 
 def test_clock_set_back_forgets_boundary_and_evidence_of_the_future(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     assert kit.engine.run_once().boundary == OLD
     kit.clock.step(-10 * MINUTE)
     kit.snapshots.write_pointer = pointer(NOW_MS)
-    watch(store, before=fail("message.cells"))
+    watch(store, before=fail_at("message.cells", StoreError("the disk is full")))
     assert kit.engine.run_once().boundary is None
     assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     assert kit.engine.boundary()[1].bound is None
@@ -471,7 +456,7 @@ def test_clock_set_back_forgets_boundary_and_evidence_of_the_future(store: Store
 
 
 def test_run_with_paused_topic_proves_nothing_until_resumed(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     other = topic(store, "default:other", ttl_seconds=86400).tx(OLD, NOW_MS - HOUR)
     kit.state.pause("default:orders", NOW_MS)
     report = kit.engine.run_once()
@@ -481,28 +466,28 @@ def test_run_with_paused_topic_proves_nothing_until_resumed(store: Store) -> Non
     kit.state.resume("default:orders")
     report = kit.run_after(MINUTE)
     assert (report.full, report.boundary, orders.pointers()) == (True, OLD, [-OLD])
-    assert_true(kit)
+    assert_boundary_is_true(kit)
 
 
 @pytest.mark.parametrize("name", ["message.keys", "message.cells", "message.delete", "message.invert", "payload.keys"])
 def test_pause_inside_a_pass_leaves_a_true_boundary(store: Store, name: str) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     watch(store, before=lambda call: kit.state.pause("*", 0) if call.name == name else None)
     report = kit.engine.run_once()
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     if OLD in orders.pointers():
         assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
 def test_pause_of_absent_topics_proves_nothing(store: Store) -> None:
     """Absent topics can have rows."""
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.state.pause("nowhere:*", 0)
     assert kit.engine.run_once().boundary is None
 
 
 def test_paused_unknown_topic_is_not_inverted(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     stray = unknown_topic(store, "default:stray").tx(OLD, 1)
     kit.state.pause("default:str*", 0)
     assert kit.engine.run_once().boundary is None
@@ -510,7 +495,7 @@ def test_paused_unknown_topic_is_not_inverted(store: Store) -> None:
 
 
 def test_paused_topic_causes_one_full_pass_a_day(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.state.pause("default:orders", 0)
     full = []
     for _ in range(72):
@@ -522,7 +507,7 @@ def test_paused_topic_causes_one_full_pass_a_day(store: Store) -> None:
 @pytest.mark.parametrize("name", ["message.cells", "payload.keys"])
 @pytest.mark.parametrize("ending", ["interrupted", "lease"])
 def test_run_ended_early_proves_nothing(store: Store, ending: str, name: str) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     lease = Lease(kit.state, "a", 60, kit.clock)
     lease.acquire()
     reads: list[str] = []
@@ -549,12 +534,12 @@ def test_run_ended_early_proves_nothing(store: Store, ending: str, name: str) ->
 def test_failed_sync_is_repeated_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Due rows of an invalid transaction, which are deleted instead of inverted.
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        kit, orders = prepared(store)
+        kit, orders = set_up(store)
         orders.tx(OLD, NOW_MS - 31 * DAY)
         failing = [True]
         watch(store, before=fail_at("message.cells", RuntimeError("a bug of ours"), lambda _: failing[0]))
         # A run deletes them and fails before the sync.
-        with pytest.raises(RuntimeError, match="a bug of ours"):
+        with pytest.raises(RuntimeError, match="a bug"):
             kit.engine.run_once()
         assert orders.times() == [NOW_MS - 9 * HOUR]
         assert kit.state.boundary() is None
@@ -576,7 +561,7 @@ def test_failed_sync_is_repeated_by_the_next_run(tmp_path: Path, monkeypatch: py
 
 
 def test_run_without_deletes_syncs_before_its_proof(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.engine.run_once()
     kit.clock.advance(DAY)
     calls: list[str] = []
@@ -590,9 +575,9 @@ def test_run_without_deletes_syncs_before_its_proof(store: Store) -> None:
 # --- a false boundary -------------------------------------------------------------------------------------------------
 
 
-def refuted(store: Store) -> tuple[Kit, Topic]:
-    """Return a store with a boundary that a later write made false."""
-    kit, orders = prepared(store)
+def refuted_boundary(store: Store) -> tuple[Kit, Topic]:
+    """Return a janitor with a boundary that a later write made false."""
+    kit, orders = set_up(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
     orders.tx(OLD, NOW_MS - 9 * HOUR)
@@ -600,7 +585,7 @@ def refuted(store: Store) -> tuple[Kit, Topic]:
 
 
 def test_verify_false_boundary_withdraws_it_and_searches_again(store: Store) -> None:
-    kit, orders = refuted(store)
+    kit, orders = refuted_boundary(store)
     assert kit.engine.verify().refuted == 1
     assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     proven, present = kit.engine.boundary()
@@ -615,30 +600,30 @@ def test_verify_false_boundary_withdraws_it_and_searches_again(store: Store) -> 
 
 
 def test_verify_false_boundary_is_reported_until_the_next_boundary(store: Store) -> None:
-    kit, _ = refuted(store)
-    assert judge(seen(kit)).level == "well"
+    kit, _ = refuted_boundary(store)
+    assert judge(collect_status(kit)).level == "well"
     kit.engine.verify()
-    health = judge(seen(kit))
+    health = judge(collect_status(kit))
     assert health.level == "attention"
     assert health.reasons[0].about == "boundary"
     assert health.reasons[0].text.startswith("The prune boundary was refuted: the boundary ")
     kit.run_after(MINUTE)
-    assert judge(seen(kit)).level == "well"
+    assert judge(collect_status(kit)).level == "well"
 
 
 def test_refuted_boundary_of_paused_topic_causes_one_full_run(store: Store) -> None:
-    kit, orders = refuted(store)
+    kit, orders = refuted_boundary(store)
     kit.engine.verify()
     topic(store, "default:other", ttl_seconds=60)
     kit.state.pause("default:other", NOW_MS)
     for full in (True, False):
         assert kit.run_after(MINUTE).full is full
     assert set(orders.pointers()) == {-OLD}
-    assert judge(seen(kit)).reasons[0].about == "boundary"
+    assert judge(collect_status(kit)).reasons[0].about == "boundary"
 
 
 def test_boundary_refuted_during_a_run_is_not_proven_by_it(store: Store) -> None:
-    kit, orders = refuted(store)
+    kit, orders = refuted_boundary(store)
     kit.clock.advance(DAY)
     second_kit = kit.restart()
     done: list[int] = []
@@ -653,12 +638,12 @@ def test_boundary_refuted_during_a_run_is_not_proven_by_it(store: Store) -> None
     assert kit.engine.run_once().full
     assert done == [1]
     assert kit.state.boundary() is None
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     assert kit.run_after(MINUTE).full
     assert kit.state.boundary() is not None
-    assert_true(kit)
+    assert_boundary_is_true(kit)
 
 
-def seen(kit: Kit) -> Status:
+def collect_status(kit: Kit) -> Status:
     deployment = Deployment("a store", "apply", "every 60 s", kit.engine.deps.terms)
     return collect.collect(kit.state, deployment, kit.clock)

@@ -18,7 +18,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
-def due(store: Store) -> Topic:
+def store_due_rows(store: Store) -> Topic:
     """Store rows of all kinds that a run deletes or inverts."""
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(NOW_MS - DAY, NOW_MS).tx(INVALID, NOW_MS).stored(pointer(NOW_MS - DAY), NOW_MS - DAY)
@@ -48,7 +48,7 @@ def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def test_plan_calls_no_write_operation(store: Store, tmp_path: Path) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     calls: list[str] = []
     watch(store, before=lambda call: calls.append(call.name))
     kit = planner(store)
@@ -60,7 +60,7 @@ def test_plan_calls_no_write_operation(store: Store, tmp_path: Path) -> None:
 
 
 def test_plan_does_not_change_the_state_of_runs(store: Store) -> None:
-    due(store)
+    store_due_rows(store)
     kit = planner(store)
     kit.engine.adopt()
     before = (kit.state.frontiers(), kit.state.anchor(), kit.state.open_ids(), kit.state.store())
@@ -72,7 +72,7 @@ def test_plan_does_not_change_the_state_of_runs(store: Store) -> None:
 
 def test_plan_on_a_clone_changes_no_file_of_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        due(store)
+        store_due_rows(store)
     before = digests(tmp_path / "messaging")
     assert {Path(name).suffix for name in before} >= {".sst", ".log"}
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
@@ -85,7 +85,7 @@ def test_plan_on_a_clone_changes_no_file_of_the_store(tmp_path: Path) -> None:
 
 def test_plan_of_a_clone_applies_to_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        due(store)
+        store_due_rows(store)
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
         kit = planner(cloned)
         kit.engine.preview(out=tmp_path / "plan.json")
@@ -98,7 +98,7 @@ def test_plan_of_a_clone_applies_to_the_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("write", WRITES)
 def test_clone_has_no_write_method(tmp_path: Path, write: str) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        due(store)
+        store_due_rows(store)
     table, _, name = write.partition(".")
     assert hasattr(getattr(store, table), name)
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
@@ -107,7 +107,7 @@ def test_clone_has_no_write_method(tmp_path: Path, write: str) -> None:
 
 def test_clone_contains_no_writable_object(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        due(store)
+        store_due_rows(store)
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
         parts = [vars(table).values() for table in (cloned.metadata, cloned.message, cloned.payload)]
         assert not [part for values in parts for part in values if isinstance(part, WritableDatabase)]
@@ -115,7 +115,7 @@ def test_clone_contains_no_writable_object(tmp_path: Path) -> None:
 
 def test_run_on_a_clone_fails_without_a_write(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        due(store)
+        store_due_rows(store)
     before = digests(tmp_path / "messaging")
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
         kit = planner(cloned)
@@ -129,5 +129,5 @@ def test_run_on_a_clone_fails_without_a_write(tmp_path: Path) -> None:
 def test_call_watcher_records_writes(store: Store) -> None:
     seen: list[Call] = []
     watch(store, before=seen.append)
-    due(store)
+    store_due_rows(store)
     assert {call.name for call in seen} >= {"message.put", "payload.put", "metadata.compare_and_set"}

@@ -18,7 +18,7 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 OTHER = INVALID + 1
 
 
-def prepared(store: Store) -> tuple[Kit, Topic, list[bytes]]:
+def set_up(store: Store) -> tuple[Kit, Topic, list[bytes]]:
     """Return three rows of one invalid transaction and their keys."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(INVALID, NOW_MS - 3, NOW_MS - 2, NOW_MS - 1)
@@ -38,7 +38,7 @@ def call_between_read_and_inversion(store: Store, act: Callable[[], object]) -> 
 
 
 def test_row_deleted_before_its_inversion_stays_deleted(store: Store) -> None:
-    kit, orders, keys = prepared(store)
+    kit, orders, keys = set_up(store)
     call_between_read_and_inversion(store, lambda: store.message.delete([keys[1]]))
     report = kit.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS - 3, NOW_MS - 1]
@@ -56,7 +56,7 @@ def test_row_deleted_before_its_inversion_stays_deleted(store: Store) -> None:
     ],
 )
 def test_row_changed_before_its_inversion_is_not_inverted(store: Store, written: MessageValue) -> None:
-    kit, orders, keys = prepared(store)
+    kit, orders, keys = set_up(store)
     call_between_read_and_inversion(store, lambda: store.message.put([(keys[1], written)]))
     report = kit.engine.run_once(adopt=True)
     assert orders.messages()[1][1] == written
@@ -67,14 +67,14 @@ def test_row_changed_before_its_inversion_is_not_inverted(store: Store, written:
     "value", [MessageValue(INVALID, b""), MessageValue(INVALID, b"\x00\xff" * 9), MessageValue(INVALID, None)]
 )
 def test_inversion_changes_only_the_sign_of_the_pointer(store: Store, value: MessageValue) -> None:
-    kit, orders, keys = prepared(store)
+    kit, orders, keys = set_up(store)
     store.message.put([(keys[0], value)])
     kit.engine.run_once(adopt=True)
     assert orders.messages()[0][1] == value._replace(pointer=-INVALID)
 
 
 def test_inversion_repeated_does_not_revert_rows(store: Store) -> None:
-    kit, orders, _ = prepared(store)
+    kit, orders, _ = set_up(store)
     cells = store.message.read(CELLS, b"", None, 10).items
     kit.engine.run_once(adopt=True)
     assert store.message.invert(cells) == [False, False, False]
@@ -83,7 +83,7 @@ def test_inversion_repeated_does_not_revert_rows(store: Store) -> None:
 
 
 def test_run_does_not_invert_other_transactions(store: Store) -> None:
-    kit, orders, _ = prepared(store)
+    kit, orders, _ = set_up(store)
     orders.tx(OTHER, NOW_MS).tx(INVALID - 1, NOW_MS).tx(-OTHER, NOW_MS).tx(0, NOW_MS)
     kit.snapshots.invalid = [INVALID]
     kit.engine.run_once(adopt=True)

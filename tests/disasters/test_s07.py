@@ -16,7 +16,7 @@ ALLOWANCE_MS = LIFETIME.allowance_ms
 INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
-def prepared(store: Store) -> tuple[Kit, Topic]:
+def set_up(store: Store) -> tuple[Kit, Topic]:
     """Return a store after its first pass, with rows due in an hour."""
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - DAY + HOUR)
     kit = janitor(store)
@@ -30,7 +30,7 @@ def clock_notes(report: Report) -> list[bool]:
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
 def test_clock_ahead_of_the_allowance_blocks_a_run(store: Store, ahead_ms: int, blocked: bool) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.clock.advance(10 * MINUTE)
     kit.clock.step(ALLOWANCE_MS + ahead_ms)
     assert kit.engine.run_once().tripped == blocked
@@ -40,7 +40,7 @@ def test_clock_ahead_of_the_allowance_blocks_a_run(store: Store, ahead_ms: int, 
 def test_clock_ahead_of_the_cluster_blocks_a_run(
     store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, blocked: bool
 ) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     # Below the time that a machine may have been off.
     kit.clock.reboot("another machine")
     monkeypatch.setattr(kit.state, "clock_ms", lambda: kit.clock.now_ms() - ALLOWANCE_MS - ahead_ms)
@@ -58,7 +58,7 @@ def test_clock_ahead_of_the_cluster_blocks_a_run(
 
 
 def test_clock_jump_writes_nothing_and_is_reported(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     orders.tx(INVALID, NOW_MS - MINUTE)
     kit.snapshots.invalid = [INVALID]
     before = (kit.state.frontiers(), kit.state.anchor(), kit.state.boundary(), kit.state.open_ids())
@@ -75,7 +75,7 @@ def test_clock_jump_writes_nothing_and_is_reported(store: Store) -> None:
 
 
 def test_clock_jump_blocks_all_later_runs(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.step(10 * DAY)
     for _ in range(3):
         assert kit.engine.run_once().tripped
@@ -84,7 +84,7 @@ def test_clock_jump_blocks_all_later_runs(store: Store) -> None:
 
 
 def test_clock_jump_corrected_unblocks_runs(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.step(10 * DAY)
     kit.engine.run_once()
     kit.clock.step(-10 * DAY)
@@ -93,7 +93,7 @@ def test_clock_jump_corrected_unblocks_runs(store: Store) -> None:
 
 
 def test_clock_steps_below_the_allowance_add_up_to_a_jump(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     outcomes = []
     for _ in range(4):
         kit.clock.advance(MINUTE)
@@ -103,7 +103,7 @@ def test_clock_steps_below_the_allowance_add_up_to_a_jump(store: Store) -> None:
 
 
 def test_slow_clock_warns_and_deletes_fewer_rows(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.advance(HOUR + 1)
     kit.clock.step(-ALLOWANCE_MS - 1)
     report = kit.engine.run_once()
@@ -117,7 +117,7 @@ def test_slow_clock_warns_and_deletes_fewer_rows(store: Store) -> None:
 
 
 def test_clock_corrected_after_an_adopt_with_a_slow_clock_is_not_a_jump(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.clock.step(-10 * DAY)
     kit.engine.adopt()
     assert clock_notes(kit.engine.run_once()) == [False], "it is behind as before"
@@ -126,7 +126,7 @@ def test_clock_corrected_after_an_adopt_with_a_slow_clock_is_not_a_jump(store: S
 
 
 def test_adopt_accepts_a_clock_ahead(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.clock.step(10 * DAY)
     assert kit.engine.run_once().tripped
     kit.engine.adopt()
@@ -135,7 +135,7 @@ def test_adopt_accepts_a_clock_ahead(store: Store) -> None:
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
 def test_clock_after_a_boot_may_be_at_most_a_week_ahead(store: Store, off_ms: int, blocked: bool) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(off_ms)
     kit.clock.reboot("another")
@@ -146,7 +146,7 @@ def test_clock_after_a_boot_may_be_at_most_a_week_ahead(store: Store, off_ms: in
 
 @pytest.mark.parametrize("behind_ms", [MINUTE, 30 * DAY, NOW_MS - 1])
 def test_clock_corrected_after_a_boot_in_the_past_is_not_a_jump(store: Store, behind_ms: int) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(-behind_ms)
     kit.clock.reboot("another")
@@ -161,7 +161,7 @@ def test_clock_corrected_after_a_boot_in_the_past_is_not_a_jump(store: Store, be
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (8 * DAY, True)])
 def test_monotonic_clock_going_back_is_another_boot(store: Store, off_ms: int, blocked: bool) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.clock.step(off_ms)
     kit.clock.reboot(kit.clock.boot_id(), monotonic_ms=1)
     assert kit.engine.run_once().tripped == blocked
@@ -169,7 +169,7 @@ def test_monotonic_clock_going_back_is_another_boot(store: Store, off_ms: int, b
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(DAY, False), (7 * DAY + SECOND, True)])
 def test_clock_without_boot_ids_may_be_at_most_a_week_ahead(store: Store, off_ms: int, blocked: bool) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.clock.reboot("")
     kit.engine.run_once()
     kit.clock.step(off_ms)
@@ -177,7 +177,7 @@ def test_clock_without_boot_ids_may_be_at_most_a_week_ahead(store: Store, off_ms
 
 
 def test_clock_jump_is_not_excused_by_rows_with_its_time(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.step(DAY)
     orders.plain(kit.clock.now_ms())
     assert kit.snapshots.latest().snapshot.timestamp_ms == kit.clock.now_ms()
@@ -186,7 +186,7 @@ def test_clock_jump_is_not_excused_by_rows_with_its_time(store: Store) -> None:
 
 
 def test_snapshot_from_the_future_is_not_a_clock_jump(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.advance(HOUR + 1)
     kit.snapshots.age_ms = -10 * DAY
     report = kit.engine.run_once()
@@ -195,7 +195,7 @@ def test_snapshot_from_the_future_is_not_a_clock_jump(store: Store) -> None:
 
 
 def test_clock_jump_approved_unblocks_runs(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.step(3 * HOUR)
     assert kit.engine.run_once().tripped
     kit.engine.approve((EVERYTHING,), clock=True)
@@ -206,7 +206,7 @@ def test_clock_jump_approved_unblocks_runs(store: Store) -> None:
 
 
 def test_clock_jump_is_not_accepted_by_run_adopt(store: Store, tmp_path: Path) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     before = (kit.state.anchor(), kit.state.frontiers(), kit.state.store())
     kit.clock.step(3 * HOUR)
     kit.engine.preview(out=tmp_path / "plan.json")
@@ -217,7 +217,7 @@ def test_clock_jump_is_not_accepted_by_run_adopt(store: Store, tmp_path: Path) -
 
 
 def test_clock_jump_is_accepted_by_adopt(store: Store) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.step(3 * HOUR)
     kit.engine.adopt()
     assert not kit.engine.run_once().tripped
@@ -225,7 +225,7 @@ def test_clock_jump_is_accepted_by_adopt(store: Store) -> None:
 
 
 def test_clock_jump_is_not_accepted_by_approving_a_topic(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.clock.step(3 * HOUR)
     with pytest.raises(GuardTripped):
         kit.engine.approve(("default:*",))
@@ -233,13 +233,13 @@ def test_clock_jump_is_not_accepted_by_approving_a_topic(store: Store) -> None:
 
 
 def test_clock_jump_is_reported_by_a_plan(store: Store) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     kit.clock.step(3 * HOUR)
     assert clock_notes(kit.engine.preview()) == [True]
 
 
 def test_clock_jump_blocks_apply(store: Store, tmp_path: Path) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.step(3 * HOUR)
     file = tmp_path / "plan.json"
     kit.engine.preview(out=file)

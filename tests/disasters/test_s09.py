@@ -15,51 +15,20 @@ from janitor.state.base import Strikes
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Topic, TopicFault, is_about, janitor, pointer, topic, watch
 from tests.janitor.state.entries import entry
 from tms_core.errors import StoreError, WriteRefused
-from tms_core.tables.base import KEYS, Store, TxCell
+from tms_core.tables.base import KEYS, Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
 TTL_SECONDS = 3600
-#: After its lifetime and grace; a full pass closes it.
+#: A transaction after its lifetime and grace, which a full pass closes.
 OLD = pointer(NOW_MS - 10 * DAY)
 
 
-class Trouble:
-    """A fault of calls about some topics; records calls about all topics."""
-
-    def __init__(self, *broken: Topic, operations: tuple[str, ...] = ("message.delete",)) -> None:
-        self.prefixes = [described.id.prefix for described in broken]
-        self.operations = operations
-        self.mended = False
-        self.error = StoreError("a block is damaged.")
-        self.calls: list[Call] = []
-
-    def __call__(self, call: Call) -> None:
-        self.calls.append(call)
-        broken = call.name in self.operations and any(self.concerns(call, prefix) for prefix in self.prefixes)
-        if broken and not self.mended:
-            raise self.error
-
-    @staticmethod
-    def concerns(call: Call, prefix: bytes) -> bool:
-        """Return whether a call reads or writes rows of the topic."""
-        first: Any = call.arguments[0] if call.arguments else b""
-        if isinstance(first, list):
-            return any((item.key if isinstance(item, TxCell) else item).startswith(prefix) for item in first)
-        return bytes(first).startswith(prefix)
-
-    def pop_calls_about(self, described: Topic) -> list[str]:
-        """Return and reset the names of calls about a topic's rows."""
-        found = [call.name for call in self.calls if self.concerns(call, described.id.prefix)]
-        self.calls.clear()
-        return [name for name in found if name != "metadata.get"]
-
-
 class QuarantineKit:
-    """Three topics, one of them failing. Each run is preceded by publishes of due rows and of a row to invert."""
+    """Three topics, one of which fails. Before each run, every topic gets due rows and a row to invert."""
 
     def __init__(self, store: Store, *operations: str, state: SqliteState | None = None) -> None:
         self.topics = [topic(store, f"default:{name}", ttl_seconds=TTL_SECONDS) for name in "abc"]
@@ -67,8 +36,8 @@ class QuarantineKit:
         self.janitor = janitor(store, state=state, now_ms=NOW_MS, batch_rows=2)
         self.janitor.snapshots.invalid = [OLD]
         self.janitor.engine.run_once(adopt=True)
-        self.trouble = Trouble(self.bad, operations=operations or ("message.delete",))
-        watch(store, before=self.trouble)
+        self.fault = TopicFault(self.bad, operations=operations or ("message.delete",))
+        watch(store, before=self.fault)
 
     def run(self, wait_ms: int = MINUTE, *, patient: bool = False) -> Report:
         self.janitor.clock.advance(wait_ms)
@@ -77,7 +46,7 @@ class QuarantineKit:
         self.janitor.snapshots.invalid = [*self.janitor.snapshots.invalid, invalid]
         for described in self.topics:
             described.plain(due_ms).tx(invalid, now_ms - MINUTE).stored(pointer(due_ms), due_ms)
-        self.trouble.calls.clear()
+        self.fault.calls.clear()
         return self.janitor.engine.run_once(incremental=patient)
 
     def strike_out(self) -> None:
@@ -95,11 +64,17 @@ class QuarantineKit:
         probe_ms = self.strikes["b"].probe_ms if "b" in self.strikes else None
         return probe_ms is not None and self.janitor.clock.now_ms() < probe_ms
 
+    def pop_calls_about_bad_topic(self) -> list[str]:
+        """Return and reset the names of calls about the failing topic's rows."""
+        found = [call.name for call in self.fault.calls if is_about(call, self.bad)]
+        self.fault.calls.clear()
+        return [name for name in found if name != "metadata.get"]
+
     def left(self) -> set[object]:
         """Return the rows of the failing topic, read without the fault."""
-        self.trouble.mended = True
+        self.fault.is_repaired = True
         found: set[object] = {*self.bad.messages(), *self.bad.stored_times()}
-        self.trouble.mended = False
+        self.fault.is_repaired = False
         return found
 
     def others_are_swept(self) -> bool:
@@ -129,7 +104,7 @@ def test_failing_topic_is_quarantined_after_three_attempts(store: Store, operati
     for _ in range(3):
         report = kit.run()
         assert report.errors == []
-        assert kit.trouble.pop_calls_about(kit.bad) == [], "it is neither read nor written"
+        assert kit.pop_calls_about_bad_topic() == [], "a quarantined topic is not read or written"
         assert any(note.guard == "quarantine" and "default:b" in note.message for note in report.guards)
         assert kit.others_are_swept()
     assert before <= kit.left()
@@ -145,7 +120,7 @@ def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(store: Store) -> 
         wait_ms = probe_ms - kit.janitor.clock.now_ms()
         waits.append(wait_ms)
         assert kit.run(wait_ms - 1).errors == [], "not yet"
-        assert kit.trouble.pop_calls_about(kit.bad) == []
+        assert kit.pop_calls_about_bad_topic() == []
         assert kit.run(1).errors, "probed, and it still fails"
         assert kit.others_are_swept()
     assert [wait_ms // HOUR for wait_ms in waits] == [1, 2, 4, 8, 16, 24, 24, 24]
@@ -155,7 +130,7 @@ def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(store: Store) -> 
 def test_repaired_topic_leaves_quarantine(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     assert kit.run().errors == []
     assert kit.is_quarantined, "nobody knows yet"
     report = kit.run(FIRST_PROBE_MS)
@@ -169,11 +144,11 @@ def test_repaired_topic_leaves_quarantine(store: Store) -> None:
 def test_success_after_two_failures_resets_the_count(store: Store) -> None:
     kit = QuarantineKit(store)
     for _ in range(4):
-        kit.trouble.mended = False
+        kit.fault.is_repaired = False
         kit.run()
         kit.run()
         assert kit.strikes["b"].count == 2
-        kit.trouble.mended = True
+        kit.fault.is_repaired = True
         assert kit.run().errors == []
         assert kit.strikes == {}
 
@@ -191,7 +166,7 @@ def test_quarantined_topic_prevents_proofs_until_it_succeeds(store: Store) -> No
         # A new invalid id below the boundary refutes it.
         assert (kit.janitor.state.boundary(), kit.janitor.state.evidence()) == (None, evidence)
     assert (OLD - 1) in kit.bad.pointers()
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     report = kit.run(DAY)
     assert (report.full, kit.bad.pointers().count(OLD - 1), kit.strikes) == (True, 0, {})
     assert report.boundary is not None
@@ -215,11 +190,11 @@ def test_quarantined_topic_causes_one_full_pass_a_day(store: Store) -> None:
 
 def test_failing_store_quarantines_no_topic(store: Store) -> None:
     kit = QuarantineKit(store)
-    kit.trouble.prefixes = [described.id.prefix for described in kit.topics]
+    kit.fault.topics = kit.topics
     for _ in range(2 * STRIKES):
         assert len(kit.run().errors) == 3
         assert kit.strikes == {}
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     assert kit.run().errors == []
     assert kit.others_are_swept()
 
@@ -228,11 +203,11 @@ def test_full_disk_with_one_due_topic_quarantines_no_topic(store: Store) -> None
     """A topic without due rows does not prove that the store accepts writes."""
     quiet = topic(store, "default:quiet", ttl_seconds=30 * 86400).plain(NOW_MS)
     kit = QuarantineKit(store, "message.delete", "message.invert", "payload.delete")
-    kit.trouble.prefixes = [described.id.prefix for described in (*kit.topics, quiet)]
+    kit.fault.topics = [*kit.topics, quiet]
     for _ in range(2 * STRIKES):
         assert kit.run().errors
         assert kit.strikes == {}
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     assert kit.run().errors == []
     assert kit.others_are_swept()
 
@@ -240,12 +215,12 @@ def test_full_disk_with_one_due_topic_quarantines_no_topic(store: Store) -> None
 @pytest.mark.parametrize("operation", ["message.delete", "payload.delete", "message.invert"])
 def test_read_only_store_does_not_quarantine_the_only_topic(store: Store, operation: str) -> None:
     kit = QuarantineKit(store, operation)
-    kit.trouble.error = WriteRefused("No space left on device.", "Free some space.")
+    kit.fault.error = WriteRefused("No space left on device.", "Free some space.")
     for _ in range(STRIKES + 2):
         report = kit.run()
         assert any("default:b" in error and "No space left" in error for error in report.errors)
         assert kit.strikes == {}
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     assert kit.run().errors == []
     assert kit.others_are_swept()
     assert kit.bad.times() == [time for time in kit.bad.times() if time >= kit.janitor.clock.now_ms() - HOUR]
@@ -256,14 +231,14 @@ def test_read_only_store_changes_no_failure_count(store: Store) -> None:
     kit.run()
     before = kit.strikes
     assert before["b"].count == 1
-    kit.trouble.error = WriteRefused("Read-only file system.")
+    kit.fault.error = WriteRefused("Read-only file system.")
     kit.run()
     assert kit.strikes == before
 
 
 def test_lost_task_does_not_excuse_unreadable_topics(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = QuarantineKit(store, "message.cells")
-    kit.trouble.prefixes = [kit.first.id.prefix, kit.bad.id.prefix]
+    kit.fault.topics = [kit.first, kit.bad]
     strikes = conclude._strikes
 
     def strikes_after_a_lost_task(run: Run, outcome: Outcome, *rest: Any) -> dict[TopicId, Strikes | None]:
@@ -297,7 +272,7 @@ def test_quarantined_topic_is_probed_within_a_day_of_any_clock(back_ms: int) -> 
     kit = QuarantineKit(MemoryStore())
     kit.janitor.snapshots.write_pointer = pointer(NOW_MS + DAY)
     kit.strike_out()
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     kit.janitor.clock.step(-back_ms)
     for _ in range(25):
         kit.run(HOUR)
@@ -307,9 +282,9 @@ def test_quarantined_topic_is_probed_within_a_day_of_any_clock(back_ms: int) -> 
 def test_plan_names_quarantined_topic_without_reading_it(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
-    kit.trouble.calls.clear()
+    kit.fault.calls.clear()
     report = kit.janitor.engine.preview()
-    assert kit.trouble.pop_calls_about(kit.bad) == []
+    assert kit.pop_calls_about_bad_topic() == []
     assert [note.guard for note in report.guards] == ["quarantine"]
     assert not report.tripped
 
@@ -342,13 +317,13 @@ def test_failed_topic_keeps_its_frontier_and_holds_nothing(store: Store) -> None
     kit.run(FIRST_PROBE_MS // 2)
     assert kit.janitor.state.frontiers()[kit.bad.id] == frontier
     assert kit.janitor.state.frontiers()[kit.last.id] != frontier
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     assert kit.run(LAST_PROBE_MS).held_topics() == {}
     assert kit.janitor.state.frontiers()[kit.bad.id].cutoff_ms == kit.janitor.clock.now_ms() - TTL_SECONDS * 1000
 
 
 def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
-    """A fault of every read that reaches a row of the topic."""
+    """Return a watcher that fails every read that reaches a row of the topic."""
 
     def look(call: Call) -> None:
         name, _, operation = call.name.partition(".")
@@ -364,7 +339,7 @@ def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
 def test_damage_at_the_start_of_a_topic_spares_later_topics(patient: bool) -> None:
     store = MemoryStore()
     kit = QuarantineKit(store)
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     kit.bad.plain(1).stored(pointer(1), 1)
     watch(store, before=damaged(store, kit.bad))
     for _ in range(STRIKES):
@@ -384,7 +359,7 @@ def test_damage_between_two_topics_spares_both_and_proves_nothing() -> None:
     stray.write_metadata(b"{").plain(1)
     kit = QuarantineKit(store)
     proven = kit.janitor.state.boundary()
-    kit.trouble.mended = True
+    kit.fault.is_repaired = True
     kit.janitor.clock.advance(DAY)
     watch(store, before=damaged(store, stray))
     report = kit.run()

@@ -18,6 +18,7 @@ from tests.builders import (
     SECOND,
     Call,
     Kit,
+    ProcessKilled,
     Topic,
     fail_at,
     janitor,
@@ -39,7 +40,9 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 CALLS_BETWEEN = 5
 
 
-def leased(store: Store, state: SqliteState | None = None, holder: str = "a", **options: object) -> tuple[Kit, Lease]:
+def leased_janitor(
+    store: Store, state: SqliteState | None = None, holder: str = "a", **options: object
+) -> tuple[Kit, Lease]:
     """Return a janitor with a lease in its state."""
     kit = janitor(store, state=state or SqliteState.in_memory(), **options)  # type: ignore[arg-type]
     lease = Lease(kit.state, holder, LEASE_SECONDS, kit.clock)
@@ -58,7 +61,7 @@ def beat(kit: Kit) -> int:
     return record.beat
 
 
-class Slow:
+class SlowStore:
     """A store with slow calls; counts the calls between two heartbeats of a run.
 
     Attributes:
@@ -113,7 +116,7 @@ def test_run_on_slow_store_keeps_its_heartbeat(
 ) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     monkeypatch.setattr(compaction, "SLICE_ROWS", 4)
-    kit, lease = leased(store, batch_rows=4)
+    kit, lease = leased_janitor(store, batch_rows=4)
     lease.acquire()
     kit.engine.run_once(adopt=True)
     orders = fill(store)
@@ -125,20 +128,20 @@ def test_run_on_slow_store_keeps_its_heartbeat(
         # Open, so that a run searches for its rows.
         kit.snapshots.invalid = [INVALID, pointer(NOW_MS - HOUR)]
     kit.clock.advance(20 * MINUTE)
-    slow = Slow(kit)
+    slow = SlowStore(kit)
     before = beat(kit)
     report = kit.engine.run_once(incremental=patient)
     assert report.full is full
     assert (report.errors, kit.state.runs(1)[0].result) == ([], "done")
     assert {"message.delete", "payload.delete", "message.invert", "message.compact", "message.cells"} <= set(slow.most)
     assert {name: calls for name, calls in slow.most.items() if calls > CALLS_BETWEEN} == {}
-    assert beat(kit) - before > 10, "and so does its lease"
+    assert beat(kit) - before > 10, "the lease is renewed, too"
     assert orders.pointers()[-1] is None
 
 
 def test_rate_limit_wait_renews_heartbeat_and_lease(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
-    kit, lease = leased(store, batch_rows=300, rows_per_second=0.5)
+    kit, lease = leased_janitor(store, batch_rows=300, rows_per_second=0.5)
     lease.acquire()
     seen: list[tuple[int, int]] = []
     sleep = kit.clock.sleep
@@ -164,33 +167,29 @@ def test_stop_during_rate_limit_wait_ends_within_a_second(store: Store) -> None:
     assert kit.state.runs(1)[0].result == "interrupted"
 
 
-class Death(BaseException):
-    """The process is killed."""
-
-
 def die_at(name: str, nth: int = 1) -> Callable[[Call], None]:
     left = [nth]
 
     def watcher(call: Call) -> None:
         left[0] -= call.name == name
         if call.name == name and left[0] <= 0:
-            raise Death
+            raise ProcessKilled
 
     return watcher
 
 
 def test_run_of_a_dead_process_is_closed_as_lost(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
-    kit, lease = leased(store, batch_rows=2)
+    kit, lease = leased_janitor(store, batch_rows=2)
     lease.acquire()
     kit.engine.adopt()
     watch(store, before=die_at("message.delete", 3))
-    with pytest.raises(Death):
+    with pytest.raises(ProcessKilled):
         kit.engine.run_once()
     [run] = kit.state.unfinished_runs()
     assert run.result == ""
     kit.clock.advance(MINUTE)
-    next_one, challenger = leased(store, state=kit.state, holder="b", clock=kit.clock)  # type: ignore[arg-type]
+    next_one, challenger = leased_janitor(store, state=kit.state, holder="b", clock=kit.clock)  # type: ignore[arg-type]
     challenger.acquire(sole=True)
     assert next_one.engine.recover() == [run.id]
     closed = kit.state.run(run.id)
@@ -225,11 +224,11 @@ def test_run_with_a_bug_is_closed_as_failed(store: Store) -> None:
     assert [entry.rows for entry in kit.state.ledger(10)] == [10]
 
 
-class Hang:
-    """A store call longer than the lease, while another janitor waits for the lease.
+class HangingCall:
+    """A store call that takes longer than the lease, while another janitor waits for the lease.
 
     Args:
-        meanwhile: called when the other janitor has the lease.
+        during_hang: called when the other janitor has the lease.
     """
 
     def __init__(self, kit: Kit, challenger: Lease, at_call: int, during_hang: Callable[[], object]) -> None:
@@ -254,7 +253,7 @@ class Hang:
             self.during_hang()
 
 
-def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
+def two_janitors(at_call: int) -> tuple[Kit, Kit, HangingCall, Topic]:
     """Return two janitors with separate states and one lease; the first hangs in its k-th call."""
     store, cell = MemoryStore(), SqliteState.in_memory()
     orders = topic(store, "default:orders", ttl_seconds=3600)
@@ -270,19 +269,19 @@ def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
     first, second = kit.restart(lease=leases[0]), other.restart(lease=leases[1])
     for each in (first, second):
         each.state.save_last_full_pass_ms(0)
-    hang = Hang(first, leases[1], at_call, second.engine.run_once)
+    hang = HangingCall(first, leases[1], at_call, second.engine.run_once)
     return first, second, hang, orders
 
 
 def test_run_resumed_after_a_hang_in_any_call_writes_nothing() -> None:
     for at_call in range(1, 200):
-        kit, other, hang, orders = hanging(at_call)
+        kit, other, hang, orders = two_janitors(at_call)
         frontiers, proven = kit.state.frontiers(), kit.state.boundary()
         report = kit.engine.run_once()
         if hang.hung is None:
             break
         started_writes = [hang.hung] if hang.hung.endswith((".delete", ".invert")) else []
-        # The check of the topic returned late, and its batch follows.
+        # The check of the topic returned late, so its batch follows.
         between = [["message.delete"], ["payload.delete"]] if hang.hung == "metadata.get" else []
         assert hang.written_after in ([], started_writes, *between), f"at call {at_call}, {hang.hung}"
         assert (orders.times(), orders.stored_times()) == ([NOW_MS, NOW_MS], [])

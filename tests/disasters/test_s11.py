@@ -59,7 +59,7 @@ class WatchedState(SqliteState):
             self.clock.transactions_open -= 1
 
 
-def prepared(store: Store, clock: WatchedClock) -> tuple[Kit, Topic]:
+def set_up(store: Store, clock: WatchedClock) -> tuple[Kit, Topic]:
     """Return many due rows in both tables, and rows of an invalid transaction."""
     due = [NOW_MS - 3 * HOUR + number for number in range(ROWS)]
     orders = topic(store, "default:orders", ttl_seconds=7200)
@@ -77,7 +77,7 @@ def prepared(store: Store, clock: WatchedClock) -> tuple[Kit, Topic]:
 
 def test_rate_limit_wait_holds_nothing_open(store: Store) -> None:
     clock = WatchedClock()
-    kit, orders = prepared(store, clock)
+    kit, orders = set_up(store, clock)
     kit.engine.run_once(adopt=True)
     assert set(clock.found) == {(0, 0, 0)}
     assert sum(clock.waits) >= (2 * ROWS + 10) / ROWS_PER_SECOND
@@ -90,7 +90,7 @@ def test_rate_limit_wait_on_leveldb_holds_no_iterator(tmp_path: Path, monkeypatc
     clock = WatchedClock()
     clock.spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
-        kit, _ = prepared(store, clock)
+        kit, _ = set_up(store, clock)
         kit.engine.run_once(adopt=True)
     assert clock.spy.iterators > 20
     assert len(clock.found) > 15
@@ -109,6 +109,6 @@ def test_rate_limit_after_idle_hour_allows_no_burst() -> None:
 
 def test_sweep_without_rate_limit_does_not_wait(store: Store) -> None:
     clock = WatchedClock()
-    kit, _ = prepared(store, clock)
+    kit, _ = set_up(store, clock)
     kit.restart(rows_per_second=None).engine.run_once(adopt=True)
     assert clock.waits == []

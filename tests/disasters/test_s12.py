@@ -11,7 +11,20 @@ from janitor.cli.main import execute
 from janitor.report import Report
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.executor import HEARTBEAT_MS
-from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, fail_at, janitor, pointer, topic, watch, watch_state
+from tests.builders import (
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    Call,
+    ProcessKilled,
+    Topic,
+    fail_at,
+    janitor,
+    pointer,
+    topic,
+    watch,
+    watch_state,
+)
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StateBusy, StateError
@@ -29,7 +42,7 @@ CALLS = 300
 WRITES = (".delete", ".invert")
 
 
-class Pair:
+class TwoJanitors:
     """Two janitors on one store, with separate states and a common lease."""
 
     def __init__(self, store: Store, *, shared: bool = False) -> None:
@@ -62,10 +75,10 @@ class Pair:
         )
 
 
-class Takeover:
-    """A takeover of the lease just before the k-th call of the store; counts later writes."""
+class LeaseTakeover:
+    """A watcher that takes over the lease before the k-th store call, and records later writes."""
 
-    def __init__(self, pair: Pair, at_call: int, then: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, pair: TwoJanitors, at_call: int, then: Callable[[], object] = lambda: None) -> None:
         self.pair, self.at_call, self.then = pair, at_call, then
         self.calls = 0
         self.at: str | None = None
@@ -85,10 +98,10 @@ class Takeover:
 def test_lease_lost_at_any_call_ends_the_run_after_its_batch() -> None:
     seen = set()
     for at_call in range(1, CALLS):
-        pair = Pair(MemoryStore())
+        pair = TwoJanitors(MemoryStore())
         pair.leases[0].acquire()
         frontiers, proven = pair.first.state.frontiers(), pair.first.state.boundary()
-        taken = Takeover(pair, at_call)
+        taken = LeaseTakeover(pair, at_call)
         report = pair.first.engine.run_once()
         if taken.at is None:
             break
@@ -109,9 +122,9 @@ def test_lease_lost_at_any_call_ends_the_run_after_its_batch() -> None:
 
 def test_concurrent_sweeps_delete_each_row_once() -> None:
     for at_call in range(1, CALLS, 3):
-        pair = Pair(MemoryStore())
+        pair = TwoJanitors(MemoryStore())
         pair.leases[0].acquire()
-        taken = Takeover(pair, at_call, pair.second.engine.run_once)
+        taken = LeaseTakeover(pair, at_call, pair.second.engine.run_once)
         pair.first.engine.run_once()
         if taken.at is None:
             break
@@ -123,16 +136,16 @@ def test_concurrent_sweeps_delete_each_row_once() -> None:
 
 def test_ttl_extended_by_new_holder_protects_rows_from_previous_holder() -> None:
     for at_call in range(1, CALLS):
-        pair = Pair(MemoryStore())
+        pair = TwoJanitors(MemoryStore())
         pair.leases[0].acquire()
         left: list[tuple[list[int], list[int]]] = []
 
-        def lengthen(pair: Pair = pair, left: list[tuple[list[int], list[int]]] = left) -> None:
+        def lengthen(pair: TwoJanitors = pair, left: list[tuple[list[int], list[int]]] = left) -> None:
             for described in (pair.orders, pair.other):
                 described.describe(ttl_seconds=10 * TTL_SECONDS)
                 left.append((described.times(), described.stored_times()))
 
-        taken = Takeover(pair, at_call, lengthen)
+        taken = LeaseTakeover(pair, at_call, lengthen)
         pair.first.engine.run_once()
         if taken.at is None:
             break
@@ -143,7 +156,7 @@ def test_ttl_extended_by_new_holder_protects_rows_from_previous_holder() -> None
 
 
 def test_lease_excludes_others_until_released() -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     first, second = pair.leases
     first.acquire()
     pair.first.engine.run_once()
@@ -159,7 +172,7 @@ def test_lease_excludes_others_until_released() -> None:
 
 
 def test_run_without_lease_writes_nothing(store: Store) -> None:
-    pair = Pair(store)
+    pair = TwoJanitors(store)
     before = (pair.orders.messages(), pair.orders.stored_times())
     report = pair.first.engine.run_once()
     assert [note.guard for note in report.guards] == ["lease"]
@@ -167,7 +180,7 @@ def test_run_without_lease_writes_nothing(store: Store) -> None:
 
 
 def test_challenger_with_clock_ahead_fences_the_holder() -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
     ahead = Lease(pair.cell, "c", SECONDS, ManualClock(NOW_MS + SECONDS * 1000 + WALL_ALLOWANCE_MS + 1))
     taken: list[int] = []
@@ -187,10 +200,10 @@ def test_challenger_with_clock_ahead_fences_the_holder() -> None:
 
 
 def test_lease_lost_during_rate_limit_wait_ends_the_run() -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
     slow = pair.first.restart(rows_per_second=0.05)
-    taken = Takeover(pair, 10**6)
+    taken = LeaseTakeover(pair, 10**6)
     sleep = slow.clock.sleep
 
     def lose(seconds: float) -> None:
@@ -213,7 +226,7 @@ def test_run_without_lease_setting_does_not_check_a_lease(store: Store) -> None:
 
 
 def test_unreadable_state_before_a_batch_prevents_the_batch() -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
     before = pair.orders.messages()
     pair.cell.lease = raising(StateError("the state cannot be read."))  # type: ignore[method-assign]
@@ -225,7 +238,7 @@ def test_unreadable_state_before_a_batch_prevents_the_batch() -> None:
 
 @pytest.mark.parametrize("call", ["save_frontiers", "save_strikes", "finish_run"])
 def test_state_written_by_another_at_the_end_is_a_lost_lease(call: str) -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
     proven = pair.first.state.boundary()
 
@@ -241,7 +254,7 @@ def test_state_written_by_another_at_the_end_is_a_lost_lease(call: str) -> None:
 
 
 def test_previous_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
     syncs: list[str] = []
 
@@ -262,7 +275,7 @@ def test_previous_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pyt
 
 @pytest.mark.parametrize("call", ["save_frontiers", "beat"])
 def test_busy_state_under_the_lease_fails_the_run(call: str) -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
     watch_state(pair.first.state, before=fail_at(f"state.{call}", StateBusy("somebody is writing it.")))
     watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))
@@ -272,7 +285,7 @@ def test_busy_state_under_the_lease_fails_the_run(call: str) -> None:
 
 
 def test_rejected_heartbeat_is_a_lost_lease() -> None:
-    pair = Pair(MemoryStore())
+    pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
 
     def refuse(store_call: Call) -> None:
@@ -286,12 +299,8 @@ def test_rejected_heartbeat_is_a_lost_lease() -> None:
     assert (report.guards[-1].guard, pair.first.state.runs(1)[0].result) == ("lease", "interrupted")
 
 
-class Death(BaseException):
-    """The process is killed."""
-
-
 def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:
-    pair = Pair(MemoryStore(), shared=True)
+    pair = TwoJanitors(MemoryStore(), shared=True)
     pair.leases[0].acquire()
     recovered: list[int] = []
 
@@ -299,7 +308,7 @@ def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:
         pair.second.engine.recover()
         recovered.append(len(pair.cell.ledger(100)))
 
-    taken = Takeover(pair, 12, recover)
+    taken = LeaseTakeover(pair, 12, recover)
     pair.first.engine.run_once()
     assert taken.at is not None
     assert pair.cell.runs(1)[0].result == "lost"
@@ -307,19 +316,19 @@ def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:
 
 
 def test_intent_of_new_holder_survives_the_previous_holder() -> None:
-    pair = Pair(MemoryStore(), shared=True)
+    pair = TwoJanitors(MemoryStore(), shared=True)
     pair.leases[0].acquire()
     announced: list[int] = []
 
     def sweep_and_die() -> None:
         pair.second.engine.recover()
-        watch_state(pair.cell, before=fail_at("state.clear_intents", Death))
-        with pytest.raises(Death):
+        watch_state(pair.cell, before=fail_at("state.clear_intents", ProcessKilled))
+        with pytest.raises(ProcessKilled):
             pair.second.engine.run_once()
         del pair.cell.clear_intents
         announced.append(len(pair.cell.intents()))
 
-    taken = Takeover(pair, 12, sweep_and_die)
+    taken = LeaseTakeover(pair, 12, sweep_and_die)
     pair.first.engine.run_once()
     assert taken.at is not None
     assert len(pair.cell.intents()) == announced[0] > 0

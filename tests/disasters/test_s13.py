@@ -28,7 +28,7 @@ TTL_SECONDS = 86400
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder on disk, because tmpfs does not report inode generations."""
+    """Return a folder on disk, because tmpfs does not report inode generations."""
     with TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def known(folder: Path) -> Kit:
-    """A janitor after adoption and one pass; its store is closed."""
+    """Return a janitor after adoption and one pass; its store is closed."""
     with LevelDBStore(folder) as store:
         kit = janitor(store)
         kit.snapshots.invalid = [OLD]
@@ -177,8 +177,8 @@ def mirror_one_table(backup: Path, folder: Path) -> None:
 
 @pytest.fixture(params=[copy_over, unpack_over, mirror_over, replace_one_table, mirror_one_table])
 def restore(request: pytest.FixtureRequest) -> Restore:
-    way: Restore = request.param
-    return way
+    restore_over: Restore = request.param
+    return restore_over
 
 
 @pytest.fixture
@@ -212,13 +212,13 @@ def test_restored_backup_is_reported_by_a_plan(
         assert_first_contact(known.restart(store=store))
 
 
-@pytest.mark.parametrize("way", [mirror_over, mirror_one_table])
+@pytest.mark.parametrize("restore_over", [mirror_over, mirror_one_table])
 def test_restored_backup_with_later_writes_is_a_first_contact(
-    backup: Path, known: Kit, folder: Path, way: Restore
+    backup: Path, known: Kit, folder: Path, restore_over: Restore
 ) -> None:
     for _ in range(3):
         assert_known(known, folder)
-    way(backup, folder)
+    restore_over(backup, folder)
     with LevelDBStore(folder) as store:
         orders(store).plain(*[NOW_MS - 2 * DAY] * 1000)
     with LevelDBStore(folder) as store:

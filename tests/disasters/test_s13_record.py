@@ -14,7 +14,7 @@ from tms_core.tables.base import Store
 from tms_core.tables.record import SystemRecord, record_transactions, recorded_state, recorded_transactions
 from tms_core.tables.side import MemorySide
 
-HERE = SystemRecord("ours", "/srv/store.tx", pointer(NOW_MS), NOW_MS)
+OUR_RECORD = SystemRecord("ours", "/srv/store.tx", pointer(NOW_MS), NOW_MS)
 
 
 def expired(store: Store) -> Topic:
@@ -29,7 +29,7 @@ def reasons(kit: Kit, *, adopt: bool = False) -> list[str]:
 
 @pytest.fixture
 def states(tmp_path: Path) -> Iterator[list[SqliteState]]:
-    """Two states in separate folders."""
+    """Yield two states in separate folders."""
     with SqliteState(tmp_path / "first") as first, SqliteState(tmp_path / "second") as second:
         yield [first, second]
 
@@ -73,7 +73,7 @@ def test_run_with_state_older_than_the_record_is_recorded(
 )
 def test_new_state_identifies_transactions_by_the_record(store: Store, write_pointer: int | None, words: str) -> None:
     orders, side = expired(store), MemorySide()
-    record_transactions(side, HERE)
+    record_transactions(side, OUR_RECORD)
     kit = janitor(store, side=side)
     kit.snapshots.write_pointer = write_pointer
     found = reasons(kit, adopt=True)
@@ -81,11 +81,11 @@ def test_new_state_identifies_transactions_by_the_record(store: Store, write_poi
     assert orders.times() == ([NOW_MS - 2 * DAY, NOW_MS] if words else [NOW_MS])
     kit.engine.adopt()
     assert reasons(kit) == []
-    assert recorded_transactions(side) == (SystemRecord("", HERE.place) if words else HERE)
+    assert recorded_transactions(side) == (SystemRecord("", OUR_RECORD.place) if words else OUR_RECORD)
 
 
 def test_run_with_snapshot_older_than_the_record_succeeds(store: Store) -> None:
     orders, side = expired(store), MemorySide()
-    record_transactions(side, HERE._replace(pointer=pointer(NOW_MS + MINUTE), taken_ms=NOW_MS + MINUTE))
+    record_transactions(side, OUR_RECORD._replace(pointer=pointer(NOW_MS + MINUTE), taken_ms=NOW_MS + MINUTE))
     assert reasons(janitor(store, side=side), adopt=True) == []
     assert orders.times() == [NOW_MS]

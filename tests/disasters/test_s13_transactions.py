@@ -33,7 +33,7 @@ TTL_SECONDS = 86400
 OURS, COMMITTED, OPEN = pointer(NOW_MS - 10 * HOUR), pointer(NOW_MS - 9 * HOUR), pointer(NOW_MS - 8 * HOUR)
 
 
-def known(store: Store, **fields: object) -> tuple[Kit, Topic]:
+def known_janitor(store: Store, **fields: object) -> tuple[Kit, Topic]:
     """Return a janitor that used a snapshot with an invalid and optionally an in-progress transaction."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).tx(COMMITTED, NOW_MS).plain(NOW_MS - 2 * DAY)
@@ -62,7 +62,7 @@ def reasons(kit: Kit) -> list[str]:
 def test_snapshot_that_reverts_a_decision_blocks_the_run(
     store: Store, fields: dict[str, list[int]], words: str
 ) -> None:
-    kit, orders = known(store)
+    kit, orders = known_janitor(store)
     orders.plain(NOW_MS - 2 * DAY)
     for name, pointers in fields.items():
         setattr(kit.snapshots, name, pointers)
@@ -88,10 +88,10 @@ def test_snapshot_that_reverts_a_decision_blocks_the_run(
         {"invalid": [OURS, pointer(NOW_MS) + 1]},
         {"in_progress": [pointer(NOW_MS) + 1]},
     ],
-    ids=["timed out", "truncated", "still open", "recovered from its log", "begun since and failed", "begun since"],
+    ids=["timed out", "truncated", "still open", "recovered from its log", "new and failed", "new"],
 )
 def test_snapshot_with_consistent_history_is_accepted(store: Store, fields: dict[str, list[int]]) -> None:
-    kit, _ = known(store, in_progress=[OPEN])
+    kit, _ = known_janitor(store, in_progress=[OPEN])
     kit.snapshots.in_progress = []
     for name, pointers in fields.items():
         setattr(kit.snapshots, name, pointers)
@@ -99,7 +99,7 @@ def test_snapshot_with_consistent_history_is_accepted(store: Store, fields: dict
 
 
 def test_id_listed_again_after_removal_had_been_decided(store: Store) -> None:
-    kit, _ = known(store)
+    kit, _ = known_janitor(store)
     late = pointer(NOW_MS) + 1
     kit.snapshots.invalid = [OURS, late]
     assert reasons(kit) == []
@@ -113,7 +113,7 @@ def test_id_listed_again_after_removal_had_been_decided(store: Store) -> None:
 
 @pytest.mark.parametrize("newest", [pointer(NOW_MS) - 1, pointer(NOW_MS)])
 def test_snapshot_older_than_the_last_allows_ttl_deletes_only(store: Store, newest: int) -> None:
-    kit, orders = known(store, in_progress=[OPEN])
+    kit, orders = known_janitor(store, in_progress=[OPEN])
     kit.snapshots.age_ms, kit.snapshots.write_pointer = 90_000, newest
     kit.snapshots.invalid = [OURS, COMMITTED]
     orders.plain(NOW_MS - 2 * DAY)
@@ -129,7 +129,7 @@ def test_snapshot_older_than_the_last_allows_ttl_deletes_only(store: Store, newe
 
 
 def test_new_invalid_id_below_the_boundary_withdraws_it(store: Store) -> None:
-    kit, orders = known(store)
+    kit, orders = known_janitor(store)
     proven = kit.state.boundary()
     assert proven is not None
     # Without the in-progress list, like after an upgrade or an adoption.
@@ -150,10 +150,10 @@ def test_history_of_any_manager_trips_no_guard(tmp_path: Path, seed: int) -> Non
     for turn in range(60):
         now_ms = kit.clock.now_ms()
         for _ in range(chance.randrange(3)):
-            act(manager, chance, now_ms)
-        whole = encoded(manager, now_ms, version=chance.choice([1, 2, 3, 4]))
+            draw_action(manager, chance, now_ms)
+        data = encode_snapshot(manager, now_ms, version=chance.choice([1, 2, 3, 4]))
         half = turn > 0 and chance.random() < 0.2
-        (tmp_path / f"snapshot.{now_ms}").write_bytes(whole[: len(whole) // 2] if half else whole)
+        (tmp_path / f"snapshot.{now_ms}").write_bytes(data[: len(data) // 2] if half else data)
         report = kit.engine.run_once(adopt=turn == 0)
         assert [note.message for note in report.guards if note.tripped] == []
         assert report.snapshot is not None
@@ -189,7 +189,7 @@ def test_snapshots_of_tephra_one_by_one_trip_no_guard(tmp_path: Path, folder: st
     assert any(state.invalid for state in seen)
 
 
-def act(manager: Manager, chance: random.Random, now_ms: int) -> None:
+def draw_action(manager: Manager, chance: random.Random, now_ms: int) -> None:
     """Draw an action of a client, the clock or an operator."""
     manager.expire(now_ms)
     running = [pointer for pointer, entry in manager.in_progress.items() if entry.type is not InProgressType.CHECKPOINT]
@@ -211,7 +211,7 @@ def act(manager: Manager, chance: random.Random, now_ms: int) -> None:
             manager.truncate(chance.choice([*manager.invalid, 0]))
 
 
-def encoded(manager: Manager, now_ms: int, version: int) -> bytes:
+def encode_snapshot(manager: Manager, now_ms: int, version: int) -> bytes:
     stream = BytesIO()
     write_snapshot(stream, read_snapshot(BytesIO(manager.snapshot(now_ms))), version)
     return stream.getvalue()
@@ -221,37 +221,37 @@ def encoded(manager: Manager, now_ms: int, version: int) -> bytes:
 
 
 def test_flipped_bit_in_a_snapshot_is_detected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Undetectable bits: of times, of visibility bounds, and of pointers that time alone explains."""
+    """Some flipped bits are undetectable: in times, visibility bounds and new pointers. They must be harmless."""
     invalid = [OURS + number * 7 for number in range(40)]
     later = NOW_MS + MINUTE
     before = visibility(NOW_MS, invalid, [OPEN])
-    whole = bytes_of(visibility(later, [*invalid, pointer(NOW_MS) + 5], [OPEN, pointer(NOW_MS) + 9]))
-    claim_outcome = read_snapshot(BytesIO(whole)).visibility
-    then = LastInProgress(before.write_pointer, before.open_pointers)
-    known = KnownIds({}, before.invalid)
+    data = encode_state(visibility(later, [*invalid, pointer(NOW_MS) + 5], [OPEN, pointer(NOW_MS) + 9]))
+    original = read_snapshot(BytesIO(data)).visibility
+    previous = LastInProgress(before.write_pointer, before.open_pointers)
+    known_ids = KnownIds({}, before.invalid)
     alone = with_history = harmful = 0
-    for bit in range(8 * len(whole)):
-        changed = bytearray(whole)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         (tmp_path / f"snapshot.{later}").write_bytes(bytes(changed))
         tx = refresh(DirectorySource(tmp_path), later, interval_seconds=60, allowance_ms=300_000)
         if tx.usable is None:
             continue
         alone += 1
-        new = observe(known, tx.usable.invalid, later).new
+        new = observe(known_ids, tx.usable.invalid, later).new
         record = StoreRecord("", "", 0, before.timestamp_ms, before.write_pointer)
-        if check_transaction_system(record, tx.usable) or check_history(then, tx.usable, known, new):
+        if check_transaction_system(record, tx.usable) or check_history(previous, tx.usable, known_ids, new):
             continue
         with_history += 1
-        wrongly_invalid = set(tx.usable.invalid) - set(claim_outcome.invalid)
+        wrongly_invalid = set(tx.usable.invalid) - set(original.invalid)
         harmful += any(pointer <= before.write_pointer for pointer in wrongly_invalid)
     with capsys.disabled():
-        sys.stdout.write(f"\n{8 * len(whole)} bits: {alone} accepted alone, {with_history} after a good snapshot\n")
+        sys.stdout.write(f"\n{8 * len(data)} bits: {alone} accepted alone, {with_history} after a good snapshot\n")
     assert harmful == 0, "nothing that was decided may become invalid"
-    assert with_history < alone < 8 * len(whole)
+    assert with_history < alone < 8 * len(data)
 
 
-def bytes_of(state: VisibilityState) -> bytes:
+def encode_state(state: VisibilityState) -> bytes:
     stream = BytesIO()
     write_snapshot(stream, Snapshot(state))
     return stream.getvalue()
@@ -268,9 +268,9 @@ def bytes_of(state: VisibilityState) -> bytes:
     ],
 )
 def test_snapshot_with_impossible_ids_is_skipped(tmp_path: Path, fields: dict[str, list[int]], words: str) -> None:
-    (tmp_path / f"snapshot.{NOW_MS - 1000}").write_bytes(bytes_of(visibility(NOW_MS - 1000, [OURS])))
+    (tmp_path / f"snapshot.{NOW_MS - 1000}").write_bytes(encode_state(visibility(NOW_MS - 1000, [OURS])))
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(
-        bytes_of(visibility(NOW_MS, fields.get("invalid", ()), fields.get("in_progress", ())))
+        encode_state(visibility(NOW_MS, fields.get("invalid", ()), fields.get("in_progress", ())))
     )
     loaded = DirectorySource(tmp_path).latest()
     assert loaded.name == f"snapshot.{NOW_MS - 1000}"
@@ -282,33 +282,33 @@ def test_snapshot_with_impossible_ids_is_skipped(tmp_path: Path, fields: dict[st
 # --- live sources ----------------------------------------------------------------------------------------------------
 
 #: An impossible id, above the write pointer.
-MADE_UP = pointer(NOW_MS + HOUR)
+IMPOSSIBLE = pointer(NOW_MS + HOUR)
 
 
 @contextmanager
-def the_manager_itself(manager: TransactionManager) -> Iterator[SnapshotSource]:
+def manager_source(manager: TransactionManager) -> Iterator[SnapshotSource]:
     yield manager
 
 
 @contextmanager
-def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
+def service_source(manager: TransactionManager) -> Iterator[SnapshotSource]:
     with served(manager) as service:
         yield ServiceSource(service.address)
 
 
-@pytest.mark.parametrize("live", [the_manager_itself, its_service])
+@pytest.mark.parametrize("open_source", [manager_source, service_source])
 def test_manager_with_impossible_ids_allows_ttl_deletes_only(
-    store: Store, tmp_path: Path, live: Callable[[TransactionManager], AbstractContextManager[SnapshotSource]]
+    store: Store, tmp_path: Path, open_source: Callable[[TransactionManager], AbstractContextManager[SnapshotSource]]
 ) -> None:
     """Use a manager that recovered from a damaged file."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).plain(NOW_MS - 2 * DAY)
-    (tmp_path / f"snapshot.{NOW_MS}").write_bytes(bytes_of(visibility(NOW_MS, [OURS, MADE_UP])))
+    (tmp_path / f"snapshot.{NOW_MS}").write_bytes(encode_state(visibility(NOW_MS, [OURS, IMPOSSIBLE])))
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager, live(manager) as source:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager, open_source(manager) as source:
         kit = janitor(store, snapshots=source, clock=clock)
         report = kit.engine.run_once(adopt=True)
         state = kit.engine.transactions()
     assert (report.snapshot, report.boundary, state.problem) == (None, None, Problem.UNREADABLE)
-    assert f"is damaged: {MADE_UP} is invalid" in state.message
+    assert f"is damaged: {IMPOSSIBLE} is invalid" in state.message
     assert orders.pointers() == [OURS]

@@ -84,7 +84,7 @@ def engine(kit: Kit, source: SnapshotSource | None) -> Engine:
     )
 
 
-def due(store: Store) -> Topic:
+def store_due_rows(store: Store) -> Topic:
     """Store a due message, one of an invalid transaction, and one of an old generation."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
     orders.plain(NOW_MS - HOUR).tx(INVALID, NOW_MS)
@@ -94,7 +94,7 @@ def due(store: Store) -> Topic:
 
 @pytest.mark.parametrize("files", UNUSABLE)
 def test_unusable_snapshot_allows_ttl_deletes_only(store: Store, tmp_path: Path, files: str) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     kit = janitor(store)
     report = engine(kit, write(tmp_path / "tx", UNUSABLE[files])).run_once(adopt=True)
     assert orders.pointers() == [INVALID]
@@ -107,7 +107,7 @@ def test_unusable_snapshot_allows_ttl_deletes_only(store: Store, tmp_path: Path,
 
 @pytest.mark.parametrize("files", USABLE)
 def test_usable_snapshot_inverts_and_proves(store: Store, tmp_path: Path, files: str) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     kit = janitor(store)
     report = engine(kit, write(tmp_path / "tx", USABLE[files])).run_once(adopt=True)
     assert orders.pointers() == [-INVALID]
@@ -116,14 +116,14 @@ def test_usable_snapshot_inverts_and_proves(store: Store, tmp_path: Path, files:
 
 
 def test_missing_source_equals_an_unusable_snapshot(store: Store) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     kit = janitor(store)
     engine(kit, None).run_once(adopt=True)
     assert (orders.pointers(), kit.state.boundary()) == ([INVALID], None)
 
 
 def test_truncated_newest_snapshot_is_named_in_the_report(store: Store, tmp_path: Path) -> None:
-    due(store)
+    store_due_rows(store)
     files = USABLE["newest truncated, the one before fresh"]
     report = engine(janitor(store), write(tmp_path / "tx", files)).run_once(adopt=True)
     assert report.snapshot is not None
@@ -149,7 +149,7 @@ def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, ke
         ({"write_pointer": INVALID}, False),
         ({}, False),
     ],
-    ids=["in progress", "begun after the snapshot", "the last before the snapshot", "decided"],
+    ids=["in progress", "after the snapshot", "last of the snapshot", "decided"],
 )
 def test_snapshot_decides_whose_payloads_are_kept(store: Store, fields: dict[str, Any], kept: bool) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(INVALID, NOW_MS - HOUR)

@@ -114,9 +114,9 @@ def test_failing_observer_does_not_affect_the_sweep(
 ) -> None:
     phases: list[str] = []
 
-    def fail(happening: str, *_: object) -> None:
-        phases.append(happening)
-        if happening == phase:
+    def fail(phase_name: str, *_: object) -> None:
+        phases.append(phase_name)
+        if phase_name == phase:
             raise RuntimeError("the terminal is gone")
 
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)

@@ -47,7 +47,7 @@ TERMS = Terms(3600, (), Lifetime(25 * HOUR, DAY, 5 * MINUTE), True, 1000)
 LEVELDB_FILE = re.compile(r"\d+\.(sst|log)|CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+")
 
 #: Calls of store and state that only read.
-ASKING = {
+READING = {
     *READS,
     *(f"state.{name}" for name in ("anchor", "boundary", "counts", "evidence", "frontiers", "intents", "known_ids")),
     *(f"state.{name}" for name in ("last_full_pass_ms", "lowest_open", "note", "pauses", "run", "store", "strikes")),
@@ -79,7 +79,7 @@ class KillAtWrite:
         self.done = 0
 
     def tick(self, call: Call | None = None) -> None:
-        if call is not None and call.name in ASKING:
+        if call is not None and call.name in READING:
             return
         self.done += 1
         if self.done == self.k:
@@ -150,11 +150,11 @@ def find_wrong_rows(found: dict[str, dict[str, str]], fates: dict[str, Fates], *
             allowed = {after} if finished else {before, after}
             if rows.get(key) not in allowed:
                 yield f"{table} {key} is {rows.get(key)}, not one of {allowed}"
-        yield from (f"{table} {key} came from nowhere" for key in rows.keys() - fates[table].keys())
+        yield from (f"{table} {key} was never written" for key in rows.keys() - fates[table].keys())
 
 
 def find_false_boundary(folder: Path, store: Store, state: SqliteState) -> Iterator[str]:
-    """Audit all recognized rows; nobody reads unrecognized rows (L0)."""
+    """Audit the recognized rows; clients do not read unrecognized rows (L0)."""
     proven = state.boundary()
     if proven is None:
         return
@@ -241,13 +241,13 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def crash_once(case: Path, batch_rows: int, k: int, looking: Connection) -> dict[str, object]:
+def crash_once(case: Path, batch_rows: int, k: int, inspector: Connection) -> dict[str, object]:
     with copy(case, k) as folder:
         status = run_in_child(lambda: sweep(folder, batch_rows, k), folder / "answer.json")
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         problems = [] if died or not status else [f"the sweep ended with status {status}, not by dying"]
-        looking.send(folder)
-        problems += looking.recv()
+        inspector.send(folder)
+        problems += inspector.recv()
         return {"k": k, "died": died, "problems": problems[:5]}
 
 
@@ -272,13 +272,13 @@ def main(case: Path, batch_rows: int) -> None:
     # A collection in a short-lived child would only copy the parent's memory.
     gc.disable()
     fork = get_context("fork")
-    looking, inspections = fork.Pipe()
+    inspector, inspections = fork.Pipe()
     fork.Process(target=answer_inspections, args=(inspections, batch_rows, fates), daemon=True).start()
     # Detect the death of the second child.
     inspections.close()
     print_json(count_changes(case, batch_rows))
     for k in map(int, sys.stdin):
-        print_json(crash_once(case, batch_rows, k, looking))
+        print_json(crash_once(case, batch_rows, k, inspector))
 
 
 if __name__ == "__main__":

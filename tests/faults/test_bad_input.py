@@ -1,4 +1,4 @@
-"""Unrecognized bytes, wrong clocks and missing folders."""
+"""Unrecognized rows, damaged snapshots, wrong clocks and missing folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DUE_MS = NOW_MS - 2 * DAY
 MESSAGE_TAIL, PAYLOAD_TAIL = 14, 22
 
 
-def due(store: Store) -> Topic:
+def store_due_rows(store: Store) -> Topic:
     """Store due messages, a due payload, and a message to invert."""
     orders = topic(store, "default:orders", ttl_seconds=86400, generation=2)
     orders.plain(DUE_MS, DUE_MS + 1).tx(OLD, NOW_MS).stored(pointer(DUE_MS), DUE_MS)
@@ -64,7 +64,7 @@ def is_known(key: bytes, tail_bytes: int) -> bool:
 
 
 def test_unrecognized_rows_stay_and_other_rows_are_swept(store: Store) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     like_message = invalid_keys(MessageKey(orders.id, 2, DUE_MS, 0).pack())
     like_message += invalid_keys(MessageKey(orders.id, 1, 1, 1).pack())
     like_payload = invalid_keys(PayloadKey(orders.id, 2, pointer(DUE_MS), DUE_MS, 0).pack())
@@ -86,7 +86,7 @@ def test_unrecognized_rows_stay_and_other_rows_are_swept(store: Store) -> None:
 
 @pytest.mark.parametrize("generation", [0, -1, -2, -(2**31)])
 def test_rows_of_impossible_generations_stay_and_are_inverted(store: Store, generation: int) -> None:
-    strange = Topic(store, due(store).id, generation)
+    strange = Topic(store, store_due_rows(store).id, generation)
     key = MessageKey(strange.id, generation, DUE_MS, 0).pack()
     store.message.put([(key, MessageValue(OLD, b"x"))])
     report = sweep(store)
@@ -117,7 +117,7 @@ METADATA = [
 
 @pytest.mark.parametrize("value", METADATA, ids=range(len(METADATA)))
 def test_unreadable_metadata_makes_only_its_topic_unknown(store: Store, value: bytes) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     spoilt = unknown_topic(store, "default:aaa").write_metadata(value).plain(1).tx(OLD, 1).stored(pointer(1), 1)
     report = sweep(store)
     assert_done(orders)
@@ -126,7 +126,7 @@ def test_unreadable_metadata_makes_only_its_topic_unknown(store: Store, value: b
 
 
 def test_metadata_under_unrecognized_key_is_reported_and_skipped(store: Store) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     for key in (b"no topic", b"a:b:c:", b"\xff"):
         assert store.metadata.compare_and_set(key, None, b'{"generation":"9","ttl":"1"}')
     report = sweep(store)
@@ -145,11 +145,11 @@ def test_snapshot_truncated_at_any_byte_allows_ttl_deletes_only(tmp_path: Path) 
     file = tmp_path / "snapshot.1"
     for size in range(len(encoded())):
         file.write_bytes(encoded()[:size])
-        orders = due(MemoryStore())
+        orders = store_due_rows(MemoryStore())
         assert sweep_with(file, orders) is None
         assert (orders.times(), orders.pointers()) == ([NOW_MS], [OLD])
     file.write_bytes(encoded())
-    orders = due(MemoryStore())
+    orders = store_due_rows(MemoryStore())
     assert sweep_with(file, orders) is not None
     assert_done(orders)
 
@@ -167,14 +167,14 @@ def test_snapshot_of_random_bytes_allows_ttl_deletes_only(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any-bytes"
     file.write_bytes(content)
-    orders = due(MemoryStore())
+    orders = store_due_rows(MemoryStore())
     sweep_with(file, orders)
     assert orders.times() == [NOW_MS]
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), SnapshotError("nonsense.")])
 def test_failing_snapshot_source_allows_ttl_deletes(store: Store, error: Exception) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     kit = janitor(store)
     kit.snapshots.error = error
     report = kit.engine.run_once(adopt=True)
@@ -221,7 +221,7 @@ def test_clock_far_ahead_deletes_no_row(store: Store, ahead_ms: int) -> None:
 
 
 def test_deleted_state_folder_proves_nothing(store: Store, tmp_path: Path) -> None:
-    orders = due(store)
+    orders = store_due_rows(store)
     with SqliteState(tmp_path / "state") as state:
         janitor(store, state=state).engine.run_once(adopt=True)
         (tmp_path / "state" / FILE_NAME).unlink()

@@ -42,10 +42,10 @@ def crash_sweeps(case: Path, batch_rows: int, choose: Callable[[int], list[int]]
     command = [sys.executable, "-m", "tests.faults.crashes", str(case), str(batch_rows)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        moments = int(process.stdout.readline())
-        output, _ = process.communicate("".join(f"{k}\n" for k in choose(moments)))
+        crash_points = int(process.stdout.readline())
+        output, _ = process.communicate("".join(f"{k}\n" for k in choose(crash_points)))
     assert process.returncode == 0
-    return moments, [json.loads(line) for line in output.splitlines()]
+    return crash_points, [json.loads(line) for line in output.splitlines()]
 
 
 def fill_small(store: Store) -> None:
@@ -72,7 +72,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = visibility(NOW_MS, [*INVALID, OPEN])
     with LevelDBStore(case / "messaging", create=True) as store:
         fill_small(store)
-        (case / "expected.json").write_text(json.dumps(judge(store, state)))
+        (case / "expected.json").write_text(json.dumps(compute_fates(store, state)))
         # Rows in tables and in the log, so that a compaction has work.
         store.message.compact(b"default:g", b"default:h")
     (case / "tx").mkdir()
@@ -81,7 +81,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return case
 
 
-def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
+def compute_fates(store: Store, state: VisibilityState) -> dict[str, Fates]:
     """Return the fate of every row by the rules."""
     described = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
     frontiers = {key: Frontier.open(NOW_MS, found) for key, found in described.items()}
@@ -118,12 +118,14 @@ def test_small_store_has_rows_of_every_fate(small: Path) -> None:
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_crash_at_every_write_in_a_small_store_loses_no_row(small: Path, share: int) -> None:
-    moments, outcomes = crash_sweeps(small, 5, lambda moments: list(range(1 + share, moments + 1, SHARES)))
-    assert moments > 100
+    crash_points, outcomes = crash_sweeps(
+        small, 5, lambda crash_points: list(range(1 + share, crash_points + 1, SHARES))
+    )
+    assert crash_points > 100
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
     # The concurrent compaction changes the number of file operations, so a sweep may have fewer crash points.
-    assert all(outcome["died"] for outcome in outcomes if outcome["k"] < 0.95 * moments)
-    assert [outcome["k"] for outcome in outcomes] == list(range(1 + share, moments + 1, SHARES))
+    assert all(outcome["died"] for outcome in outcomes if outcome["k"] < 0.95 * crash_points)
+    assert [outcome["k"] for outcome in outcomes] == list(range(1 + share, crash_points + 1, SHARES))
 
 
 @pytest.fixture(scope="session")
@@ -144,14 +146,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_crash_at_random_writes_in_a_cdap_store_loses_no_row(large: Path, share: int) -> None:
-    def chosen(moments: int) -> list[int]:
-        wanted = min(moments, size("TMS_TEST_CRASHES", 60))
-        return random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
+    def chosen(crash_points: int) -> list[int]:
+        wanted = min(crash_points, size("TMS_TEST_CRASHES", 60))
+        return random.Random(20).sample(range(1, crash_points + 1), wanted)[share::SHARES]
 
-    moments, outcomes = crash_sweeps(large, 20, chosen)
-    assert moments > 200
+    crash_points, outcomes = crash_sweeps(large, 20, chosen)
+    assert crash_points > 200
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
-    assert [outcome["k"] for outcome in outcomes] == chosen(moments)
+    assert [outcome["k"] for outcome in outcomes] == chosen(crash_points)
 
 
 def test_crash_inspection_detects_a_lost_row(small: Path, tmp_path: Path) -> None:

@@ -10,14 +10,27 @@ import pytest
 from janitor.report import Report
 from janitor.run import engine
 from janitor.state.records import OpenIdRecord
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    Call,
+    Kit,
+    Topic,
+    assert_boundary_is_true,
+    janitor,
+    pointer,
+    topic,
+    watch,
+)
 from tms_core.tables import compaction
-from tms_core.tables.base import CELLS, MessageValue, Store, TxCell
+from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 86400
-#: Too young for a proof by the first run; its rows cannot arrive late.
+#: A transaction too young for a proof by the first run; its client can no longer write.
 OLD = pointer(NOW_MS - DAY - HOUR // 2)
 OLD_MS = NOW_MS - DAY + 10 * MINUTE
 DUE_MS = [NOW_MS - 2 * DAY + number for number in range(5)]
@@ -25,7 +38,7 @@ DUE_MS = [NOW_MS - 2 * DAY + number for number in range(5)]
 CALLS = 300
 
 
-def prepared(store: Store) -> tuple[Kit, list[Topic]]:
+def set_up(store: Store) -> tuple[Kit, list[Topic]]:
     """Return two topics, adopted empty, with rows of every fate; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS, generation=2) for name in ("default:a", "default:b")]
     kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
@@ -49,8 +62,8 @@ def is_done(described: Topic) -> bool:
     )
 
 
-class StopAt:
-    """A stop request before the k-th store call; counts writes before and after."""
+class StopAtCall:
+    """A watcher that requests a stop before the k-th store call, and counts writes before and after it."""
 
     def __init__(self, store: Store, at_call: int) -> None:
         self.at_call = at_call
@@ -78,27 +91,19 @@ class StopAt:
         return bool(self.at)
 
 
-def assert_true(kit: Kit) -> None:
-    """Check that no row up to the boundary has an invalid pointer."""
-    proven = kit.state.boundary()
-    cells: list[TxCell] = kit.store.message.read(CELLS, b"", None, 10_000).items
-    left = [cell.pointer for cell in cells if cell.pointer in kit.snapshots.invalid]
-    assert proven is None or not left or proven.bound < min(left)
-
-
 @pytest.mark.no_cover
 def test_stop_at_any_store_call_keeps_completed_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     stopped_in = set()
     for at_call in range(1, CALLS):
-        kit, topics = prepared(MemoryStore())
+        kit, topics = set_up(MemoryStore())
         frontiers, proven, open_ids = kit.state.frontiers(), kit.state.boundary(), kit.state.open_ids()
-        stop = StopAt(kit.store, at_call)
+        stop = StopAtCall(kit.store, at_call)
         report = kit.restart(is_stopping=stop.is_reached).engine.run_once()
         if not stop.at:
             break
         run = kit.state.runs(1)[0]
-        assert_true(kit)
+        assert_boundary_is_true(kit)
 
         # At most the current batch was written after the request.
         has_started = stop.at == "metadata.get" or stop.at.endswith((".delete", ".invert"))
@@ -126,7 +131,7 @@ def test_stop_at_any_store_call_keeps_completed_work(monkeypatch: pytest.MonkeyP
         report = kit.run_after(MINUTE)
         assert (report.errors, report.held_topics()) == ([], {})
         assert all(map(is_done, topics))
-        assert_true(kit)
+        assert_boundary_is_true(kit)
         assert kit.state.boundary() is not None
     assert at_call > 60
     assert stopped_in >= {"message.keys", "message.cells", "message.delete", "message.invert", "payload.delete"}
@@ -137,8 +142,8 @@ def test_stop_of_a_leveldb_run_keeps_completed_work(tmp_path_factory: pytest.Tem
     for at_call in range(3, 80, 9):
         folder = tmp_path_factory.mktemp("interrupted")
         with LevelDBStore(folder, create=True) as store:
-            kit, topics = prepared(store)
-            stop = StopAt(store, at_call)
+            kit, topics = set_up(store)
+            stop = StopAtCall(store, at_call)
             kit.restart(is_stopping=stop.is_reached).engine.run_once()
             left = [described.messages() for described in topics]
         with LevelDBStore(folder) as store:
@@ -150,7 +155,7 @@ def test_stop_of_a_leveldb_run_keeps_completed_work(tmp_path_factory: pytest.Tem
 
 
 def test_stop_before_the_start_reads_no_row() -> None:
-    kit, _ = prepared(MemoryStore())
+    kit, _ = set_up(MemoryStore())
     names: list[str] = []
     watch(kit.store, before=lambda call: names.append(call.name))
     report = kit.restart(is_stopping=lambda: True).engine.run_once()
@@ -161,7 +166,7 @@ def test_stop_before_the_start_reads_no_row() -> None:
 
 def test_stop_in_a_long_invalid_list_is_resumed_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BATCH_IDS", 10)
-    kit, _ = prepared(MemoryStore())
+    kit, _ = set_up(MemoryStore())
     kit.snapshots.invalid = [pointer(NOW_MS - DAY - number) for number in range(100)]
     is_saving, save = [False], kit.state.save_open_ids
     read = [0]

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from tests.builders import (
     Call,
     Kit,
     Topic,
+    TopicFault,
     fail_at,
     janitor,
     pointer,
@@ -51,7 +51,7 @@ def is_done(described: Topic) -> bool:
     )
 
 
-def prepared(store: Store) -> tuple[Kit, list[Topic]]:
+def set_up(store: Store) -> tuple[Kit, list[Topic]]:
     """Return three topics with the same rows, adopted empty a day ago; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
     kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
@@ -63,29 +63,7 @@ def prepared(store: Store) -> tuple[Kit, list[Topic]]:
     return kit, topics
 
 
-class Broken:
-    """A fault of one operation on the rows of one topic."""
-
-    def __init__(self, operation: str, about: Topic) -> None:
-        self.operation = operation
-        self.prefix = about.id.prefix
-        self.failures = 0
-        self.mended = False
-
-    def __call__(self, call: Call) -> None:
-        if self.mended or call.name != self.operation or not self.concerns(call.arguments):
-            return
-        self.failures += 1
-        raise StoreError("No space left on device.", "Free some space.")
-
-    def concerns(self, arguments: tuple[Any, ...]) -> bool:
-        first = arguments[0]
-        if isinstance(first, list):
-            first = getattr(first[0], "key", first[0])
-        return bool(first.startswith(self.prefix))
-
-
-BREAKABLE = [
+OPERATIONS = [
     "message.keys",
     "message.cells",
     "message.delete",
@@ -96,18 +74,18 @@ BREAKABLE = [
 ]
 
 
-@pytest.mark.parametrize("operation", BREAKABLE)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_error_in_one_topic_sweeps_others_without_a_proof(store: Store, operation: str) -> None:
-    kit, [first, broken, last] = prepared(store)
+    kit, [first, broken, last] = set_up(store)
     before, proven = kit.state.frontiers(), kit.state.boundary()
-    fault = Broken(operation, broken)
+    fault = TopicFault(broken, operations=[operation])
     watch(store, before=fault)
     report = kit.engine.run_once()
-    fault.mended = True
+    fault.is_repaired = True
     assert fault.failures > 0
     assert is_done(first)
     assert is_done(last)
-    assert any("default:b" in message and "No space left" in message for message in report.errors)
+    assert any("default:b" in message and "a block is damaged" in message for message in report.errors)
     assert kit.state.runs(1)[0].result == "partial"
     after = kit.state.frontiers()
     assert after[broken.id] == before[broken.id]
@@ -119,16 +97,16 @@ def test_error_in_one_topic_sweeps_others_without_a_proof(store: Store, operatio
     assert NOW_MS in broken.stored_times()
 
 
-@pytest.mark.parametrize("operation", BREAKABLE)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_transient_error_in_one_topic_is_retried_by_the_next_run(store: Store, operation: str) -> None:
-    kit, topics = prepared(store)
-    fault = Broken(operation, topics[1])
+    kit, topics = set_up(store)
+    fault = TopicFault(topics[1], operations=[operation])
     watch(store, before=fault)
     try:
         kit.engine.run_once()
     except StoreError:
         assert kit.state.runs(1)[0].result == "failed"
-    fault.mended = True
+    fault.is_repaired = True
     assert kit.run_after(MINUTE).errors == []
     assert all(map(is_done, topics))
     assert kit.state.boundary() is not None
@@ -136,7 +114,7 @@ def test_transient_error_in_one_topic_is_retried_by_the_next_run(store: Store, o
 
 @pytest.mark.parametrize("name", ["message.sync", "payload.sync", "metadata.rows"])
 def test_error_of_the_whole_store_records_only_the_failure(store: Store, name: str) -> None:
-    kit, topics = prepared(store)
+    kit, topics = set_up(store)
     before = (kit.state.frontiers(), kit.state.boundary(), kit.state.evidence(), kit.state.last_full_pass_ms())
     failing = [True]
     watch(store, before=fail_at(name, StoreError("Input/output error."), lambda _: failing[0]))
@@ -157,7 +135,7 @@ SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replac
 
 @pytest.mark.parametrize("name", SAVES)
 def test_error_of_the_state_at_the_end_keeps_all_or_nothing(store: Store, name: str) -> None:
-    kit, topics = prepared(store)
+    kit, topics = set_up(store)
     before = (kit.state.frontiers(), kit.state.boundary(), kit.state.last_full_pass_ms(), kit.state.strikes())
     failing = [True]
     watch_state(
@@ -174,7 +152,7 @@ def test_error_of_the_state_at_the_end_keeps_all_or_nothing(store: Store, name: 
 
 
 def test_error_of_the_history_keeps_completed_work(store: Store) -> None:
-    kit, topics = prepared(store)
+    kit, topics = set_up(store)
     before = kit.state.boundary()
     failing = [True]
     watch_state(
@@ -191,7 +169,7 @@ def test_error_of_the_history_keeps_completed_work(store: Store) -> None:
 
 def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
-    kit, topics = prepared(store)
+    kit, topics = set_up(store)
     seen: list[object] = []
 
     def fail(call: Call) -> None:
@@ -216,7 +194,7 @@ def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pyte
 
 
 def test_error_of_the_state_at_the_start_touches_no_row(store: Store) -> None:
-    kit, topics = prepared(store)
+    kit, topics = set_up(store)
     before = [described.messages() for described in topics]
 
     def fail(call: Call) -> None:
@@ -230,7 +208,7 @@ def test_error_of_the_state_at_the_start_touches_no_row(store: Store) -> None:
 
 
 #: A program that sweeps a store with a file size limit and prints the result.
-FULL = """
+SWEEP_ON_FULL_DISK = """
 import json, resource, sys
 from pathlib import Path
 from tests.builders import NOW_MS, janitor
@@ -258,7 +236,7 @@ def test_full_disk_keeps_live_rows_until_a_later_run_completes(tmp_path: Path, l
     live = [NOW_MS - number for number in range(300, 0, -1)]
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(*due, *live)
-    command = [sys.executable, "-c", FULL, str(tmp_path / "messaging"), str(limit_bytes)]
+    command = [sys.executable, "-c", SWEEP_ON_FULL_DISK, str(tmp_path / "messaging"), str(limit_bytes)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

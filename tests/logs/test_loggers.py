@@ -7,7 +7,6 @@ import json
 import logging
 import logging.config
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,27 +15,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import TerminalStream
 from tms_core.errors import StoreFull
 from tms_core.logs import loggers
 from tms_core.logs.loggers import LOGGERS, LogFormat, RateLimitedLogger, configure, get_logger
 from tms_core.logs.printable import printable
 
 CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("", *LOGGERS)]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
-    yield
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_json_log_line_is_an_object_with_the_fields() -> None:
@@ -49,7 +34,9 @@ def test_json_log_line_is_an_object_with_the_fields() -> None:
     assert entry == {"level": "warning", "logger": "janitor.x", "message": "3 rows\nleft", "run": "r-1"}
 
 
-@pytest.mark.parametrize(("kind", "stream"), [("json", io.StringIO()), ("text", io.StringIO()), ("text", Terminal())])
+@pytest.mark.parametrize(
+    ("kind", "stream"), [("json", io.StringIO()), ("text", io.StringIO()), ("text", TerminalStream())]
+)
 def test_logged_command_includes_the_given_options(kind: LogFormat, stream: io.StringIO) -> None:
     configure(kind, stream, "--config 'a b.yaml'")
     logging.getLogger("janitor").warning("%s; see janitor status", "process 1 ends")
@@ -72,9 +59,9 @@ def test_json_log_of_an_error_has_a_field_with_the_traceback() -> None:
     [
         ("auto", io.StringIO(), True, False),
         ("auto", io.StringIO(), False, True),
-        ("auto", Terminal(), True, True),
+        ("auto", TerminalStream(), True, True),
         ("text", io.StringIO(), True, True),
-        ("json", Terminal(), False, False),
+        ("json", TerminalStream(), False, False),
     ],
 )
 def test_configure_auto_is_json_only_for_daemons_outside_a_terminal(
@@ -91,7 +78,7 @@ def test_logged_error_has_its_code() -> None:
     configure("json", stream)
     logging.getLogger("janitor").error("it failed: %s", StoreFull("The disk is full."))
     assert json.loads(stream.getvalue())["code"] == "TMS-STORE-FULL"
-    stream = Terminal()
+    stream = TerminalStream()
     configure("text", stream)
     logging.getLogger("janitor").error("it failed: %s", StoreFull("The disk is full."))
     assert stream.getvalue() == "ERROR [TMS-STORE-FULL] it failed: The disk is full.\n"
@@ -105,7 +92,7 @@ def test_text_log_in_a_file_starts_each_line_with_its_time() -> None:
 
 
 def test_log_of_a_library_shows_only_warnings() -> None:
-    stream = Terminal()
+    stream = TerminalStream()
     configure("text", stream)
     logging.getLogger("urllib3").info("connected")
     logging.getLogger("urllib3").warning("retrying")
