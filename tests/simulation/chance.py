@@ -15,14 +15,14 @@ from tests.simulation.commands import (
     Apply,
     Approve,
     BackUp,
-    BringBack,
     DamageLog,
+    Interruption,
     LoseState,
     Pause,
     Plan,
     Restore,
+    RestoreArchived,
     Run,
-    Trouble,
     Truncate,
     Verify,
     WriteBack,
@@ -50,8 +50,8 @@ from tests.simulation.operations import (
     FillDisk,
     Garble,
     Invalidate,
+    KeyDefect,
     Misconfigure,
-    Odd,
     Operation,
     Protect,
     Publish,
@@ -110,7 +110,7 @@ WEIGHTS = {
     "protect": 1,
     "put_unrecognized": 1,
     "reboot": 1,
-    "bring_back": 1.5,
+    "restore_archived": 1.5,
     "verify": 1,
     "write_back": 0.7,
     "misconfigure": 0.7,
@@ -130,7 +130,7 @@ class Chance:
 
     # -- choices -------------------------------------------------------------------------------------------------
 
-    def luck(self, share: float) -> bool:
+    def happens(self, share: float) -> bool:
         return self.random.random() < share
 
     def pick(self, choices: Sequence[T]) -> T:
@@ -152,12 +152,12 @@ class Chance:
         return max(self._world.clients, default=0) + 1
 
     def operation(self) -> Operation:
-        """Draw the next operation; soon revert what stops the janitor completely."""
-        if self.luck(0.15) and not self._world.clock_is_right:
+        """Draw the next operation; an operation that blocks the janitor is reverted soon."""
+        if self.happens(0.15) and not self._world.clock_is_right:
             return SetClock(0)
-        if self.luck(0.15) and self._world.other_manager is not None:
+        if self.happens(0.15) and self._world.other_manager is not None:
             return Misconfigure(wrong=False)
-        if self.luck(0.15) and not self._world.reference.adopted:
+        if self.happens(0.15) and not self._world.reference.adopted:
             return Adopt()
         (kind,) = self.random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
         drawn = getattr(self, kind)()
@@ -176,30 +176,30 @@ class Chance:
         return SetTtl(self.topic(), self.pick(TTLS))
 
     def garble(self) -> Operation:
-        return Garble(self.topic(), self.luck(0.4))
+        return Garble(self.topic(), self.happens(0.4))
 
     def break_topic(self) -> Operation:
-        return Break(self.topic(), self.luck(0.4))
+        return Break(self.topic(), self.happens(0.4))
 
     def protect(self) -> Operation:
-        return Protect(self.topic(), self.luck(0.4))
+        return Protect(self.topic(), self.happens(0.4))
 
     def publish(self) -> Operation:
         return Publish(self.topic(), self.up_to(3))
 
     def put_unrecognized(self) -> Operation:
-        return PutUnrecognized(self.topic(), self.pick(TABLES), self.pick(tuple(Odd)))
+        return PutUnrecognized(self.topic(), self.pick(TABLES), self.pick(tuple(KeyDefect)))
 
     # -- transactions --------------------------------------------------------------------------------------------
 
     def start(self) -> Operation:
-        return Start(self.next_tx(), self.pick(TIMEOUTS_MS), self.luck(0.3))
+        return Start(self.next_tx(), self.pick(TIMEOUTS_MS), self.happens(0.3))
 
     def checkpoint(self) -> Operation:
         return Checkpoint(self.tx())
 
     def publish_in(self) -> Operation:
-        refers = self.luck(0.4)
+        refers = self.happens(0.4)
         rows = 1 if refers else self.up_to(3)
         late_ms = self.pick((0, 0, 0, MINUTE_MS, LATE_MS // 2, LATE_MS))
         return PublishIn(self.tx(), self.topic(), rows, refers, late_ms, self.pick((0, late_ms)))
@@ -219,7 +219,7 @@ class Chance:
     # -- time and snapshots --------------------------------------------------------------------------------------
 
     def wait(self) -> Operation:
-        return Wait(self.pick(WAITS_MS if self.luck(0.85) else LONG_WAITS_MS), self.pick(AGES_MS))
+        return Wait(self.pick(WAITS_MS if self.happens(0.85) else LONG_WAITS_MS), self.pick(AGES_MS))
 
     def skew_server(self) -> Operation:
         return SkewServer(self.pick((0, SKEW_MS, -SKEW_MS)))
@@ -236,29 +236,29 @@ class Chance:
     # -- the janitor and its operator ----------------------------------------------------------------------------
 
     def run(self) -> Operation:
-        batch_rows, patient = self.pick((1, 2, 5, 2000)), self.luck(0.4)
-        if self.luck(0.1):
+        batch_rows, patient = self.pick((1, 2, 5, 2000)), self.happens(0.4)
+        if self.happens(0.1):
             return Run(topic=self.topic(), batch_rows=batch_rows)
-        if self.luck(0.6):
+        if self.happens(0.6):
             return Run(batch_rows=batch_rows, patient=patient)
         at_call = self.up_to(self.pick((3, 8, 25)))
-        concurrent = self.pick(tuple(Trouble)) if self.luck(0.4) else self._anything()
+        concurrent = self.pick(tuple(Interruption)) if self.happens(0.4) else self._concurrent()
         return Run(batch_rows=batch_rows, patient=patient, at_call=at_call, concurrent=concurrent)
 
-    def _anything(self) -> Operation:
+    def _concurrent(self) -> Operation:
         """Draw a concurrent operation of another process."""
         of_topics = (self.create, self.delete, self.set_ttl, self.pause, self.approve)
         of_clients = (self.publish_in, self.publish_in, self.commit, self.abort, self.store)
         return self.pick((*of_topics, *of_clients))()
 
     def pause(self) -> Operation:
-        return Pause(self.pick((None, *TOPICS)), self.luck(0.4))
+        return Pause(self.pick((None, *TOPICS)), self.happens(0.4))
 
     def plan(self) -> Operation:
         return Plan(self.up_to(2))
 
     def apply(self) -> Operation:
-        return Apply(self.up_to(2), self.luck(0.2))
+        return Apply(self.up_to(2), self.happens(0.2))
 
     def adopt(self) -> Operation:
         return Adopt()
@@ -273,13 +273,13 @@ class Chance:
         return WriteBack()
 
     def misconfigure(self) -> Operation:
-        return Misconfigure(self.luck(0.6))
+        return Misconfigure(self.happens(0.6))
 
     def damage_log(self) -> Operation:
-        return DamageLog(self.up_to(100) - 1, self.luck(0.4))
+        return DamageLog(self.up_to(100) - 1, self.happens(0.4))
 
     def fill_disk(self) -> Operation:
-        return FillDisk(self.luck(0.4))
+        return FillDisk(self.happens(0.4))
 
     def truncate(self) -> Operation:
         return Truncate()
@@ -288,10 +288,10 @@ class Chance:
         return BackUp(self.up_to(2))
 
     def restore(self) -> Operation:
-        return Restore(self.up_to(2), self.luck(0.5))
+        return Restore(self.up_to(2), self.happens(0.5))
 
-    def bring_back(self) -> Operation:
-        return BringBack(self.topic(), self.pick((None, *TOPICS)))
+    def restore_archived(self) -> Operation:
+        return RestoreArchived(self.topic(), self.pick((None, *TOPICS)))
 
     def lose_state(self) -> Operation:
         return LoseState()

@@ -14,18 +14,18 @@ from janitor.archive.restore import Request
 from janitor.report import Report
 from janitor.run.prepare import Feedback
 from janitor.state.base import EVERYTHING
-from tests.builders import FileEngine
+from tests.builders import FileEngine, ProcessKilled
 from tests.simulation import log
-from tests.simulation.invariants import Allowed, Violation, Watch, check_ledger, check_searched, describe
+from tests.simulation.invariants import CommandCheck, PlanScope, Violation, check_ledger, check_searched, describe
 from tests.simulation.model import topic_id
 from tests.simulation.operations import Operation
-from tests.simulation.store import ALL, Crash
+from tests.simulation.store import ALL
 from tests.simulation.world import World
 from tms_core.errors import ArchiveError, Refused, StoreError
 from tms_core.tables.base import MESSAGES
 
 
-class Trouble(StrEnum):
+class Interruption(StrEnum):
     CRASH = "crash"
     ERROR = "error"
     HALT = "halt"
@@ -48,56 +48,56 @@ class Run(Operation):
     batch_rows: int = 2000
     patient: bool = False
     at_call: int = 0
-    concurrent: Operation | Trouble | None = None
+    concurrent: Operation | Interruption | None = None
 
     def on(self, world: World) -> None:
         if self.adopt and not world.looks_right:
             return
-        watch = Watch(world)
+        check = CommandCheck(world)
         lease = world.take_lease()
         feedback = Feedback(world.manager, ("messaging",)) if world.feeds_back else None
-        engine = world.engine(self.batch_rows, lease=lease, is_stopping=lambda: watch.is_stopping, feedback=feedback)
+        engine = world.engine(self.batch_rows, lease=lease, is_stopping=lambda: check.is_stopping, feedback=feedback)
         recover(world, engine)
         if self.concurrent is not None and not self.adopt:
-            world.store.alarm.set(self.at_call, lambda call: self._interrupt(world, watch, call))
+            world.store.trigger.set(self.at_call, lambda call: self._interrupt(world, check, call))
         patterns = () if self.topic is None else (str(topic_id(self.topic)),)
         report = None
         try:
             report = engine.run_once(adopt=self.adopt, patterns=patterns, incremental=self.patient)
-        except Crash:
+        except ProcessKilled:
             world.event_counts["run crashed"] += 1
         except StoreError:
             world.event_counts["run failed"] += 1
             lease.release()
         else:
             lease.release()
-        world.store.alarm.clear()
+        world.store.trigger.clear()
         record_adoption(world)
-        watch.judge()
+        check.check_writes()
         if report is None or not report.tripped:
-            seen = {name: topic for name, topic in watch.topics.items() if self.topic in (None, name)}
+            seen = {name: topic for name, topic in check.topics.items() if self.topic in (None, name)}
             world.reference.observe_interrupted(seen, world.now_ms)
         if report is not None:
-            check_ledger(world, report.id, watch.changes)
-            self._record_report(world, watch, report)
+            check_ledger(world, report.id, check.changes)
+            self._record_report(world, check, report)
         world.read_boundary()
 
-    def _interrupt(self, world: World, watch: Watch, call: str) -> None:
-        if self.concurrent is Trouble.CRASH:
-            raise Crash
-        if self.concurrent is Trouble.ERROR:
+    def _interrupt(self, world: World, check: CommandCheck, call: str) -> None:
+        if self.concurrent is Interruption.CRASH:
+            raise ProcessKilled
+        if self.concurrent is Interruption.ERROR:
             raise StoreError("the disk is full.")
-        watch.interrupted(call, self.batch_rows)
+        check.check_until_interruption(call, self.batch_rows)
         if isinstance(self.concurrent, Operation):
             self.concurrent.on(world)
-        elif self.concurrent is Trouble.TAKE_OVER:
+        elif self.concurrent is Interruption.TAKE_OVER:
             world.take_lease("another")
-            watch.ended()
+            check.check_end()
         else:
-            watch.is_stopping = True
-            watch.ended()
+            check.is_stopping = True
+            check.check_end()
 
-    def _record_report(self, world: World, watch: Watch, report: Report) -> None:
+    def _record_report(self, world: World, check: CommandCheck, report: Report) -> None:
         """Record what the janitor has learned from a run."""
         world.event_counts["ids truncated by the janitor"] += report.truncated
         if report.tripped:
@@ -114,11 +114,11 @@ class Run(Operation):
         seen = {
             name: topic
             for name, topic in world.topics.items()
-            if self.topic in (None, name) and name not in watch.paused and not _failed(name, report)
+            if self.topic in (None, name) and name not in check.paused and not _failed(name, report)
         }
-        world.reference.observe(watch.topics, seen, world.now_ms)
+        world.reference.observe(check.topics, seen, world.now_ms)
         if self.topic is None and report.snapshot is not None and not report.errors:
-            check_searched(world, watch)
+            check_searched(world, check)
         world.event_counts["rows held"] += report.held_rows()
         world.event_counts["boundary proven"] += report.boundary is not None
 
@@ -149,9 +149,9 @@ class Plan(Operation):
     slot: int
 
     def on(self, world: World) -> None:
-        watch = Watch(world, may_write=False)
+        check = CommandCheck(world, may_write=False)
         report = world.engine().preview(out=world.folder / f"plan.{self.slot}")
-        watch.judge()
+        check.check_writes()
         world.read_boundary()
         if report.boundary is not None:
             world.boundaries.append(("the boundary in a plan", report.boundary))
@@ -166,7 +166,7 @@ class Apply(Operation):
         path = world.folder / f"plan.{self.slot}"
         if not path.exists() or (self.adopt and not world.looks_right):
             return
-        watch = Watch(world, allowed=Allowed.read(path))
+        check = CommandCheck(world, allowed=PlanScope.read(path))
         engine = world.engine(lease=world.take_lease())
         recover(world, engine)
         try:
@@ -175,8 +175,8 @@ class Apply(Operation):
             world.event_counts["plan rejected"] += 1
             return
         record_adoption(world)
-        watch.judge()
-        check_ledger(world, report.id, watch.changes)
+        check.check_writes()
+        check_ledger(world, report.id, check.changes)
         if not report.tripped:
             world.remember_clock()
             world.event_counts["plan applied"] += 1
@@ -304,17 +304,17 @@ class DamageLog(Operation):
         if not rows:
             return
         with TemporaryDirectory(dir=world.folder) as folder:
-            written = log.write(Path(folder), rows)
-            (log.tear if self.torn else log.flip)(written, self.percent)
+            killed = log.write_and_kill(Path(folder), rows)
+            (log.truncate_last_record if self.torn else log.flip_bit)(killed, self.percent)
             try:
-                left = log.keys_left(written)
+                left = log.keys_left(killed)
             except StoreError:
                 if self.torn:
                     raise
                 world.event_counts["damaged log rejected"] += 1
                 return
         world.event_counts["damaged log opened"] += 1
-        lost = {key for key, _ in rows} - left - written.last
+        lost = {key for key, _ in rows} - left - killed.last
         if lost:
             raise Violation("live row lost", f"LevelDB has dropped {len(lost)} rows after the damage in its log")
 
@@ -339,7 +339,7 @@ class Restore(Operation):
 
 
 @dataclass(frozen=True, repr=False)
-class KeepRows(Operation):
+class EnableArchive(Operation):
     """Archive rows before their deletion from now on."""
 
     def on(self, world: World) -> None:
@@ -347,7 +347,7 @@ class KeepRows(Operation):
 
 
 @dataclass(frozen=True, repr=False)
-class BringBack(Operation):
+class RestoreArchived(Operation):
     """Restore all archived rows of a topic, to itself or to another topic."""
 
     topic: str

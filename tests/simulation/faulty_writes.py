@@ -11,7 +11,7 @@ from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import MessageValue
 
 
-class Died(Exception):
+class ServerKilled(Exception):
     """The server was killed."""
 
 
@@ -33,16 +33,16 @@ class FaultyWrites:
         self.during_write: list[Callable[[], object]] = []
         self._random = random
         #: Whether the next rollback is delayed and blocks the server.
-        self._holds_take_back = False
+        self._delays_rollback = False
         for table in tables:
             table.put = partial(self._write, table.put)
             for name in ("delete", "invert"):
                 if hasattr(table, name):
-                    setattr(table, name, partial(self._take_back, getattr(table, name)))
+                    setattr(table, name, partial(self._roll_back, getattr(table, name)))
 
     def heal(self) -> None:
         """Clear all faults."""
-        self.fault, self._holds_take_back = "", False
+        self.fault, self._delays_rollback = "", False
 
     def _write(self, put: Callable[[Sequence[Any]], None], rows: Sequence[Any]) -> None:
         fault, self.fault = self.fault, ""
@@ -53,20 +53,20 @@ class FaultyWrites:
             done = self._random.randint(0, len(rows))
         put(rows[:done])
         if fault in ("late", "slow"):
-            self.late.append(partial(put, [*filter(self._comes_again, rows[:done]), *rows[done:]]))
+            self.late.append(partial(put, [*filter(self._arrives_twice, rows[:done]), *rows[done:]]))
         if fault == "slow":
-            self._holds_take_back = self._random.random() < 0.5
+            self._delays_rollback = self._random.random() < 0.5
             raise StoreUnavailable("The store does not respond.", "Try again.")
         if fault:
             self.is_stalled = fault == "late"
-            raise Died
+            raise ServerKilled
 
-    def _comes_again(self, row: tuple[bytes, Any]) -> bool:
+    def _arrives_twice(self, row: tuple[bytes, Any]) -> bool:
         """Return whether a written row arrives twice; rows of a transaction may be rolled back by then."""
         return isinstance(row[1], MessageValue) and row[1].pointer is None
 
-    def _take_back(self, change: Callable[..., Any], *given: Any) -> Any:
-        holds, self._holds_take_back = self._holds_take_back, False
+    def _roll_back(self, change: Callable[..., Any], *given: Any) -> Any:
+        holds, self._delays_rollback = self._delays_rollback, False
         if not holds:
             return change(*given)
         self.late.append(partial(change, *given))

@@ -480,7 +480,7 @@ WEIGHTS: dict[str, float] = {
 }
 
 
-class Played(Protocol):
+class PlayableWorld(Protocol):
     event_counts: Counter[str]
 
     def check(self) -> None: ...
@@ -491,7 +491,10 @@ class Played(Protocol):
 
 
 def play(
-    seed: int, steps: int = 60, make: Callable[[Random], Played] = GroupWorld, weights: Mapping[str, float] = WEIGHTS
+    seed: int,
+    steps: int = 60,
+    make: Callable[[Random], PlayableWorld] = GroupWorld,
+    weights: Mapping[str, float] = WEIGHTS,
 ) -> Counter[str]:
     """Play the history of a seed on a world; return the count of each event."""
     random = Random(seed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from tests.simulation.chance import TOPICS, TTLS, Chance
-from tests.simulation.commands import Adopt, FeedBack, KeepRows, Pause, Run, Truncate
+from tests.simulation.commands import Adopt, EnableArchive, FeedBack, Pause, Run, Truncate
 from tests.simulation.invariants import (
     Violation,
     check_boundary_reached,
@@ -45,7 +45,7 @@ STEPS = 110
 History = Sequence[Operation]
 
 
-class Failed(Exception):
+class HistoryFailed(Exception):
     """A history ended in a violation.
 
     Attributes:
@@ -73,7 +73,7 @@ def play_seed(seed: int, steps: int = STEPS) -> Counter[str]:
     In odd seeds the janitor truncates the invalid list itself; in half of all seeds it archives deleted rows.
     """
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
-        first = [*([FeedBack()] if seed % 2 else []), *([KeepRows()] if seed % 4 < 2 else [])]
+        first = [*([FeedBack()] if seed % 2 else []), *([EnableArchive()] if seed % 4 < 2 else [])]
         return _play(
             World(Path(folder)), lambda world: chain(first, draw(Random(seed), world, steps)), orderly_end=True
         )
@@ -93,10 +93,10 @@ def _play(world: World, operations: Callable[[World], Iterator[Operation]], *, o
             at_end = True
             settle_world(world)
     except Violation as violation:
-        raise Failed(happened, violation, at_end=at_end) from violation
+        raise HistoryFailed(happened, violation, at_end=at_end) from violation
     # Unexpected errors can be shrunk, too.
     except Exception as error:
-        raise Failed(happened, Violation("unexpected error", repr(error)), at_end=at_end) from error
+        raise HistoryFailed(happened, Violation("unexpected error", repr(error)), at_end=at_end) from error
     finally:
         world.state.close()
     return world.event_counts
@@ -132,9 +132,9 @@ def draw(random: Random, world: World, steps: int) -> Iterator[Operation]:
     story: deque[Operation] = deque()
     for name in TOPICS[: chance.up_to(len(TOPICS))]:
         yield Create(name, chance.pick(TTLS))
-    if chance.luck(0.8):
+    if chance.happens(0.8):
         yield Adopt()
     for _ in range(steps):
-        if not story and chance.luck(0.15):
+        if not story and chance.happens(0.15):
             story.extend(chance.pick(STORIES)(chance))
-        yield story.popleft() if story and chance.luck(0.7) else chance.operation()
+        yield story.popleft() if story and chance.happens(0.7) else chance.operation()

@@ -41,14 +41,14 @@ class Violation(AssertionError):
 
 
 @dataclass(frozen=True)
-class Allowed:
+class PlanScope:
     """The content of a plan file: ranges by table, and pointers by topic."""
 
     ranges: list[tuple[str, bytes, bytes]]
     pointers: frozenset[tuple[str, int | None]]
 
     @classmethod
-    def read(cls, path: Path) -> Allowed:
+    def read(cls, path: Path) -> PlanScope:
         entries: list[dict[str, Any]] = json.loads(path.read_text())["topics"]
         return cls(
             [
@@ -60,12 +60,12 @@ class Allowed:
             frozenset((entry["topic"], int(pointer)) for entry in entries for pointer in entry["pointers"]),
         )
 
-    def shows(self, row: Row) -> bool:
+    def includes(self, row: Row) -> bool:
         return any(table == row.table and start <= row.key < stop for table, start, stop in self.ranges)
 
 
-class Watch:
-    """The state before a command of the janitor, against which its writes are judged.
+class CommandCheck:
+    """A check of a command's writes against the state before the command.
 
     Args:
         may_write: whether the command may write.
@@ -77,7 +77,7 @@ class Watch:
         changes: number of rows deleted or inverted so far.
     """
 
-    def __init__(self, world: World, *, may_write: bool = True, allowed: Allowed | None = None) -> None:
+    def __init__(self, world: World, *, may_write: bool = True, allowed: PlanScope | None = None) -> None:
         self._world = world
         self._may_write = may_write
         self._allowed = allowed
@@ -91,24 +91,24 @@ class Watch:
         self._on_the_way = 0
         self.changes = 0
 
-    def interrupted(self, call: str, batch_rows: int) -> None:
-        """Judge the writes before a concurrent operation, which happens before the store call ``call``.
+    def check_until_interruption(self, call: str, batch_rows: int) -> None:
+        """Check the writes before a concurrent operation, which happens before the store call ``call``.
 
         From now on the janitor must use the new metadata (S2), except for a batch between its metadata read and its
         delete. In the same window it cannot know of a pause or a stop request.
         """
-        self.judge()
+        self.check_writes()
         self._both = call == "delete"
         self._on_the_way = batch_rows if call in ("get", "delete", "invert") else 0
 
-    def ended(self) -> None:
+    def check_end(self) -> None:
         self._ended = True
 
     @property
     def topics(self) -> dict[str, Topic]:
         return self._topics
 
-    def judge(self) -> None:
+    def check_writes(self) -> None:
         """Compare the store with the model, and check the permission of every change."""
         deleted, inverted = find_changes(self._world)
         for row in deleted:
@@ -148,7 +148,7 @@ class Watch:
 
     def _check_deleted(self, row: Row, referenced: bool) -> None:
         world = self._world
-        if self._allowed is not None and not self._allowed.shows(row):
+        if self._allowed is not None and not self._allowed.includes(row):
             raise Violation("plan overrun", f"{describe(row)} is not in a range of the plan")
         both = (self._topics, world.topics) if self._both else (world.topics,)
         rules = {_rule(row, topics.get(row.topic)) for topics in (self._topics, world.topics)}
@@ -256,9 +256,9 @@ def check_claims(world: World) -> None:
             check_bounds(row.pointer, describe(row), world.boundaries)
 
 
-def check_searched(world: World, watch: Watch) -> None:
+def check_searched(world: World, check: CommandCheck) -> None:
     """Check that the next complete run after a refuted boundary searched every row (S4)."""
-    if watch.paused or world.reference.paused or world.store.damage:
+    if check.paused or world.reference.paused or world.store.faults:
         return
     for row in world.rows.values():
         if row.readable and row.pointer in world.refuted & world.manager.invalid:

@@ -20,8 +20,8 @@ from tms_core.tables.leveldb.store import LevelDBStore
 RECORDS = 8
 
 
-class Written(NamedTuple):
-    """The folder of a killed process.
+class KilledStore(NamedTuple):
+    """The store of a killed process.
 
     Attributes:
         log: the log of the message table.
@@ -35,7 +35,7 @@ class Written(NamedTuple):
     last: frozenset[bytes]
 
 
-def write(folder: Path, rows: Sequence[tuple[bytes, MessageValue]]) -> Written:
+def write_and_kill(folder: Path, rows: Sequence[tuple[bytes, MessageValue]]) -> KilledStore:
     """Write rows and copy the folder before it is closed."""
     together, last_at = -(-len(rows) // RECORDS), 0
     with LevelDBStore(folder / "writing", create=True) as store:
@@ -43,26 +43,26 @@ def write(folder: Path, rows: Sequence[tuple[bytes, MessageValue]]) -> Written:
             last_at, batch = _log(store.path).stat().st_size, rows[start : start + together]
             store.message.put(batch)
         shutil.copytree(store.path, folder / "left")
-    return Written(folder / "left", _log(folder / "left"), last_at, frozenset(key for key, _ in batch))
+    return KilledStore(folder / "left", _log(folder / "left"), last_at, frozenset(key for key, _ in batch))
 
 
-def tear(written: Written, percent: int) -> None:
+def truncate_last_record(store: KilledStore, percent: int) -> None:
     """Truncate the last record to a percentage of its size."""
-    size = written.log.stat().st_size
-    written.log.write_bytes(written.log.read_bytes()[: written.last_at + (size - written.last_at) * percent // 100])
+    size = store.log.stat().st_size
+    store.log.write_bytes(store.log.read_bytes()[: store.last_at + (size - store.last_at) * percent // 100])
 
 
-def flip(written: Written, percent: int) -> None:
+def flip_bit(store: KilledStore, percent: int) -> None:
     """Flip one bit at a percentage of the log."""
-    data = bytearray(written.log.read_bytes())
+    data = bytearray(store.log.read_bytes())
     data[min(len(data) * percent // 100, len(data) - 1)] ^= 1
-    written.log.write_bytes(data)
+    store.log.write_bytes(data)
 
 
-def keys_left(written: Written) -> frozenset[bytes]:
+def keys_left(store: KilledStore) -> frozenset[bytes]:
     """Open the folder and return its keys."""
-    with LevelDBStore(written.folder) as store:
-        return frozenset(store.message.read(KEYS, b"", None, ALL).items)
+    with LevelDBStore(store.folder) as opened:
+        return frozenset(opened.message.read(KEYS, b"", None, ALL).items)
 
 
 def _log(store: Path) -> Path:

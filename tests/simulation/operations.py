@@ -101,8 +101,8 @@ class Break(Operation):
     broken: bool = True
 
     def on(self, world: World) -> None:
-        damage, prefix = world.store.damage, topic_id(self.topic).prefix
-        (damage.add if self.broken else damage.discard)(prefix)
+        faults, prefix = world.store.faults, topic_id(self.topic).prefix
+        (faults.add if self.broken else faults.discard)(prefix)
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,7 +112,7 @@ class FillDisk(Operation):
     full: bool = True
 
     def on(self, world: World) -> None:
-        world.store.damage.full = self.full
+        world.store.faults.full = self.full
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Publish(Operation):
         world.write_messages(self.topic, self.rows)
 
 
-class Odd(StrEnum):
+class KeyDefect(StrEnum):
     """The defect of an unrecognized key."""
 
     SHORT = "short"
@@ -143,19 +143,19 @@ class PutUnrecognized(Operation):
 
     topic: str
     table: Table
-    odd: Odd
+    defect: KeyDefect
 
     def on(self, world: World) -> None:
-        name = "nobody" if self.odd is Odd.TOPIC else self.topic
-        generation = 0 if self.odd is Odd.GENERATION else 1
-        time_ms = -1 if self.odd is Odd.TIME else 1
+        name = "nobody" if self.defect is KeyDefect.TOPIC else self.topic
+        generation = 0 if self.defect is KeyDefect.GENERATION else 1
+        time_ms = -1 if self.defect is KeyDefect.TIME else 1
         if self.table == "message":
             key = MessageKey(topic_id(name), generation, time_ms, 0).pack()
         else:
             key = PayloadKey(topic_id(name), generation, 1, time_ms, 0).pack()
-        if self.odd is Odd.SHORT:
+        if self.defect is KeyDefect.SHORT:
             key = key[:-1]
-        elif self.odd is Odd.LONG:
+        elif self.defect is KeyDefect.LONG:
             key += b"\x00"
         if (self.table, key) not in world.rows:
             world.write_unrecognized(Row(self.table, key, name, generation, time_ms, unrecognized=True))
@@ -179,7 +179,7 @@ class Start(Operation):
 
 
 @dataclass(frozen=True, repr=False)
-class OfTransaction(Operation):
+class TransactionOperation(Operation):
     """An operation of a client in its transaction, which may already be invalid."""
 
     tx: int
@@ -194,7 +194,7 @@ class OfTransaction(Operation):
 
 
 @dataclass(frozen=True, repr=False)
-class Checkpoint(OfTransaction):
+class Checkpoint(TransactionOperation):
     def by(self, client: Client, world: World) -> None:
         pointer = world.manager.checkpoint(client.id, world.server_ms)
         if pointer is not None:
@@ -202,7 +202,7 @@ class Checkpoint(OfTransaction):
 
 
 @dataclass(frozen=True, repr=False)
-class PublishIn(OfTransaction):
+class PublishIn(TransactionOperation):
     """Publish in a transaction, with a payload or a reference to stored payloads.
 
     Attributes:
@@ -227,7 +227,7 @@ class PublishIn(OfTransaction):
 
 
 @dataclass(frozen=True, repr=False)
-class Store(OfTransaction):
+class Store(TransactionOperation):
     """Store payloads for a later reference. The server does not check the lifetime."""
 
     topic: str
@@ -238,7 +238,7 @@ class Store(OfTransaction):
 
 
 @dataclass(frozen=True, repr=False)
-class Commit(OfTransaction):
+class Commit(TransactionOperation):
     """Commit; roll back if the transaction is no longer in progress."""
 
     def by(self, client: Client, world: World) -> None:
@@ -246,13 +246,13 @@ class Commit(OfTransaction):
 
 
 @dataclass(frozen=True, repr=False)
-class Abort(OfTransaction):
+class Abort(TransactionOperation):
     def by(self, client: Client, world: World) -> None:
         world.finish(client, commit=False)
 
 
 @dataclass(frozen=True, repr=False)
-class Invalidate(OfTransaction):
+class Invalidate(TransactionOperation):
     """Invalidate the transaction; requests in flight may still arrive."""
 
     def by(self, client: Client, world: World) -> None:

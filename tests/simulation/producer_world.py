@@ -20,7 +20,7 @@ from uuid import UUID
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.simulation import group_world
-from tests.simulation.faulty_writes import Died, FaultyWrites
+from tests.simulation.faulty_writes import FaultyWrites, ServerKilled
 from tests.simulation.group_world import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
@@ -54,7 +54,7 @@ def is_private(faults: Sequence[str]) -> bool:
 
 @dataclass
 class Instance:
-    """One instance of the producer, and its messages."""
+    """An instance of the producer and its messages."""
 
     uuid: UUID
     generation: int = 0
@@ -202,7 +202,7 @@ class ProducerWorld:
             self.service.publish(BILLS, [payload], pointer=tx.write_pointer)
         except MessagingError:
             return
-        except Died:
+        except ServerKilled:
             self.restart()
             return
         finally:
@@ -235,7 +235,7 @@ class ProducerWorld:
                     answer.result()
                 except BadRequest as error:
                     raise Violation(f"Q9: {error}") from error
-                except (Died, TmsError):
+                except (ServerKilled, TmsError):
                     unanswered.append(one)
                 else:
                     self.acknowledged += [(BILLS, payload) for payload in one[1]]
@@ -351,7 +351,7 @@ class ProducerWorld:
         self.never.update(sent)
         self.side.fault = self._fault()
         steps: list[Callable[[], None]] = [
-            lambda: self.service.producers.roll_back(self._said(instance), tx.write_pointer),
+            lambda: self.service.producers.roll_back(self._sent(instance), tx.write_pointer),
             lambda: self.service.rollback(BILLS, tx.write_pointer),
             lambda: self.service.rollback(ORDERS, tx.write_pointer),
         ]
@@ -362,7 +362,7 @@ class ProducerWorld:
         try:
             for step in steps:
                 step()
-        except (TmsError, Died):
+        except (TmsError, ServerKilled):
             self.manager.invalidate(tx.transaction_id)
             self.restart()
         else:
@@ -372,11 +372,11 @@ class ProducerWorld:
             self.side.fault = ""
 
     def _send(self, instance: Instance, topic: TopicId, kind: str = "", attempts: int = ATTEMPTS) -> None:
-        kind = kind or self._drawn(instance, topic)
+        kind = kind or self._draw_request(instance, topic)
         payloads = [self._payload() for _ in range(_ROWS[kind] and self.random.randint(1, _ROWS[kind]))]
         these = [(topic, payload) for payload in payloads]
         instance.sequence += 1
-        sent, tx = self._said(instance), instance.tx
+        sent, tx = self._sent(instance), instance.tx
         pointer = None if tx is None else tx.write_pointer
         self.side.fault = self._fault()
         self.writes.fault = self._write_fault()
@@ -389,7 +389,7 @@ class ProducerWorld:
                 self.service.publish(topic, payloads, pointer=pointer, sent=sent)
             if self.random.random() < 0.2:
                 self.event_counts["response lost"] += 1
-                raise Died
+                raise ServerKilled
             return True
 
         done = self._repeated(publish, restarts=self.random.random() < 0.7, attempts=attempts)
@@ -425,7 +425,7 @@ class ProducerWorld:
             instance.sent += [one for one in instance.stored if one[0] == topic]
             instance.stored = [one for one in instance.stored if one[0] != topic]
 
-    def _drawn(self, instance: Instance, topic: TopicId) -> str:
+    def _draw_request(self, instance: Instance, topic: TopicId) -> str:
         """Draw the next request; stored payloads are published before other messages of the topic."""
         if instance.tx is None:
             return "publish"
@@ -441,7 +441,7 @@ class ProducerWorld:
         self.never.add((BILLS, payload))
         instance.sequence += 1
         try:
-            self.service.publish(BILLS, [payload], pointer=tx.write_pointer, sent=self._said(instance))
+            self.service.publish(BILLS, [payload], pointer=tx.write_pointer, sent=self._sent(instance))
         except MessagingError:
             return
         raise Violation("Q10: a publish after the abort was acknowledged")
@@ -454,7 +454,7 @@ class ProducerWorld:
             except ProducerFenced:
                 self.event_counts["instance fenced"] += 1
                 return None
-            except (Died, StoreError):
+            except (ServerKilled, StoreError):
                 self.event_counts["server killed"] += 1
                 self.fail(restarts=restarts)
             except BadRequest as error:
@@ -480,7 +480,7 @@ class ProducerWorld:
             return None
         return self.instances[-1] if self.random.random() < 0.7 else self.random.choice(self.instances)
 
-    def _said(self, instance: Instance) -> Sent:
+    def _sent(self, instance: Instance) -> Sent:
         return Sent(BILLS, "importer", instance.generation, instance.sequence, instance.label)
 
     def _payload(self) -> bytes:

@@ -28,7 +28,7 @@ def _kept_from(current: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class PermittedFrontier:
     """The permitted frontier of one topic in true time (invariant S8).
 
     Attributes:
@@ -49,9 +49,9 @@ class Reach:
         """Return the cutoff that time alone permits."""
         return self.cutoff_ms + now_ms - self.at_ms
 
-    def joined(self, other: Reach) -> Reach:
-        """Return the union of two reaches at the same time."""
-        return Reach(
+    def union(self, other: PermittedFrontier) -> PermittedFrontier:
+        """Return the union of two frontiers at the same time."""
+        return PermittedFrontier(
             max(self.generation, other.generation, key=_kept_from),
             max(self.cutoff_ms, other.cutoff_ms),
             self.at_ms,
@@ -73,27 +73,27 @@ class Reference:
         self.adopted = False
         self.protected: set[str] = set()
         self.paused: set[str] = set()
-        self._reach: dict[str, Reach] = {}
+        self._frontiers: dict[str, PermittedFrontier] = {}
 
     # -- changes by operators and runs ---------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Discard everything that the janitor has learned."""
         self.adopted = False
-        self._reach.clear()
+        self._frontiers.clear()
 
     def adopt(self, topics: Mapping[str, Topic], now_ms: int) -> None:
         """Permit all present topics up to the rules."""
         self.adopted = True
         for name, topic in _readable(topics).items():
-            self._reach[name] = _reach_of_rules(topic, now_ms)
+            self._frontiers[name] = _frontier_of_rules(topic, now_ms)
 
     def approve(self, topics: Mapping[str, Topic], now_ms: int) -> None:
         """Approve the held jumps of these topics."""
         for name, topic in _readable(topics).items():
             if name not in self.protected | self.paused and not self._granted(name, topic, now_ms):
                 self._hold(name, topic, now_ms)
-                self._reach[name] = replace(self._reach[name], approved=_pair(topic))
+                self._frontiers[name] = replace(self._frontiers[name], approved=_pair(topic))
 
     def observe(self, before: Mapping[str, Topic], after: Mapping[str, Topic], now_ms: int) -> None:
         """Record a completed run, which saw the topics before or after a change."""
@@ -101,48 +101,48 @@ class Reference:
             earlier = before.get(name, topic)
             self._observe(name, earlier, now_ms)
             if topic != earlier:
-                first = self._reach.get(name)
+                first = self._frontiers.get(name)
                 self._observe(name, topic, now_ms)
                 if first is not None:
-                    self._reach[name] = first.joined(self._reach[name])
+                    self._frontiers[name] = first.union(self._frontiers[name])
 
     def observe_interrupted(self, topics: Mapping[str, Topic], now_ms: int) -> None:
         """Record an interrupted run, which starts the holds of jumps."""
         for name, topic in _readable(topics).items():
             if name not in self.protected | self.paused and not self._granted(name, topic, now_ms):
-                reach = self._reach.get(name, Reach(at_ms=now_ms))
-                since_ms = reach.pending.get(_pair(topic), now_ms)
-                self._reach[name] = replace(reach, pending={_pair(topic): since_ms})
+                frontier = self._frontiers.get(name, PermittedFrontier(at_ms=now_ms))
+                since_ms = frontier.pending.get(_pair(topic), now_ms)
+                self._frontiers[name] = replace(frontier, pending={_pair(topic): since_ms})
 
     def _observe(self, name: str, topic: Topic, now_ms: int) -> None:
         if topic.garbled:
             return
         if name in self.protected:
             # Rows accumulated under protection are a new jump without wait or approval.
-            reach = self._reach.get(name, Reach())
-            self._reach[name] = Reach(reach.generation, reach.cutoff_ms, now_ms)
+            frontier = self._frontiers.get(name, PermittedFrontier())
+            self._frontiers[name] = PermittedFrontier(frontier.generation, frontier.cutoff_ms, now_ms)
         elif self._granted(name, topic, now_ms):
-            self._reach[name] = _reach_of_rules(topic, now_ms)
+            self._frontiers[name] = _frontier_of_rules(topic, now_ms)
         else:
             self._hold(name, topic, now_ms)
 
     def _hold(self, name: str, topic: Topic, now_ms: int) -> None:
-        reach = self._reach.get(name, Reach(at_ms=now_ms))
-        cutoff_ms = min(now_ms - topic.ttl_seconds * 1000, reach.earned_ms(now_ms))
-        since_ms = reach.pending.get(_pair(topic), now_ms)
-        self._reach[name] = Reach(reach.generation, cutoff_ms, now_ms, {_pair(topic): since_ms})
+        frontier = self._frontiers.get(name, PermittedFrontier(at_ms=now_ms))
+        cutoff_ms = min(now_ms - topic.ttl_seconds * 1000, frontier.earned_ms(now_ms))
+        since_ms = frontier.pending.get(_pair(topic), now_ms)
+        self._frontiers[name] = PermittedFrontier(frontier.generation, cutoff_ms, now_ms, {_pair(topic): since_ms})
 
     def _granted(self, name: str, topic: Topic, now_ms: int) -> bool:
         """Return whether the frontier may advance to the cutoff of the rules."""
-        reach = self._reach.get(name)
-        if reach is None:
+        frontier = self._frontiers.get(name)
+        if frontier is None:
             return False
-        older = _kept_from(topic.generation) > _kept_from(reach.generation)
-        ahead_ms = now_ms - topic.ttl_seconds * 1000 - reach.earned_ms(now_ms)
+        older = _kept_from(topic.generation) > _kept_from(frontier.generation)
+        ahead_ms = now_ms - topic.ttl_seconds * 1000 - frontier.earned_ms(now_ms)
         further = topic.generation > 0 and ahead_ms > ALLOWANCE_MS + DRIFT_MS
-        since_ms = reach.pending.get(_pair(topic))
+        since_ms = frontier.pending.get(_pair(topic))
         waited = since_ms is not None and now_ms - since_ms >= HOLD_MS - DRIFT_MS
-        return not (older or further) or waited or reach.approved == _pair(topic)
+        return not (older or further) or waited or frontier.approved == _pair(topic)
 
     # -- the verdict ---------------------------------------------------------------------------------------------
 
@@ -181,8 +181,8 @@ class Reference:
         """Return the generation and the cutoff up to which rows may be deleted now."""
         if self._granted(name, topic, now_ms):
             return topic.generation, 2**63
-        reach = self._reach.get(name)
-        return (0, 0) if reach is None else (reach.generation, reach.earned_ms(now_ms) + DRIFT_MS)
+        frontier = self._frontiers.get(name)
+        return (0, 0) if frontier is None else (frontier.generation, frontier.earned_ms(now_ms) + DRIFT_MS)
 
 
 def _readable(topics: Mapping[str, Topic]) -> dict[str, Topic]:
@@ -193,5 +193,5 @@ def _pair(topic: Topic) -> Pair:
     return topic.generation, topic.ttl_seconds
 
 
-def _reach_of_rules(topic: Topic, now_ms: int) -> Reach:
-    return Reach(topic.generation, now_ms - topic.ttl_seconds * 1000, now_ms)
+def _frontier_of_rules(topic: Topic, now_ms: int) -> PermittedFrontier:
+    return PermittedFrontier(topic.generation, now_ms - topic.ttl_seconds * 1000, now_ms)

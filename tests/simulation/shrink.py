@@ -9,29 +9,29 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from tests.simulation.history import Failed, History, play, play_seed
+from tests.simulation.history import History, HistoryFailed, play, play_seed
 from tests.simulation.operations import Operation
 
 
-def find_failure(seed: int) -> Failed | None:
+def find_failure(seed: int) -> HistoryFailed | None:
     """Play the random history of a seed; return its failure or None."""
     try:
         play_seed(seed)
-    except Failed as failed:
+    except HistoryFailed as failed:
         return failed
     return None
 
 
-def replay_failure(history: History, like: Failed) -> Failed | None:
+def replay_failure(history: History, like: HistoryFailed) -> HistoryFailed | None:
     """Return the failure if the history breaks the same invariant in the same phase as ``like``, else None."""
     try:
         play(history, orderly_end=like.at_end)
-    except Failed as failed:
+    except HistoryFailed as failed:
         return failed if failed.violation.invariant == like.violation.invariant else None
     return None
 
 
-def shrink(failed: Failed) -> Failed:
+def shrink(failed: HistoryFailed) -> HistoryFailed:
     """Return the failure with a minimal history."""
     best = replay_failure(failed.history, failed) or failed
     while True:
@@ -41,7 +41,7 @@ def shrink(failed: Failed) -> Failed:
             return best
 
 
-def _remove_operations(best: Failed) -> Failed:
+def _remove_operations(best: HistoryFailed) -> HistoryFailed:
     size = len(best.history) // 2
     while size:
         start = 0
@@ -56,7 +56,7 @@ def _remove_operations(best: Failed) -> Failed:
     return best
 
 
-def _reset_parameters(best: Failed) -> Failed:
+def _reset_parameters(best: HistoryFailed) -> HistoryFailed:
     """Set each parameter that the failure does not need to its default."""
     for place, operation in enumerate(best.history):
         for item in fields(operation):
@@ -74,7 +74,7 @@ def _with_default(operation: Operation | None, name: str, default: object) -> Op
     return None if getattr(operation, name) == default else replace(operation, **{name: default})
 
 
-def format_failure(failed: Failed) -> str:
+def format_failure(failed: HistoryFailed) -> str:
     """Format the history to be pasted into ``play([...])``."""
     steps = "".join(f"    {operation!r},\n" for operation in failed.history)
     return f"{failed.violation}\nafter {len(failed.history)} operations:\n[\n{steps}]"

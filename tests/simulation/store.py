@@ -16,12 +16,8 @@ ALL = 1_000_000
 _WRITES = ("put", "delete", "invert", "set")
 
 
-class Crash(BaseException):
-    """The process is killed; a ``BaseException``, so that product code does not catch it."""
-
-
-class Alarm(Counter[str]):
-    """A counter of store calls that runs an action before one of them."""
+class CallTrigger(Counter[str]):
+    """A counter of store calls that runs an action before a given call."""
 
     left = 0
     action: Callable[[str], None] | None = None
@@ -42,12 +38,12 @@ class Alarm(Counter[str]):
                 action(name)
 
 
-class Damage(set[bytes]):
+class WriteFaults(set[bytes]):
     """Prefixes of topics whose writes fail; all writes fail if ``full``."""
 
     full = False
 
-    def refuse(self, key: bytes) -> None:
+    def check(self, key: bytes) -> None:
         if self.full:
             raise WriteRefused("No space left on device.")
         if any(key.startswith(prefix) for prefix in self):
@@ -55,26 +51,26 @@ class Damage(set[bytes]):
 
 
 class _MessageTable(MemoryMessageTable):
-    def __init__(self, calls: Counter[str], damage: Damage) -> None:
+    def __init__(self, calls: Counter[str], faults: WriteFaults) -> None:
         super().__init__(calls)
-        self._damage = damage
+        self._faults = faults
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
-        self._damage.refuse(keys[0])
+        self._faults.check(keys[0])
         super().delete(keys)
 
     def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
-        self._damage.refuse(cells[0].key)
+        self._faults.check(cells[0].key)
         return super().invert(cells)
 
 
 class _PayloadTable(MemoryPayloadTable):
-    def __init__(self, calls: Counter[str], damage: Damage) -> None:
+    def __init__(self, calls: Counter[str], faults: WriteFaults) -> None:
         super().__init__(calls)
-        self._damage = damage
+        self._faults = faults
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
-        self._damage.refuse(keys[0])
+        self._faults.check(keys[0])
         super().delete(keys)
 
 
@@ -87,19 +83,19 @@ class SimulatedStore(MemoryStore):
     def __init__(self, number: int = 1) -> None:
         super().__init__(f"store {number}")
         self.number = number
-        self.alarm = Alarm()
-        self.calls = self.alarm
-        self.metadata = MemoryMetadataTable(self.alarm)
-        self.damage = Damage()
-        self.message = _MessageTable(self.alarm, self.damage)
-        self.payload = _PayloadTable(self.alarm, self.damage)
+        self.trigger = CallTrigger()
+        self.calls = self.trigger
+        self.metadata = MemoryMetadataTable(self.trigger)
+        self.faults = WriteFaults()
+        self.message = _MessageTable(self.trigger, self.faults)
+        self.payload = _PayloadTable(self.trigger, self.faults)
         self._before = self._opened = 0
         self._recognised = False
 
     @property
     def sequence(self) -> int:
         """The sequence number of the last write."""
-        return self._before + sum(self.alarm[name] for name in _WRITES)
+        return self._before + sum(self.trigger[name] for name in _WRITES)
 
     def lineage(self) -> Mapping[str, Any]:
         self._recognised = True

@@ -14,13 +14,13 @@ from tests.simulation.commands import (
     Apply,
     Approve,
     BackUp,
-    BringBack,
-    KeepRows,
+    EnableArchive,
+    Interruption,
     Pause,
     Plan,
     Restore,
+    RestoreArchived,
     Run,
-    Trouble,
     Truncate,
     WriteBack,
 )
@@ -60,7 +60,7 @@ from tests.simulation.operations import (
 )
 
 
-def unaware_client(chance: Chance) -> list[Operation]:
+def client_after_timeout(chance: Chance) -> list[Operation]:
     """A client publishes after its transaction has timed out and been scanned."""
     tx, topic = chance.next_tx(), chance.topic()
     twists = (Wait(MINUTE_MS), SetClock(ERROR_MS), SkewServer(-SKEW_MS), Garble(topic), Checkpoint(tx))
@@ -87,7 +87,7 @@ def unaware_client(chance: Chance) -> list[Operation]:
     ]
 
 
-def long_in_flight(chance: Chance) -> list[Operation]:
+def late_write(chance: Chance) -> list[Operation]:
     """A row with a time before the first scan lands after the second."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
@@ -124,7 +124,7 @@ def slow_transaction(chance: Chance) -> list[Operation]:
     ]
 
 
-def no_snapshot(chance: Chance) -> list[Operation]:
+def missing_snapshots(chance: Chance) -> list[Operation]:
     """A transaction uses its full lifetime while no snapshots are written."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
@@ -187,7 +187,7 @@ def shortened_ttl(chance: Chance) -> list[Operation]:
     ]
 
 
-def created_again(chance: Chance) -> list[Operation]:
+def recreated_topic(chance: Chance) -> list[Operation]:
     """A topic is deleted and recreated; its rows become old."""
     topic = chance.topic()
     return [
@@ -202,7 +202,7 @@ def created_again(chance: Chance) -> list[Operation]:
     ]
 
 
-def changed_meanwhile(chance: Chance) -> list[Operation]:
+def change_during_sweep(chance: Chance) -> list[Operation]:
     """A topic changes during its sweep."""
     topic = chance.topic()
     change = chance.pick((SetTtl(topic, TTLS[-1]), Garble(topic), Delete(topic)))
@@ -215,26 +215,26 @@ def changed_meanwhile(chance: Chance) -> list[Operation]:
     ]
 
 
-def unreadable(chance: Chance) -> list[Operation]:
+def unreadable_metadata(chance: Chance) -> list[Operation]:
     """A topic's metadata is temporarily unreadable."""
     topic = chance.topic()
     old = (Publish(topic), Delete(topic), Garble(topic), Run(), Wait(HOLD_MS), Run())
     return [*old, Garble(topic, on_purpose=False), Run(), Wait(HOLD_MS), Run()]
 
 
-def protected(chance: Chance) -> list[Operation]:
+def protected_topic(chance: Chance) -> list[Operation]:
     """A topic is protected for longer than its ttl."""
     topic = chance.topic()
     return [Publish(topic), Protect(topic), Wait(6 * HOUR_MS + 1), Run(), Protect(topic, protected=False), Run()]
 
 
-def planned(chance: Chance) -> list[Operation]:
+def applied_plan(chance: Chance) -> list[Operation]:
     """A plan is applied after a concurrent operation."""
     concurrent = chance.pick((Approve(), chance.wait(), chance.publish_in(), chance.operation()))
-    return [chance.set_ttl(), Plan(3), concurrent, Apply(3, adopt=chance.luck(0.3))]
+    return [chance.set_ttl(), Plan(3), concurrent, Apply(3, adopt=chance.happens(0.3))]
 
 
-def restored(chance: Chance) -> list[Operation]:
+def restored_backup(chance: Chance) -> list[Operation]:
     """A backup is restored after the janitor has proven a boundary."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
@@ -245,7 +245,7 @@ def restored(chance: Chance) -> list[Operation]:
         Run(),
         Wait(MINUTE_MS),
         Run(),
-        Restore(3, in_place=chance.luck(0.7)),
+        Restore(3, in_place=chance.happens(0.7)),
         *(Publish(topic, 3) for _ in range(chance.up_to(6))),
         chance.pick((Truncate(), Run(), Run(adopt=True), Adopt(), BackUp(3))),
         Run(),
@@ -253,7 +253,7 @@ def restored(chance: Chance) -> list[Operation]:
     ]
 
 
-def paused(chance: Chance) -> list[Operation]:
+def paused_topic(chance: Chance) -> list[Operation]:
     """A topic is paused during its sweep, changed or not, and resumed."""
     topic = chance.topic()
     concurrent = (Wait(6 * HOUR_MS), SetTtl(topic, chance.pick(TTLS[:2])), Delete(topic), Approve(topic))
@@ -269,11 +269,11 @@ def paused(chance: Chance) -> list[Operation]:
         chance.pick((Wait(HOUR_MS), Wait(DAY_MS))),
         Run(patient=True),
         Pause(topic, paused=False),
-        Run(patient=chance.luck(0.5)),
+        Run(patient=chance.happens(0.5)),
     ]
 
 
-def failing(chance: Chance) -> list[Operation]:
+def failing_topic(chance: Chance) -> list[Operation]:
     """A topic fails until it is quarantined, and is repaired later."""
     topic, other = chance.topic(), chance.topic()
     again = [operation for _ in range(4) for operation in (Publish(other), Publish(topic), Wait(HOUR_MS + 1), Run())]
@@ -288,9 +288,9 @@ def failing(chance: Chance) -> list[Operation]:
     ]
 
 
-def ended_early(chance: Chance) -> list[Operation]:
+def interrupted_run(chance: Chance) -> list[Operation]:
     """A run is stopped, killed or fenced, and the next run continues."""
-    topic, trouble = chance.topic(), chance.pick((Trouble.HALT, Trouble.CRASH, Trouble.TAKE_OVER))
+    topic, trouble = chance.topic(), chance.pick((Interruption.HALT, Interruption.CRASH, Interruption.TAKE_OVER))
     return [
         SetTtl(topic, TTLS[0]),
         Approve(),
@@ -302,44 +302,44 @@ def ended_early(chance: Chance) -> list[Operation]:
     ]
 
 
-def rolled_back_in_vain(chance: Chance) -> list[Operation]:
+def missed_rollback(chance: Chance) -> list[Operation]:
     """A topic is recreated between a publish and its rollback; its deleted rows are restored."""
     tx, topic, other = chance.next_tx(), chance.topic(), chance.topic()
     again = [Delete(topic), chance.pick((Wait(MINUTE_MS), Run())), Create(topic, TTLS[-1])]
     return [
-        *(KeepRows(), Create(topic, TTLS[-1]), Create(other, TTLS[-1]), Start(tx, LIFETIME_MS)),
+        *(EnableArchive(), Create(topic, TTLS[-1]), Create(other, TTLS[-1]), Start(tx, LIFETIME_MS)),
         *(PublishIn(tx, topic), *again, chance.pick((PublishIn(tx, topic), Wait(1)))),
         chance.pick((Abort(tx), Commit(tx))),
         *(Wait(MINUTE_MS), Run(), Approve(), Run(), Pause(topic)),
-        chance.pick((BringBack(topic), BringBack(topic, other))),
+        chance.pick((RestoreArchived(topic), RestoreArchived(topic, other))),
         Pause(topic, paused=False),
     ]
 
 
-def wrote_to_both(chance: Chance) -> list[Operation]:
+def transaction_in_two_topics(chance: Chance) -> list[Operation]:
     """A transaction publishes in two topics; deleted rows of one are restored into the other."""
     tx, topic, other = chance.next_tx(), chance.topic(), chance.topic()
     work = (Store(tx, topic), Store(tx, other), PublishIn(tx, topic, refers=True), PublishIn(tx, other, refers=True))
     return [
-        *(KeepRows(), Create(topic, TTLS[0]), Create(other, TTLS[-1]), SetTtl(topic, TTLS[0]), Approve()),
+        *(EnableArchive(), Create(topic, TTLS[0]), Create(other, TTLS[-1]), SetTtl(topic, TTLS[0]), Approve()),
         *(Start(tx, LIFETIME_MS), *work, chance.pick((Commit(tx), Abort(tx), Wait(1)))),
-        *(Wait(HOUR_MS), Run(), chance.pick((BringBack(topic, other), BringBack(other, topic)))),
+        *(Wait(HOUR_MS), Run(), chance.pick((RestoreArchived(topic, other), RestoreArchived(other, topic)))),
         *(Store(tx, other), PublishIn(tx, other, refers=True), Commit(tx)),
     ]
 
 
-def refuted(chance: Chance) -> list[Operation]:
+def refuted_boundary(chance: Chance) -> list[Operation]:
     """An aborted message reappears below the proven boundary, and an audit finds it."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
         *(Create(topic, TTLS[-1]), SetTtl(topic, TTLS[-1]), Start(tx, 30_000), PublishIn(tx, topic)),
         *(Wait(DAY_MS), Run(), Wait(MINUTE_MS), Run(), WriteBack()),
         chance.pick((Truncate(), Run(patient=True), Run(topic=topic), Wait(MINUTE_MS))),
-        *(Run(patient=chance.luck(0.5)), Truncate()),
+        *(Run(patient=chance.happens(0.5)), Truncate()),
     ]
 
 
-def misconfigured(chance: Chance) -> list[Operation]:
+def wrong_snapshots(chance: Chance) -> list[Operation]:
     """The janitor temporarily reads the snapshots of another transaction service."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
@@ -350,24 +350,24 @@ def misconfigured(chance: Chance) -> list[Operation]:
 
 
 STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
-    unaware_client,
-    long_in_flight,
+    client_after_timeout,
+    late_write,
     slow_transaction,
-    no_snapshot,
+    missing_snapshots,
     clock_behind,
     clock_ahead,
     shortened_ttl,
-    created_again,
-    changed_meanwhile,
-    unreadable,
-    protected,
-    planned,
-    restored,
-    paused,
-    failing,
-    ended_early,
-    rolled_back_in_vain,
-    wrote_to_both,
-    refuted,
-    misconfigured,
+    recreated_topic,
+    change_during_sweep,
+    unreadable_metadata,
+    protected_topic,
+    applied_plan,
+    restored_backup,
+    paused_topic,
+    failing_topic,
+    interrupted_run,
+    missed_rollback,
+    transaction_in_two_topics,
+    refuted_boundary,
+    wrong_snapshots,
 )

@@ -27,7 +27,7 @@ from janitor.sweep.findings import Done, Due, Invalid
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
-from tests.simulation.history import Failed, History, play
+from tests.simulation.history import History, HistoryFailed, play
 from tests.simulation.shrink import find_failure, format_failure, shrink
 from tms_core.rowkey import Cutoff
 from tms_core.tables.base import PointerSet
@@ -365,7 +365,7 @@ def test_shrink_history_of_planted_bug_is_readable(plant: Plant, monkeypatch: py
     play(short.history)
 
 
-def first_failure(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> Failed:
+def first_failure(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> HistoryFailed:
     """Return the failure of the first history that fails with the bug and passes without it."""
     first = FIRST_SEEDS.get(plant, 0)
     for seed in (*range(first, SEEDS), *range(first)):
@@ -374,13 +374,13 @@ def first_failure(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> Failed:
             found = find_failure(seed)
         if found is not None and passes_without_bug(found.history):
             return found
-    pytest.fail(f"{SEEDS} histories did not show it")
+    pytest.fail(f"{SEEDS} histories did not find the bug")
 
 
 def passes_without_bug(history: History) -> bool:
     """Return whether a history holds every invariant without a planted bug."""
     try:
         play(history)
-    except Failed:
+    except HistoryFailed:
         return False
     return True

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from janitor.sweep import sweep
-from tests.simulation.commands import Adopt, BackUp, Restore, Run, Trouble, Truncate
-from tests.simulation.history import Failed, History, play, play_seed
+from tests.simulation.commands import Adopt, BackUp, Interruption, Restore, Run, Truncate
+from tests.simulation.history import History, HistoryFailed, play, play_seed
 from tests.simulation.invariants import Violation
 from tests.simulation.model import DAY_MS, GRACE_MS, HOUR_MS, LIFETIME_MS, MINUTE_MS, START_MS
 from tests.simulation.operations import (
@@ -80,7 +80,7 @@ def test_random_histories_have_every_event() -> None:
             return
         try:
             event_counts += play_seed(seed)
-        except Failed:
+        except HistoryFailed:
             continue  # the test above reports it
 
     for event in EVENTS:
@@ -91,7 +91,7 @@ def test_history_of_one_seed_is_reproducible() -> None:
     assert play_seed(1) == play_seed(1)
 
 
-# --- written histories------------------------------------------------------------------------------------------------
+# --- written histories ------------------------------------------------------------------------------------------------
 
 
 def perform(world: World, *operations: Operation) -> None:
@@ -222,7 +222,7 @@ def test_shrink_failing_history_keeps_required_operations(monkeypatch: pytest.Mo
         *(Truncate(), Restore(1, in_place=True), Run()),
     ]
 
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(HistoryFailed) as caught:
         play(history)
     short = shrink(caught.value)
 
@@ -243,12 +243,12 @@ def test_shrink_failing_history_keeps_required_operations(monkeypatch: pytest.Mo
 
 def test_operation_repr_omits_defaults() -> None:
     assert repr(Run()) == "Run()"
-    assert repr(Run(at_call=3, concurrent=Trouble.CRASH)) == "Run(at_call=3, concurrent=Trouble.CRASH)"
+    assert repr(Run(at_call=3, concurrent=Interruption.CRASH)) == "Run(at_call=3, concurrent=Interruption.CRASH)"
     assert repr(Run(at_call=3, concurrent=Commit(1))) == "Run(at_call=3, concurrent=Commit(tx=1))"
 
 
 def test_play_unexpected_error_fails_as_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sweep._STEPS, "message", lambda *_: 1 // 0)
 
-    with pytest.raises(Failed, match="ZeroDivisionError"):
+    with pytest.raises(HistoryFailed, match="ZeroDivisionError"):
         play([Create("a", 600), Adopt(), Publish("a"), Run()])
