@@ -65,7 +65,7 @@ def main() -> int:
             ):
                 begin = time.time()
                 tab = browser.open()
-                tab.shape(_WIDTH, _HEIGHT)
+                tab.resize(_WIDTH, _HEIGHT)
                 _take_pages(tab, url)
                 time.sleep(max(0.0, begin + _SCRAPED_SECONDS - time.time()))
                 _take_dashboard(tab, prometheus, (begin, time.time()), folder / "dashboard.html")
@@ -97,8 +97,8 @@ def _take_dashboard(tab: Page, prometheus: Prometheus, span: tuple[float, float]
 
 def _take(tab: Page, name: str) -> None:
     """Take pictures of the whole tab, light and dark."""
-    tab.shape(_WIDTH, _HEIGHT)
-    tab.shape(_WIDTH, tab.run("document.documentElement.scrollHeight"))
+    tab.resize(_WIDTH, _HEIGHT)
+    tab.resize(_WIDTH, tab.run("document.documentElement.scrollHeight"))
     for scheme in ("light", "dark"):
         tab.prefer(prefers_color_scheme=scheme)
         tab.screenshot(FOLDER / f"{name}-{scheme}.png")

@@ -154,12 +154,12 @@ def test_decision_names_the_store_that_the_program_finds(words: tuple[object, ..
 
 
 def test_changed_settings_rename_the_config_map_of_a_decision() -> None:
-    def mounted(*words: str) -> str:
+    def mounted_config(*words: str) -> str:
         [pod] = [pod for pod in pods(objects("--set", "decisions.adopt=a", *words)) if "adopt" in str(pod["spec"])]
         return str(pod["spec"]["volumes"][0]["configMap"]["name"])
 
-    assert mounted() == mounted("--set", "podLabels.a=b")
-    assert mounted() != mounted("--set", "storage.hbase.thrift={other:9090}")
+    assert mounted_config() == mounted_config("--set", "podLabels.a=b")
+    assert mounted_config() != mounted_config("--set", "storage.hbase.thrift={other:9090}")
 
 
 def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:

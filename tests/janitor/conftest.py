@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -21,3 +22,9 @@ def state() -> Iterator[SqliteState]:
 def store() -> MemoryStore:
     """Return an empty store in memory."""
     return MemoryStore()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened

@@ -15,13 +15,13 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, point
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 
-#: A hundredth of it is an hour.
+#: A hundredth of this TTL is one hour.
 TTL_SECONDS = 360_000
 WINDOW_MS = HOUR
 
 
-def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Kit, Topic]:
-    """A topic whose first pass, a full one, is done, and two rows of it that come due a moment later."""
+def set_up(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Kit, Topic]:
+    """Return a janitor after a full pass, and a topic with two rows that are due one millisecond later."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds)
     kit = janitor(store, **options)  # type: ignore[arg-type]
     kit.engine.run_once(adopt=True)
@@ -36,7 +36,7 @@ def patient(kit: Kit, wait_ms: int = 0) -> Report:
 
 
 def calls_of(store: MemoryStore) -> list[str]:
-    """Names of the calls made from now on, without the one that reads all metadata and those that end a run."""
+    """Return a list of later store calls, without the read of all metadata and the calls at the end of a run."""
     names: list[str] = []
     ends = ("metadata.rows", "message.sync", "payload.sync")
     watch(store, before=lambda call: None if call.name in ends else names.append(call.name))
@@ -48,7 +48,7 @@ def calls_of(store: MemoryStore) -> list[str]:
 )
 @pytest.mark.parametrize("late_ms", [-1, 0, 1])
 def test_topic_is_visited_after_its_window(store: MemoryStore, ttl_seconds: int, window_ms: int, late_ms: int) -> None:
-    kit, orders = prepared(store, ttl_seconds=ttl_seconds)
+    kit, orders = set_up(store, ttl_seconds=ttl_seconds)
     assert not patient(kit, window_ms + late_ms).full
     visited = late_ms >= 0
     assert (orders.times() == []) is visited
@@ -56,7 +56,7 @@ def test_topic_is_visited_after_its_window(store: MemoryStore, ttl_seconds: int,
 
 
 def test_waiting_topics_are_not_read(store: MemoryStore) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     for number in range(50):
         topic(store, f"default:t{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
     kit.engine.adopt()
@@ -68,7 +68,7 @@ def test_waiting_topics_are_not_read(store: MemoryStore) -> None:
 
 
 def test_topic_that_waits_has_its_invalid_rows_inverted(store: MemoryStore) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     invalid = pointer(NOW_MS)
     orders.tx(invalid, NOW_MS)
     kit.snapshots.invalid = [invalid]
@@ -80,7 +80,7 @@ def test_topic_that_waits_has_its_invalid_rows_inverted(store: MemoryStore) -> N
 
 
 def test_topic_after_a_wait_has_its_frontier_at_the_current_cutoff(store: MemoryStore) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     before = kit.state.frontiers()[orders.id]
     for _ in range(59):
         patient(kit, MINUTE)
@@ -96,10 +96,10 @@ def test_topic_after_a_wait_has_its_frontier_at_the_current_cutoff(store: Memory
         lambda kit: kit.engine.run_once(patterns=("default:orders",)),
         lambda kit: kit.engine.run_once(adopt=True),
     ],
-    ids=["run --once", "of a topic", "--adopt"],
+    ids=["run --once", "one topic", "--adopt"],
 )
 def test_pass_that_is_not_patient_visits_every_topic(store: MemoryStore, run: Callable[[Kit], Report]) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     kit.clock.advance(1)
     run(kit)
     assert (orders.times(), orders.stored_times()) == ([], [])
@@ -114,7 +114,7 @@ CHANGES: dict[str, Callable[[Topic], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_topic_that_changed_is_visited_by_the_next_pass(store: MemoryStore, change: str) -> None:
-    kit, orders = prepared(store, hold_seconds=0)
+    kit, orders = set_up(store, hold_seconds=0)
     CHANGES[change](orders)
     patient(kit, 1)
     assert (orders.times(), orders.stored_times()) == ([], [])
@@ -125,7 +125,7 @@ def test_topic_that_changed_is_visited_by_the_next_pass(store: MemoryStore, chan
 def test_held_jump_after_approval_or_its_hold_is_deleted(
     store: MemoryStore, approved: bool, seconds_shorter: int
 ) -> None:
-    kit, orders = prepared(store, hold_seconds=300)
+    kit, orders = set_up(store, hold_seconds=300)
     late = orders.plain(NOW_MS - (TTL_SECONDS - seconds_shorter) * 1000 - 1)
     late.describe(ttl_seconds=TTL_SECONDS - seconds_shorter)
     assert patient(kit).held_topics() == {orders.id: Hold.FRONTIER}
@@ -139,13 +139,13 @@ def test_held_jump_after_approval_or_its_hold_is_deleted(
 
 
 def test_topic_never_seen_is_visited_and_held(store: MemoryStore) -> None:
-    kit, _ = prepared(store)
+    kit, _ = set_up(store)
     late = topic(store, "default:late", ttl_seconds=TTL_SECONDS).plain(1)
     assert patient(kit).held_topics() == {late.id: Hold.FRONTIER}
 
 
 def test_longer_ttl_moves_the_frontier_back_at_once(store: MemoryStore) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
     patient(kit, MINUTE)
     assert kit.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - 2 * TTL_SECONDS * 1000
@@ -154,7 +154,7 @@ def test_longer_ttl_moves_the_frontier_back_at_once(store: MemoryStore) -> None:
 
 
 def test_held_jump_is_counted_only_once(store: MemoryStore) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 500)).describe(ttl_seconds=60)
     report = patient(kit, MINUTE)
     assert report.held_rows() >= 500
@@ -168,8 +168,8 @@ def test_held_jump_is_counted_only_once(store: MemoryStore) -> None:
     assert patient(kit, MINUTE).held_rows() >= 500, "another jump is a new hold"
 
 
-def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple[list[set[tuple[int, int]]], int]:
-    """What is left after each of some runs, as number of the topic and time of the row, and how many rows went."""
+def play(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple[list[set[tuple[int, int]]], int]:
+    """Play runs; return the rows left after each one, as topic number and time, and the number of deleted rows."""
     store = MemoryStore()
     topics = [topic(store, f"default:t{number}", ttl_seconds=ttl) for number, ttl in enumerate(ttls)]
     for described in topics:
@@ -190,8 +190,8 @@ def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple
     ttls=st.tuples(st.integers(60, 2 * 86_400), st.integers(60, 2 * 86_400)),
 )
 def test_patient_passes_differ_by_the_allowed_lateness(gaps: list[int], ttls: tuple[int, int]) -> None:
-    plain, _ = played(gaps, ttls, is_patient=False)
-    late, deleted = played([*gaps, DAY], ttls, is_patient=True)
+    plain, _ = play(gaps, ttls, is_patient=False)
+    late, deleted = play([*gaps, DAY], ttls, is_patient=True)
     now_ms = NOW_MS
     for gap_ms, exact, lazy in zip(gaps, plain, late, strict=False):
         now_ms += gap_ms
@@ -199,12 +199,12 @@ def test_patient_passes_differ_by_the_allowed_lateness(gaps: list[int], ttls: tu
         for number, time_ms in lazy - exact:
             late_ms = now_ms - time_ms - ttls[number] * 1000
             assert late_ms <= max(MIN_WINDOW_MS, ttls[number] * 10)
-    last, total = played([*gaps, DAY], ttls, is_patient=False)
+    last, total = play([*gaps, DAY], ttls, is_patient=False)
     assert (late[-1], deleted) == (last[-1], total)
 
 
 def test_waiting_expired_row_with_a_longer_ttl_is_kept(store: MemoryStore) -> None:
-    kit, orders = prepared(store)
+    kit, orders = set_up(store)
     patient(kit, MINUTE)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
     patient(kit, HOUR)
@@ -213,8 +213,8 @@ def test_waiting_expired_row_with_a_longer_ttl_is_kept(store: MemoryStore) -> No
 
 def test_invalid_row_that_waits_is_inverted_before_a_claim(store: MemoryStore) -> None:
     ttl_seconds = 6_000
-    kit, orders = prepared(store, ttl_seconds=ttl_seconds)
-    # Its client may still write, so that nothing is claimed of it yet.
+    kit, orders = set_up(store, ttl_seconds=ttl_seconds)
+    # Its client may still write, so the boundary ends below it.
     invalid = pointer(NOW_MS - ttl_seconds * 1000)
     [(key, _)] = orders.messages()
     store.message.put([(key.pack(), MessageValue(invalid, b"x"))])

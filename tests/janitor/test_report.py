@@ -31,7 +31,7 @@ RUN = RunRecord("1700000000000-abcd", "apply", 1_700_000_000_000)
 ORDERS, RETURNS = TopicId("default", "orders"), TopicId("default", "returns")
 
 
-def about(
+def entry_key(
     topic: TopicId = ORDERS,
     generation: int = 1,
     table: DataTable = "message",
@@ -42,7 +42,7 @@ def about(
 
 
 def rows(number: int, key: EntryKey | None = None) -> Entry:
-    return replace(Entry(*(key or about())), rows=number)
+    return replace(Entry(*(key or entry_key())), rows=number)
 
 
 def report(
@@ -83,13 +83,13 @@ def report(
     ],
 )
 def test_report_counts_rows_as_done_or_held_by_hold_and_mode(mode: Mode, held: Hold | None, done: bool) -> None:
-    made = report(rows(3, about(held=held)), mode=mode)
+    made = report(rows(3, entry_key(held=held)), mode=mode)
     assert made.topics[0].counts_as_done(mode) is done
     assert (made.total(Rule.EXPIRED), made.held_rows()) == ((3, 0) if done else (0, 3))
 
 
 def test_entry_of_several_batches_spans_their_times_and_names_the_first_keys() -> None:
-    entry, other = Entry(*about()), Entry(*about())
+    entry, other = Entry(*entry_key()), Entry(*entry_key())
     entry.add([b"b", b"c"], 100, 20, 40)
     entry.add([b"d", b"e"], 50, 10, 25)
     other.add([b"f"], 5, 15, 30)
@@ -99,26 +99,26 @@ def test_entry_of_several_batches_spans_their_times_and_names_the_first_keys() -
 
 
 def test_totals_count_held_rows_by_entries_and_all_reasons_but_live() -> None:
-    kept = report(rows(5, about(held=Hold.PROTECTED)), kept={Reason.REFERENCED: 1, Reason.HELD: 99}).totals.kept
+    kept = report(rows(5, entry_key(held=Hold.PROTECTED)), kept={Reason.REFERENCED: 1, Reason.HELD: 99}).totals.kept
     assert (kept["held"], kept["referenced"]) == (5, 1)
     assert set(Reason) - set(kept) == {Reason.LIVE}
 
 
 def test_sorted_entries_are_by_topic_table_generation_and_rule() -> None:
     ordered = [
-        about(generation=2, rule=Rule.EXPIRED),
-        about(generation=2, rule=Rule.EXPIRED, held=Hold.FRONTIER),
-        about(generation=2, rule=Rule.INVALID_TRANSACTION),
-        about(generation=10),
-        about(generation=1, table="payload"),
-        about(RETURNS),
+        entry_key(generation=2, rule=Rule.EXPIRED),
+        entry_key(generation=2, rule=Rule.EXPIRED, held=Hold.FRONTIER),
+        entry_key(generation=2, rule=Rule.INVALID_TRANSACTION),
+        entry_key(generation=10),
+        entry_key(generation=1, table="payload"),
+        entry_key(RETURNS),
     ]
     entries = [rows(1, key) for key in ordered]
-    assert report(*reversed(entries), rows(0, about(RETURNS, 2))).topics == entries
+    assert report(*reversed(entries), rows(0, entry_key(RETURNS, 2))).topics == entries
 
 
 def test_report_as_json_has_typed_values_and_reads_back() -> None:
-    entry = Entry(*about(generation=3, table="payload", rule=Rule.OLD_GENERATION, held=Hold.FIRST_CONTACT))
+    entry = Entry(*entry_key(generation=3, table="payload", rule=Rule.OLD_GENERATION, held=Hold.FIRST_CONTACT))
     entry.add([b"\x00\xff", b"b"], 120, 5, 9)
     made = report(
         entry,
@@ -161,12 +161,12 @@ def test_report_as_json_has_typed_values_and_reads_back() -> None:
 
 
 def test_history_of_few_entries_is_the_whole_report() -> None:
-    made = report(rows(1, about()))
+    made = report(rows(1, entry_key()))
     assert made.to_history(RUN, ())[1] == made
 
 
 def test_history_of_many_entries_keeps_the_largest_and_all_totals() -> None:
-    made = report(*(rows(number, about(generation=number)) for number in range(1, HISTORY_ENTRIES + 6)))
+    made = report(*(rows(number, entry_key(generation=number)) for number in range(1, HISTORY_ENTRIES + 6)))
     run, remembered = made.to_history(RUN, ())
     assert run.expired == remembered.totals.expired
     assert [entry.rows for entry in remembered.topics] == list(range(6, HISTORY_ENTRIES + 6))

@@ -17,7 +17,7 @@ from tms_core.tables.leveldb.side import side_path
 CONF = Path(__file__).parents[2] / "conf"
 
 
-def loaded(
+def load_settings(
     tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = None, **flags: object
 ) -> LoadedSettings[AllSettings]:
     file = tmp_path / "tms.yaml"
@@ -25,9 +25,9 @@ def loaded(
     return load(file, environ or {}, flags)
 
 
-def refused(tmp_path: Path, yaml: str) -> str:
+def load_error(tmp_path: Path, yaml: str) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        loaded(tmp_path, yaml)
+        load_settings(tmp_path, yaml)
     return str(caught.value)
 
 
@@ -73,11 +73,11 @@ def test_settings_of_a_store_by_any_name_are_equal(tmp_path: Path, monkeypatch: 
     (tmp_path / "link").symlink_to("store")
     monkeypatch.chdir(tmp_path)
     names = ("store", "store/", "./store", "store/../store", "link", str(tmp_path / "store"))
-    by_flag = [loaded(tmp_path, "storage: {kind: hbase}", leveldb=name) for name in names]
-    by_file = [loaded(tmp_path, f"storage: {{leveldb: {{path: {name}}}}}") for name in names]
-    by_environment = [loaded(tmp_path, "", {"TMS_STORAGE__LEVELDB__PATH": name}) for name in names]
+    by_flag = [load_settings(tmp_path, "storage: {kind: hbase}", leveldb=name) for name in names]
+    by_file = [load_settings(tmp_path, f"storage: {{leveldb: {{path: {name}}}}}") for name in names]
+    by_environment = [load_settings(tmp_path, "", {"TMS_STORAGE__LEVELDB__PATH": name}) for name in names]
     monkeypatch.chdir(tmp_path / "store")
-    for found in [*by_flag, *by_file, *by_environment, loaded(tmp_path, leveldb=".")]:
+    for found in [*by_flag, *by_file, *by_environment, load_settings(tmp_path, leveldb=".")]:
         assert found.settings.storage.kind == "leveldb"
         assert found.settings.janitor.state == tmp_path / "store.janitor"
         assert found.settings.transactions.directory == str(tmp_path / "store.tx")
@@ -86,28 +86,28 @@ def test_settings_of_a_store_by_any_name_are_equal(tmp_path: Path, monkeypatch: 
 
 
 def test_load_of_an_unknown_janitor_setting_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
-    assert "Did you mean janitor.workers?" in refused(tmp_path, "janitor: {worker: 1}")
-    assert "Did you mean janitor?" in refused(tmp_path, "janitr: {}")
+    assert "Did you mean janitor.workers?" in load_error(tmp_path, "janitor: {worker: 1}")
+    assert "Did you mean janitor?" in load_error(tmp_path, "janitr: {}")
     with pytest.raises(ConfigurationError, match="enableServiceLinks: false"):
         load(None, {"TMS_JANITOR_PORT": "tcp://10.0.0.1:9847"}, {})
     assert load(None, {"TMS_JANITOR__WORKERS": "7"}, {}).settings.janitor.workers == 7
 
 
 def test_load_of_a_cron_replaces_the_interval(tmp_path: Path) -> None:
-    janitor = loaded(tmp_path, "janitor: {cron: '*/5 * * * *'}").settings.janitor
+    janitor = load_settings(tmp_path, "janitor: {cron: '*/5 * * * *'}").settings.janitor
     assert (janitor.cron, janitor.every_seconds) == ("*/5 * * * *", None)
-    overridden = loaded(
+    overridden = load_settings(
         tmp_path,
         "janitor: {every_seconds: 5}",
         {"TMS_JANITOR__CRON": "0 3 * * sun", "TMS_JANITOR__EVERY_SECONDS": "null"},
     )
     assert overridden.settings.janitor.cron == "0 3 * * sun"
-    assert loaded(tmp_path, "janitor: {cron: null}").settings.janitor.every_seconds == 60
+    assert load_settings(tmp_path, "janitor: {cron: null}").settings.janitor.every_seconds == 60
 
 
 def test_load_of_two_schedules_or_none_is_rejected(tmp_path: Path) -> None:
-    assert "janitor.cron" in refused(tmp_path, "janitor: {every_seconds: 60, cron: '* * * * *'}")
-    assert "janitor.every_seconds" in refused(tmp_path, "janitor: {every_seconds: null}")
+    assert "janitor.cron" in load_error(tmp_path, "janitor: {every_seconds: 60, cron: '* * * * *'}")
+    assert "janitor.every_seconds" in load_error(tmp_path, "janitor: {every_seconds: null}")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_load_of_two_schedules_or_none_is_rejected(tmp_path: Path) -> None:
     ],
 )
 def test_load_of_a_valid_crontab_line_keeps_it(tmp_path: Path, cron: str) -> None:
-    assert loaded(tmp_path, f"janitor: {{cron: '{cron}'}}").settings.janitor.cron == cron
+    assert load_settings(tmp_path, f"janitor: {{cron: '{cron}'}}").settings.janitor.cron == cron
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_load_of_a_valid_crontab_line_keeps_it(tmp_path: Path, cron: str) -> Non
     ],
 )
 def test_wrong_crontab_line_names_the_field(tmp_path: Path, cron: str, problem: str) -> None:
-    assert problem in refused(tmp_path, f"janitor: {{cron: '{cron}'}}")
+    assert problem in load_error(tmp_path, f"janitor: {{cron: '{cron}'}}")
 
 
 @pytest.mark.parametrize(
@@ -184,17 +184,17 @@ def test_wrong_crontab_line_names_the_field(tmp_path: Path, cron: str, problem: 
     ],
 )
 def test_impossible_value_names_the_setting(tmp_path: Path, janitor: str, path: str) -> None:
-    assert refused(tmp_path, f"janitor: {{{janitor}}}").startswith(f"{path} = ")
+    assert load_error(tmp_path, f"janitor: {{{janitor}}}").startswith(f"{path} = ")
 
 
 def test_load_of_a_state_or_archive_inside_the_store_is_rejected(tmp_path: Path) -> None:
-    assert "janitor.state" in refused(tmp_path, "janitor: {state: data/messaging/state}")
+    assert "janitor.state" in load_error(tmp_path, "janitor: {state: data/messaging/state}")
     (tmp_path / "link").symlink_to(tmp_path / "data/messaging")
-    assert "inside the store" in refused(tmp_path, "janitor: {state: link/state}")
+    assert "inside the store" in load_error(tmp_path, "janitor: {state: link/state}")
     archive = "janitor: {archive: {enabled: %s, path: data/messaging/archive}}"
-    assert "janitor.archive.path" in refused(tmp_path, archive % "true")
-    assert loaded(tmp_path, archive % "false").settings.janitor.archive.path.endswith("messaging/archive")
-    elsewhere = loaded(tmp_path, "janitor: {archive: {enabled: true, path: 's3://bucket/archive'}}")
+    assert "janitor.archive.path" in load_error(tmp_path, archive % "true")
+    assert load_settings(tmp_path, archive % "false").settings.janitor.archive.path.endswith("messaging/archive")
+    elsewhere = load_settings(tmp_path, "janitor: {archive: {enabled: true, path: 's3://bucket/archive'}}")
     assert elsewhere.settings.janitor.archive.path == "s3://bucket/archive"
 
 
@@ -214,11 +214,13 @@ def test_load_of_a_state_or_archive_inside_the_store_is_rejected(tmp_path: Path)
     ],
 )
 def test_digest_changes_with_settings_of_deletion(tmp_path: Path, yaml: str) -> None:
-    assert config_digest(loaded(tmp_path, yaml).settings) != config_digest(loaded(tmp_path).settings)
+    assert config_digest(load_settings(tmp_path, yaml).settings) != config_digest(load_settings(tmp_path).settings)
 
 
 def test_digest_is_the_same_for_patterns_in_another_order(tmp_path: Path) -> None:
-    one, other = (loaded(tmp_path, f"janitor: {{protect: {order}}}") for order in ("['a:*', 'b:*']", "['b:*', 'a:*']"))
+    one, other = (
+        load_settings(tmp_path, f"janitor: {{protect: {order}}}") for order in ("['a:*', 'b:*']", "['b:*', 'a:*']")
+    )
     assert config_digest(one.settings) == config_digest(other.settings)
 
 
@@ -232,4 +234,4 @@ def test_digest_is_the_same_for_patterns_in_another_order(tmp_path: Path) -> Non
     ],
 )
 def test_digest_ignores_settings_unrelated_to_deletion(tmp_path: Path, yaml: str) -> None:
-    assert config_digest(loaded(tmp_path, yaml).settings) == config_digest(loaded(tmp_path).settings)
+    assert config_digest(load_settings(tmp_path, yaml).settings) == config_digest(load_settings(tmp_path).settings)

@@ -31,7 +31,7 @@ def source(ask: Callable[[str], Sequence[Mapping[str, Any]]]) -> Source:
     return Source(ask, (BEGIN, BEGIN + 60), VALUES)
 
 
-def drawn(html: str, title: str) -> str:
+def panel_html(html: str, title: str) -> str:
     [found] = re.findall(f"<section[^>]*><h3>{re.escape(title)}</h3>.*?</section>", html)
     return str(found)
 
@@ -64,19 +64,19 @@ def test_page_with_omitted_rows_has_no_gap() -> None:
 @pytest.mark.parametrize(("waiting", "colour"), [("0", "#3d9142"), ("3022", "#d9730d")])
 def test_page_colors_a_number_by_its_threshold(waiting: str, colour: str) -> None:
     html = page(dashboard(), source(lambda _: [series(7, waiting)]), ["Health"])
-    panel = drawn(html, "Overdue rows")
+    panel = panel_html(html, "Overdue rows")
     assert f"background:{colour}" in panel
     assert ("<p>3.02 K</p>" in panel) == (waiting == "3022")
 
 
 def test_page_shows_the_mapped_text_of_a_value() -> None:
     html = page(dashboard(), source(lambda _: [series(0, 1)]), ["Health"])
-    assert "<p>yes</p>" in drawn(html, "Paused")
+    assert "<p>yes</p>" in panel_html(html, "Paused")
 
 
 def test_page_draws_each_series_with_name_color_and_unit() -> None:
     lines = [series(1, 1500, table="message", rule="<expired>"), series(0, "NaN", 0, table="payload", rule="expired")]
-    panel = drawn(page(dashboard(), source(lambda _: lines), ["Runs"]), "Rows deleted")
+    panel = panel_html(page(dashboard(), source(lambda _: lines), ["Runs"]), "Rows deleted")
     for name, colour in zip(("message &lt;expired&gt;", "payload expired"), COLOURS, strict=False):
         assert f'<i style="background:{colour}"></i>{name}</span>' in panel
         assert f'stroke="{colour}"' in panel

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -18,7 +16,7 @@ from janitor.app import embedded, serve
 from janitor.app.embedded import GENTLE_BATCH_ROWS, Embedded, EmbeddedSession, start
 from janitor.cli.main import cli
 from tests.builders import HOUR, Call, topic, watch
-from tests.support import raising
+from tests.support import raising, wait_until
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, StateUnavailable, StoreError, StoreUnavailable, TmsError
 from tms_core.messaging.model import FetchRequest
@@ -34,7 +32,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 
 ORDERS = TopicId.parse("default:orders")
-PATIENCE_SECONDS = 60
 SETTINGS = """
 storage: {{kind: {kind}, leveldb: {{path: messaging}}}}
 transactions: {{directory: tx}}
@@ -43,12 +40,12 @@ janitor: {{every_seconds: 1, state: state, http: {{port: 0}}, history_days: 30}}
 
 
 class Server:
-    """What ``tms serve`` has, without its ports.
+    """The parts of ``tms serve`` that an embedded janitor uses.
 
     Args:
-        folder: where it is.
-        kind: of the store.
-        created: what the companion is told of the store's origin.
+        folder: a folder for its files.
+        kind: the kind of the store.
+        created: whether the server has just created the store.
     """
 
     def __init__(self, folder: Path, stack: ExitStack, *, kind: str = "leveldb", created: bool = True) -> None:
@@ -83,19 +80,6 @@ class Server:
         return line in generate_latest(self.registry).decode().splitlines()
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("kind", ["leveldb", "memory"])
 def test_embedded_janitor_on_a_new_store_deletes_and_inverts(tmp_path: Path, stack: ExitStack, kind: str) -> None:
     server = Server(tmp_path, stack, kind=kind)
@@ -103,15 +87,15 @@ def test_embedded_janitor_on_a_new_store_deletes_and_inverts(tmp_path: Path, sta
     late = TopicId.parse("default:late")
     server.service.create_topic(late, {"ttl": "86400"})
     transaction = server.manager.start_short()
-    server.service.publish(late, [b"never to be seen"], pointer=transaction.write_pointer)
+    server.service.publish(late, [b"invalid"], pointer=transaction.write_pointer)
     server.manager.invalidate(transaction.transaction_id)
     server.service.publish(ORDERS, [b"a", b"b"], pointer=None)
     server.start()
-    until(lambda: server.pointers() == [-transaction.write_pointer])
-    until(lambda: server.rows() == 1)
-    until(lambda: server.metric("tms_janitor_invalid_transactions 1.0"))
+    wait_until(lambda: server.pointers() == [-transaction.write_pointer])
+    wait_until(lambda: server.rows() == 1)
+    wait_until(lambda: server.metric("tms_janitor_invalid_transactions 1.0"))
     [[message]] = server.service.fetch(late, FetchRequest())
-    assert message.payload == b"never to be seen"
+    assert message.payload == b"invalid"
     reader = server.manager.start_short()
     assert list(server.service.fetch(late, FetchRequest(transaction=reader))) == []
 
@@ -145,7 +129,7 @@ def test_start_after_a_failed_attempt_shows_each_metric_once(
         with pytest.raises(StoreError):
             start(server.host)
     server.start()
-    until(server.has_swept)
+    wait_until(server.has_swept)
     names = [line for line in generate_latest(server.registry).decode().splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
 
@@ -165,13 +149,13 @@ def test_feedback_in_the_server_empties_its_invalid_list(tmp_path: Path, stack: 
     server.config.write_text(text)
     server.service.create_topic(ORDERS, {"ttl": "86400"})
     transaction = server.manager.start_short()
-    server.service.publish(ORDERS, [b"never to be seen"], pointer=transaction.write_pointer)
+    server.service.publish(ORDERS, [b"invalid"], pointer=transaction.write_pointer)
     server.manager.invalidate(transaction.transaction_id)
-    # The first run is a full one, and finds that nothing can be published in it any more.
+    # The first run is full, and closes the transaction because its client can no longer publish.
     over_ms = server.host.clock.now_ms() + 1500
-    until(lambda: server.host.clock.now_ms() > over_ms)
+    wait_until(lambda: server.host.clock.now_ms() > over_ms)
     companion = server.start()
-    until(lambda: server.metric('tms_janitor_sweeps_total{result="done"} 1.0'))
+    wait_until(lambda: server.metric('tms_janitor_sweeps_total{result="done"} 1.0'))
     assert server.manager.invalid_size() == int(participants != "messaging")
     assert server.pointers() == [-transaction.write_pointer]
     assert companion.daemon.status().boundary.bound == str(transaction.write_pointer)
@@ -184,11 +168,11 @@ def test_embedded_janitor_waits_for_adoption_of_an_old_store(tmp_path: Path, sta
     server.service.create_topic(ORDERS, {"ttl": "1"})
     server.service.publish(ORDERS, [b"a"], pointer=None)
     server.start()
-    until(lambda: server.metric('tms_janitor_sweeps_total{result="blocked"} 1.0'))
+    wait_until(lambda: server.metric('tms_janitor_sweeps_total{result="blocked"} 1.0'))
     assert server.rows() == 1
     done = CliRunner().invoke(cli, ["adopt", "--config", str(server.config)])
     assert done.exit_code == 0, done.output
-    until(lambda: server.rows() == 0)
+    wait_until(lambda: server.rows() == 0)
 
 
 def test_server_with_a_wrong_janitor_setting_names_it(tmp_path: Path, stack: ExitStack) -> None:
@@ -211,11 +195,11 @@ def test_embedded_janitor_once_stopped_holds_nothing(tmp_path: Path, stack: Exit
     server.service.create_topic(ORDERS, {"ttl": "1"})
     server.service.publish(ORDERS, [b"a"], pointer=None)
     assert server.rows() == 1
-    # The lease and the socket are free for whoever comes next.
+    # The next janitor can take the lease and the socket.
     server.registry = CollectorRegistry()
     server.host = CompanionContext(**{**vars(server.host), "registry": server.registry})
     server.start()
-    until(lambda: server.rows() == 0)
+    wait_until(lambda: server.rows() == 0)
 
 
 def test_embedded_sweep_deletes_in_gentle_batches(tmp_path: Path, stack: ExitStack) -> None:
@@ -231,26 +215,26 @@ def test_embedded_sweep_deletes_in_gentle_batches(tmp_path: Path, stack: ExitSta
 
     watch(server.store, before=note)
     server.start()
-    until(lambda: server.rows() == 0)
+    wait_until(lambda: server.rows() == 0)
     assert max(batches) == GENTLE_BATCH_ROWS
 
 
 def test_topic_created_while_the_janitor_runs_is_not_held(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     server.start()
-    until(server.has_swept)
+    wait_until(server.has_swept)
     server.service.create_topic(ORDERS, {"ttl": "1"})
     server.service.publish(ORDERS, [b"a"], pointer=None)
-    until(lambda: server.rows() == 0)
+    wait_until(lambda: server.rows() == 0)
     assert server.metric('tms_janitor_held_topics{reason="frontier"} 0.0')
 
 
 def test_topic_created_over_existing_rows_or_created_again_is_held(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     server.start()
-    until(server.has_swept)
+    wait_until(server.has_swept)
     long_ago_ms = time.time_ns() // 1_000_000 - HOUR
-    # Rows are there before their topic is, as where a metadata table was lost.
+    # The rows are older than their topic, as after a loss of the metadata table.
     server.store.message.put([(MessageKey(ORDERS, 1, long_ago_ms, 0).pack(), MessageValue(None, b"a"))])
     server.service.create_topic(ORDERS, {"ttl": "1"})
     again = TopicId.parse("default:again")
@@ -258,7 +242,7 @@ def test_topic_created_over_existing_rows_or_created_again_is_held(tmp_path: Pat
         server.service.create_topic(again, {"ttl": "86400"})
         server.service.publish(again, [b"a"], pointer=None)
         server.service.delete_topic(again)
-    until(lambda: server.metric('tms_janitor_held_topics{reason="frontier"} 2.0'))
+    wait_until(lambda: server.metric('tms_janitor_held_topics{reason="frontier"} 2.0'))
     assert server.rows() == 3
 
 
@@ -269,10 +253,10 @@ def test_fetch_after_a_restore_shows_the_restored_rows(tmp_path: Path, stack: Ex
     server.start()
     server.service.create_topic(ORDERS, {"ttl": "1"})
     server.service.publish(ORDERS, [b"a", b"b"], pointer=None)
-    until(lambda: server.rows() == 0)
+    wait_until(lambda: server.rows() == 0)
     found = TopicId.parse("default:found")
     server.service.create_topic(found, {"ttl": "86400"})
-    # From here on the server knows all of it by heart: nothing.
+    # The server now has the empty topic in its cache.
     assert list(server.service.fetch(found, FetchRequest())) == []
     command = ["archive", "restore", "default:orders", "--to", "default:found", "--config", str(server.config)]
     done = CliRunner().invoke(cli, command)
@@ -291,6 +275,6 @@ def test_page_after_a_topic_was_changed_shows_it_at_the_next_read(tmp_path: Path
         found = httpx2.get(f"{companion.url}api/status", trust_env=False).json()["topics"]
         return [one["ttl_seconds"] for one in found]
 
-    until(lambda: ttls() == [60] and server.has_swept())
+    wait_until(lambda: ttls() == [60] and server.has_swept())
     server.service.update_topic(ORDERS, {"ttl": "90"})
     assert ttls() == [90]

@@ -35,17 +35,17 @@ def test_server_with_a_slow_clock_publishes_after_its_correction(tmp_path: Path,
         page = urlsplit(cast(Embedded, started.companions["janitor"]).url).port
         orders = TopicClient(client, "orders")
 
-        def tried() -> tuple[int, int, str]:
+        def attempt() -> tuple[int, int, str]:
             with Client(page or 0) as prober:
                 ready = prober.ask("GET", "/readyz")
             return orders.post("publish", {"messages": ["a"]}).status, ready.status, ready.text
 
         if started_ms is None:
-            assert tried()[:2] == (200, 200)
-        # Otherwise only the files tell what had passed. Halfway there the clock is still wrong.
+            assert attempt()[:2] == (200, 200)
+        # The clock is still wrong after half of the correction.
         clock.step((right_ms - clock.now_ms()) // 2)
-        published, ready, message = tried()
+        published, ready, message = attempt()
         assert (published, ready) == (503, 503)
         assert "nothing can be published: The clock is" in message
         clock.step(right_ms + DAY - clock.now_ms())
-        assert tried()[:2] == (200, 200)
+        assert attempt()[:2] == (200, 200)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -17,12 +15,12 @@ from janitor.daemon import daemon
 from janitor.state.figures import ConsumerFigures
 from tests.server.client import Client, TopicClient
 from tests.server.process import port_of
+from tests.support import wait_until
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.serving import serving
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.rpc.client import TransactionClient
 
-PATIENCE_SECONDS = 60
 SETTINGS = """
 storage: {kind: leveldb, leveldb: {path: messaging}}
 transactions: {directory: tx, thrift: "127.0.0.1:0"}
@@ -31,17 +29,10 @@ janitor: {every_seconds: 1, state: state, hold_seconds: 0, http: {port: 0}}
 """
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_consumer_with_a_lag_finds_all_its_unread_messages(tmp_path: Path) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
-    # At a clock that stands still, or they may expire before they are read.
+    # With the system clock the messages could expire before they are read.
     clock = ManualClock(SystemClock().now_ms())
     with serving(config, {}, {}, janitor=False, clock=clock) as started, Client(port_of(started.url)) as client:
         orders = TopicClient(client, "orders").create(ttl="1")
@@ -57,8 +48,8 @@ def test_consumer_with_a_lag_finds_all_its_unread_messages(tmp_path: Path) -> No
             return line in client.ask("GET", "/metrics").text.splitlines()
 
         labels = 'consumer="billing",tms_namespace="default",topic="orders"'
-        until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 1.0'))
-        until(lambda: shows(f"tms_consumer_lag_messages{{{labels}}} 2.0"))
+        wait_until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 1.0'))
+        wait_until(lambda: shows(f"tms_consumer_lag_messages{{{labels}}} 2.0"))
         # Messages of one millisecond are held together.
         assert orders.poll()[-2:] == ["b", "c"]
         [found] = client.ask("GET", f"{orders.path}/consumers").json
@@ -66,8 +57,8 @@ def test_consumer_with_a_lag_finds_all_its_unread_messages(tmp_path: Path) -> No
         assert orders.poll(startFrom={"id": ids[0]}, inclusive=False) == ["b", "c"]
         client.ask("PUT", f"{orders.path}/consumers/billing", json.dumps({"position": ids[2]}).encode())
         assert orders.poll() == []
-        until(lambda: shows('tms_janitor_rows_deleted_total{rule="expired",table="message"} 3.0'))
-        until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 0.0'))
+        wait_until(lambda: shows('tms_janitor_rows_deleted_total{rule="expired",table="message"} 3.0'))
+        wait_until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 0.0'))
 
 
 def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> None:
@@ -99,12 +90,12 @@ def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> Non
             found[:] = janitor.status().consumers
             return bool(found)
 
-        until(counted)
+        wait_until(counted)
         assert [(one.consumer, one.open_claims, one.redelivered) for one in found] == [
             ("audit", 0, 0),
             ("billing", 1, 0),
         ]
-        # What lies behind a message that is not decided is not read yet.
+        # Messages after an undecided message are not read yet.
         response = client.ask("GET", f"{orders.path}/consumers").json
         assert [one.lag_messages for one in found] == [one["lagMessages"] for one in response] == [2, 3]
 
@@ -119,7 +110,7 @@ def test_consumer_between_two_counts_is_shown_after_a_deletion(tmp_path: Path, m
         janitor.adopt()
         ticks = TopicClient(client, "ticks").create(ttl="1")
         ticks.publish("a")
-        until(lambda: any(run.expired for run in janitor.runs(10)))
+        wait_until(lambda: any(run.expired for run in janitor.runs(10)))
         client.ask("PUT", f"{ticks.path}/consumers/billing", json.dumps({"position": "0" * 40}).encode())
         ticks.publish("b")
 
@@ -127,4 +118,4 @@ def test_consumer_between_two_counts_is_shown_after_a_deletion(tmp_path: Path, m
             janitor.refresh_status()
             return [one.consumer for one in janitor.status().consumers]
 
-        until(lambda: shown() == ["billing"])
+        wait_until(lambda: shown() == ["billing"])

@@ -34,8 +34,8 @@ from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState
 
-BEGUN = NOW_MS - 2 * HOUR
-COMMITTED = pointer(BEGUN, 1)
+STARTED_MS = NOW_MS - 2 * HOUR
+COMMITTED = pointer(STARTED_MS, 1)
 SNAPSHOT = visibility(NOW_MS - SECOND)
 OLD_MS = NOW_MS - 3 * HOUR
 
@@ -47,18 +47,18 @@ def undo(store: MemoryStore, tmp_path: Path) -> Undo:
 
 @pytest.fixture
 def orders(store: MemoryStore, undo: Undo) -> Topic:
-    """A paused topic, whose rows live for a day."""
+    """Return a paused topic with a TTL of one day."""
     undo.state.pause("default:orders", NOW_MS)
     return topic(store, "default:orders", ttl_seconds=86_400)
 
 
 @pytest.fixture
 def found(store: MemoryStore) -> Topic:
-    """Another topic to restore to."""
+    """Return another topic to restore to."""
     return topic(store, "default:found", ttl_seconds=86_400, generation=5)
 
 
-def counted(done: RestoreResult) -> tuple[int, int, int, int]:
+def counts_of(done: RestoreResult) -> tuple[int, int, int, int]:
     return done.restored, done.negated, done.already_there, done.skipped
 
 
@@ -163,7 +163,7 @@ def test_restore_of_a_damaged_file_writes_nothing(undo: Undo, orders: Topic, fou
 
 
 def bomb(path: Path, how: str) -> None:
-    """Put a small file in the place of one of the archive, whose columns are right and whose rows take gigabytes."""
+    """Replace a file of the archive by a small file with the right columns, whose rows take gigabytes."""
     table = pq.read_table(path)
     body, times = b"x" * (2 << 20), 1000 if how == "dictionary" else 1
     row = table.slice(0, 1).to_pylist()[0] | {"payload": body}
@@ -237,7 +237,7 @@ def test_restore_of_a_file_with_another_topic_writes_nothing(undo: Undo, orders:
     with pq.ParquetFile(saved.path) as file:
         table = file.read()
     schema = table.schema.with_metadata({**table.schema.metadata, b"tms_janitor.topic": b"default:found"})
-    # As the janitor writes them: files with dictionaries are refused before their rows are read.
+    # Like the janitor's files: files with dictionaries are rejected before their rows are read.
     pq.write_table(pa.Table.from_batches(table.to_batches()).cast(schema), saved.path, use_dictionary=False)
     files = archived.find(undo.folder).files
     known = TransactionView(None, NOW_MS, HOUR)
@@ -266,30 +266,34 @@ def test_restore_of_a_time_range_restores_only_its_rows(
     undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, OLD_MS + 2))
     done = undo.restore(orders, since_ms=window[0], until_ms=window[1])
     assert orders.times() == [OLD_MS + number for number in back]
-    assert counted(done) == (len(back), 0, 0, 3 - len(back))
+    assert counts_of(done) == (len(back), 0, 0, 3 - len(back))
 
 
 def test_restore_of_a_message_restores_its_payloads_of_any_time_and_run(undo: Undo, orders: Topic) -> None:
     other = COMMITTED + 1
-    undo.sweep(orders.stored(COMMITTED, BEGUN, BEGUN + 1).stored(other, BEGUN), run_id="run-0", snapshot=SNAPSHOT)
-    undo.sweep(orders.ref(COMMITTED, BEGUN + HOUR).ref(other, BEGUN + 1), run_id="run-1", snapshot=SNAPSHOT)
-    done = undo.restore(orders, snapshot=SNAPSHOT, run_id="run-1", since_ms=BEGUN + HOUR)
+    undo.sweep(
+        orders.stored(COMMITTED, STARTED_MS, STARTED_MS + 1).stored(other, STARTED_MS),
+        run_id="run-0",
+        snapshot=SNAPSHOT,
+    )
+    undo.sweep(orders.ref(COMMITTED, STARTED_MS + HOUR).ref(other, STARTED_MS + 1), run_id="run-1", snapshot=SNAPSHOT)
+    done = undo.restore(orders, snapshot=SNAPSHOT, run_id="run-1", since_ms=STARTED_MS + HOUR)
     assert (done.messages, done.payloads, done.skipped) == (1, 2, 2)
     assert orders.pointers() == [COMMITTED]
-    assert orders.stored_times() == [BEGUN, BEGUN + 1]
+    assert orders.stored_times() == [STARTED_MS, STARTED_MS + 1]
 
 
 def test_restore_of_a_negated_message_restores_its_payloads(undo: Undo, orders: Topic) -> None:
-    undo.sweep(orders.stored(COMMITTED, BEGUN).ref(-COMMITTED, BEGUN + HOUR), snapshot=SNAPSHOT)
-    undo.restore(orders, since_ms=BEGUN + HOUR)
-    assert orders.stored_times() == [BEGUN]
+    undo.sweep(orders.stored(COMMITTED, STARTED_MS).ref(-COMMITTED, STARTED_MS + HOUR), snapshot=SNAPSHOT)
+    undo.restore(orders, since_ms=STARTED_MS + HOUR)
+    assert orders.stored_times() == [STARTED_MS]
 
 
 def test_restore_without_its_payloads_warns(undo: Undo, orders: Topic, found: Topic) -> None:
-    orders.stored(COMMITTED, BEGUN)
+    orders.stored(COMMITTED, STARTED_MS)
     undo.state.pause("default:*", NOW_MS)
     keys = orders.store.payload.read(KEYS, b"", None, 9).items
-    [_, stored] = undo.archive(orders.ref(COMMITTED, BEGUN), snapshot=SNAPSHOT)
+    [_, stored] = undo.archive(orders.ref(COMMITTED, STARTED_MS), snapshot=SNAPSHOT)
     stored.discard()
     message = "payloads that are neither archived nor in default:found"
     assert any(message in warning for warning in undo.restore(orders, found, snapshot=SNAPSHOT).warnings)
@@ -325,7 +329,7 @@ def test_restore_of_existing_rows_leaves_them_unchanged(undo: Undo, orders: Topi
     undo.archive(orders.plain(OLD_MS).tx(COMMITTED, OLD_MS + 1).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     [_, there] = undo.store.message.read(KEYS, b"", None, 9).items
     undo.store.message.put([(there, MessageValue(-COMMITTED, b"body"))])
-    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (0, 0, 3, 0)
+    assert counts_of(undo.restore(orders, snapshot=SNAPSHOT)) == (0, 0, 3, 0)
     assert orders.pointers() == [None, -COMMITTED]
 
 
@@ -334,14 +338,14 @@ def test_restore_repeated_changes_nothing(undo: Undo, orders: Topic) -> None:
     first = undo.restore(orders)
     before = orders.messages()
     again = undo.restore(orders)
-    assert (first.restored, counted(again)) == (101, (0, 0, 101, 0))
+    assert (first.restored, counts_of(again)) == (101, (0, 0, 101, 0))
     assert (orders.messages(), again.warnings) == (before, first.warnings)
 
 
 def test_restore_dry_run_reports_the_same_and_writes_nothing(undo: Undo, orders: Topic) -> None:
     undo.archive(orders.tx(COMMITTED, OLD_MS, OLD_MS + 1).plain(NOW_MS - 2 * DAY).stored(COMMITTED, OLD_MS))
     undo.sweep(orders, run_id="run-2")
-    made = puts(undo.store)
+    made = record_puts(undo.store)
     result = undo.restore(orders, dry_run=True).to_json()
     assert made == []
     assert {**result, "dry_run": False} == undo.restore(orders).to_json()
@@ -353,12 +357,12 @@ def test_restore_over_other_rows_is_rejected_with_their_number(undo: Undo, order
     message = MessageKey(found.id, 5, OLD_MS, 0).pack()
     undo.store.message.put([(message, MessageValue(7, b"body"))])
     undo.store.payload.put([(PayloadKey(found.id, 5, COMMITTED, OLD_MS, 3).pack(), b"present")])
-    made = puts(undo.store)
+    made = record_puts(undo.store)
     for dry_run in (True, False):
         with pytest.raises(Refused, match=f"default:found: 2 .*{message.hex()}"):
             undo.restore(orders, found, dry_run=dry_run)
     assert made == []
-    assert counted(undo.restore(orders, found, since_ms=OLD_MS + 1)) == (2, 0, 0, 2)
+    assert counts_of(undo.restore(orders, found, since_ms=OLD_MS + 1)) == (2, 0, 0, 2)
 
 
 @pytest.mark.parametrize("archived_too", ["nothing", "its payload", "both"])
@@ -369,7 +373,7 @@ def test_restore_of_a_shared_transaction_is_rejected(
     found.ref(COMMITTED, OLD_MS + 4).stored(COMMITTED, OLD_MS, body=b"B0")
     undo.sweep(orders, snapshot=SNAPSHOT)
     if archived_too != "nothing":
-        # A message that has lost its payloads must not be given others.
+        # A message without its payloads must not refer to other payloads.
         undo.store.payload.delete(keys_of(found, undo.store.payload))
     if archived_too == "both":
         undo.store.message.delete(keys_of(found, undo.store.message))
@@ -384,13 +388,13 @@ def test_restore_of_a_shared_transaction_is_rejected(
     assert undo.restore(orders, found, run_id="run-2").restored == 1
 
 
-@pytest.mark.parametrize("snapshot", [visibility(NOW_MS, in_progress=[COMMITTED]), visibility(BEGUN), None])
+@pytest.mark.parametrize("snapshot", [visibility(NOW_MS, in_progress=[COMMITTED]), visibility(STARTED_MS), None])
 def test_restore_elsewhere_of_an_open_transaction_is_rejected(
     undo: Undo, orders: Topic, found: Topic, snapshot: VisibilityState | None
 ) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=snapshot)
     if snapshot is None:
-        undo.clock = ManualClock(BEGUN + HOUR - 1)
+        undo.clock = ManualClock(STARTED_MS + HOUR - 1)
     with pytest.raises(Refused, match=f"are in progress .*: {COMMITTED}"):
         undo.restore(orders, found, snapshot=snapshot)
     assert undo.restore(orders, snapshot=snapshot).restored == 2
@@ -429,7 +433,7 @@ def test_restore_of_rows_archived_twice_writes_them_once(undo: Undo, orders: Top
     undo.clock.advance(1)
     undo.sweep(orders.at(2), run_id="run-2", rule=Rule.OLD_GENERATION, snapshot=SNAPSHOT)
     orders.describe(ttl_seconds=86_400, generation=3)
-    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (3, 0, 3, 0)
+    assert counts_of(undo.restore(orders, snapshot=SNAPSHOT)) == (3, 0, 3, 0)
     assert len(orders.at(3).messages()) == 2
 
 
@@ -437,7 +441,7 @@ def test_restore_of_a_row_archived_twice_takes_the_later_file(undo: Undo, orders
     undo.archive(orders.tx(COMMITTED, OLD_MS), run_id="run-1")
     undo.clock.advance(1)
     undo.sweep(orders, run_id="run-2", snapshot=SNAPSHOT)
-    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (1, 0, 1, 0)
+    assert counts_of(undo.restore(orders, snapshot=SNAPSHOT)) == (1, 0, 1, 0)
     assert orders.pointers() == [COMMITTED]
 
 
@@ -452,8 +456,8 @@ def test_restore_of_one_id_in_two_generations_is_rejected(undo: Undo, orders: To
     assert undo.restore(orders, run_id="run-1").restored == 1
 
 
-def puts(store: Store) -> list[tuple[str, int]]:
-    """What is written from now on: where, and how many rows."""
+def record_puts(store: Store) -> list[tuple[str, int]]:
+    """Return a list of later writes: the table and the number of rows."""
     made: list[tuple[str, int]] = []
 
     def note(call: Call) -> None:
@@ -468,27 +472,27 @@ def test_restore_writes_payloads_before_messages(undo: Undo, orders: Topic) -> N
     for number in range(2):
         orders.ref(COMMITTED + number, OLD_MS).stored(COMMITTED + number, OLD_MS)
         undo.sweep(orders, run_id=f"run-{number}", snapshot=SNAPSHOT)
-    made = puts(undo.store)
+    made = record_puts(undo.store)
     undo.restore(orders, snapshot=SNAPSHOT)
     assert made == [("payload.put", 1), ("payload.put", 1), ("message.put", 1), ("message.put", 1)]
 
 
-def between(store: Store, number: int, happening: Callable[[], object]) -> None:
-    """Let something happen after so many batches were written."""
+def call_after_puts(store: Store, number: int, action: Callable[[], object]) -> None:
+    """Call a function after the given number of written batches."""
     written: list[Call] = []
 
     def count(call: Call) -> None:
         if call.name.endswith(".put"):
             written.append(call)
             if len(written) == number:
-                happening()
+                action()
 
     watch(store, after=count)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("resumed", "janitor pause default:orders"), ("deleted", "is deleted"), ("created anew", "created again")],
+    [("resumed", "janitor pause default:orders"), ("deleted", "is deleted"), ("recreated", "created again")],
 )
 def test_restore_to_a_topic_that_moves_stops_writing(undo: Undo, orders: Topic, change: str, message: str) -> None:
     def happen() -> None:
@@ -499,7 +503,7 @@ def test_restore_to_a_topic_that_moves_stops_writing(undo: Undo, orders: Topic, 
 
     for number in range(3):
         undo.sweep(orders.plain(OLD_MS + number), run_id=f"run-{number}")
-    between(undo.store, 1, happen)
+    call_after_puts(undo.store, 1, happen)
     with pytest.raises(Refused, match=message):
         undo.restore(orders)
     assert len(orders.at(1).times()) == 1
@@ -514,7 +518,7 @@ def test_restore_of_expired_rows_names_their_new_ttl(undo: Undo, orders: Topic, 
     if not expired:
         assert (done.warnings, done.ttl_seconds) == ([], None)
         return
-    # A day more than the oldest row's age, in whole days.
+    # The age of the oldest row plus one day, in whole days.
     assert done.ttl_seconds == 3 * 86_400
     [warning] = done.warnings
     assert "first set the ttl of the topic to 3d" in warning
@@ -532,7 +536,7 @@ def test_restore_of_expired_rows_elsewhere_without_a_snapshot_warns(undo: Undo, 
     assert "paused" in expired
 
 
-POOLS = {name: [pointer(BEGUN, 10 * at + number) for number in range(3)] for at, name in enumerate("cioz")}
+POOLS = {name: [pointer(STARTED_MS, 10 * at + number) for number in range(3)] for at, name in enumerate("cioz")}
 COMMITTED_POOL, INVALID_POOL, OPEN_POOL, LATER_POOL = POOLS.values()
 NEGATIVE_POOL = [-value for value in COMMITTED_POOL + INVALID_POOL]
 ANY_SNAPSHOT = visibility(NOW_MS, invalid=INVALID_POOL, in_progress=OPEN_POOL, newest=OPEN_POOL[-1])
@@ -565,14 +569,14 @@ def test_restore_of_any_rows_keeps_only_committed_rows_visible(
         for generation in (1, 2, 3):
             undo.sweep(orders.at(generation), run_id="last", snapshot=snapshot)
         if rows:
-            # By now all of them are over.
+            # By now all transactions are decided.
             undo.restore(orders, found, snapshot=visibility(NOW_MS + DAY) if fresh else None)
             assert not undo.restore(orders, found).restored
     assert dict(found.messages()) == expected
 
 
 def test_restore_under_a_delete_mark_fails_and_can_be_repeated(undo: Undo, store: MemoryStore, orders: Topic) -> None:
-    """As HBase does under a delete mark from the future."""
+    """HBase rejects it under a delete mark from the future."""
     orders.plain(OLD_MS, OLD_MS + 1)
     _, second = store.message.read(KEYS, b"", None, 10).items
     undo.sweep(orders)
@@ -582,7 +586,7 @@ def test_restore_under_a_delete_mark_fails_and_can_be_repeated(undo: Undo, store
         undo.restore(orders)
     assert undo.restore(orders, dry_run=True).restored == 1
     store.message.put = put  # type: ignore[method-assign]
-    assert counted(undo.restore(orders)) == (1, 0, 1, 0)
+    assert counts_of(undo.restore(orders)) == (1, 0, 1, 0)
     assert orders.times() == [OLD_MS, OLD_MS + 1]
 
 
@@ -600,7 +604,7 @@ def test_restore_among_announced_requests_of_a_producer_is_rejected(undo: Undo, 
         side.put([(request, LastRequest(1, 1, position(first_ms), 1, position(until_ms)).pack())])
         with pytest.raises(Refused, match=r"1 rows .*producer"):
             restored()
-    # What is over before it, and what is announced itself, is no matter.
+    # Requests that ended before the row, and the announcement itself, have no effect.
     side.put([(request, LastRequest(1, 1, position(OLD_MS - 250), 1, position(OLD_MS)).pack())])
     side.put([(request + b"2", LastRequest(1, 1, position(OLD_MS - 10), 1).pack())])
     assert restored() == 1

@@ -42,8 +42,8 @@ from tms_core.topic import TopicId
 
 ROOT = Path(__file__).parents[3]
 
-BEGUN = NOW_MS - 2 * HOUR
-COMMITTED, INVALID, OPEN, LATER = (pointer(BEGUN, number) for number in (1, 2, 3, 10**12))
+STARTED_MS = NOW_MS - 2 * HOUR
+COMMITTED, INVALID, OPEN, LATER = (pointer(STARTED_MS, number) for number in (1, 2, 3, 10**12))
 SNAPSHOT = visibility(NOW_MS - SECOND, invalid=[INVALID], in_progress=[OPEN], newest=OPEN)
 
 DAY_NAME = "day=2023-11-14"
@@ -59,12 +59,12 @@ def undo(store: MemoryStore, tmp_path: Path) -> Undo:
     return Undo(store, tmp_path / "archive")
 
 
-def everything(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """What somebody who knows nothing of us reads."""
+    """Return the rows as a generic Parquet reader sees them."""
     rows: list[dict[str, Any]] = ds.dataset(folder, format="parquet", partitioning="hive").to_table().to_pylist()
     return sorted(rows, key=lambda row: (row["table"], row["key"]))
 
@@ -164,7 +164,7 @@ def test_archive_of_many_rows_is_in_groups(undo: Undo, orders: Topic, monkeypatc
     with pq.ParquetFile(saved.path) as file:
         groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
     assert sum(groups) == 300
-    # The first page cannot know how large rows are.
+    # The size of rows is unknown before the first page.
     assert max(groups[1:]) <= 20
     assert [row["key"] for row in rows_of(undo.folder)] == saved.keys == keys_of(orders, undo.store.message)
     [file_found] = undo.files(orders)
@@ -189,11 +189,11 @@ def test_archive_writes_a_separate_file_for_each_batch_of_a_run(undo: Undo, orde
     run = undo.begin()
     for key in (first, second):
         run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, [key])
-    # The same run, as another process would go on with it.
+    # Another process continues the same run.
     undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, [first])
     folder = f"namespace=default/topic=orders/{DAY_NAME}"
     names = [f"{folder}/janitor-run-1-{number:06d}.parquet" for number in (1, 2, 3)]
-    assert [path for path in everything(undo.folder) if path.endswith("parquet")] == names
+    assert [path for path in list_files(undo.folder) if path.endswith("parquet")] == names
     assert len(rows_of(undo.folder)) == 3
 
 
@@ -297,7 +297,7 @@ def test_archive_of_names_too_long_for_a_folder_is_found_again(undo: Undo, name:
 
 
 class FullDisk(io.FileIO):
-    """A file of which only so many bytes fit."""
+    """A file on a disk with space for a few bytes."""
 
     room = 100
 
@@ -357,8 +357,8 @@ def test_archive_on_a_full_disk_raises_and_leaves_no_file(
         FAILURES[step](patch)
         with pytest.raises(ArchiveError, match="No space left on device"):
             run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
-    assert not [name for name in everything(undo.folder) if "." in name]
-    # Space was made.
+    assert not [name for name in list_files(undo.folder) if "." in name]
+    # The disk has space again.
     assert run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys).keys == keys
     assert len(rows_of(undo.folder)) == 100
 
@@ -433,7 +433,7 @@ def test_expire_deletes_days_past_the_limit(undo: Undo, orders: Topic, days_late
     assert removed == 2 * (1 - left)
     assert len(list(archive_folder.days(undo.folder))) == left
     assert undo.folder.exists()
-    assert bool(everything(undo.folder)) == bool(left)
+    assert bool(list_files(undo.folder)) == bool(left)
 
 
 def test_expire_of_an_old_day_keeps_unrecognized_files(undo: Undo, orders: Topic, tmp_path: Path) -> None:

@@ -13,19 +13,19 @@ from tms_core.transaction.model import TX_PER_MS
 
 LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
 STARTED_MS = 1_700_000_000_000
-#: The youngest transaction that cannot have written any more when the pass began.
+#: The newest transaction that could no longer write when the pass started.
 WRITABLE = (STARTED_MS - 176_400_000) * TX_PER_MS - 1
 RAISED = "; the next full pass raises the boundary"
 
 
-def covered(
+def make_evidence(
     start: bytes = b"", stop: bytes | None = None, *, bound: int = WRITABLE - 100, started_ms: int = STARTED_MS
 ) -> Evidence:
     return Evidence(start, stop, STARTED_MS - 5, bound, started_ms, "run")
 
 
 def test_boundary_of_one_full_pass_is_the_bound_of_its_snapshot() -> None:
-    boundary = prove([covered()], [], LIFETIME)
+    boundary = prove([make_evidence()], [], LIFETIME)
     assert (boundary.bound, boundary.obstacles) == (WRITABLE - 100, ())
     assert [limit.bound for limit in boundary.limits] == [WRITABLE - 100, WRITABLE]
     assert boundary.limits[0].reason == (
@@ -35,7 +35,7 @@ def test_boundary_of_one_full_pass_is_the_bound_of_its_snapshot() -> None:
 
 @pytest.mark.parametrize(("bound", "proven"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
 def test_boundary_excludes_transactions_that_could_still_write(bound: int, proven: int) -> None:
-    boundary = prove([covered(bound=bound)], [], LIFETIME)
+    boundary = prove([make_evidence(bound=bound)], [], LIFETIME)
     assert boundary.bound == proven
     assert boundary.limits[-1 if bound < WRITABLE else 0].reason == (
         f"younger transactions could still write when the pass over all keys started{RAISED}"
@@ -44,7 +44,7 @@ def test_boundary_excludes_transactions_that_could_still_write(bound: int, prove
 
 def test_boundary_with_open_ids_is_just_below_the_lowest() -> None:
     lowest = WRITABLE - 500
-    boundary = prove([covered()], [lowest + 7, lowest], LIFETIME)
+    boundary = prove([make_evidence()], [lowest + 7, lowest], LIFETIME)
     assert boundary.bound == lowest - 1
     writing = f"the client of invalid transaction {lowest} may still write"
     raised = "a full pass after its lifetime raises the boundary"
@@ -53,12 +53,14 @@ def test_boundary_with_open_ids_is_just_below_the_lowest() -> None:
 
 
 def test_boundary_with_open_ids_above_all_limits_ignores_them() -> None:
-    assert prove([covered()], [WRITABLE + 5], LIFETIME).bound == WRITABLE - 100
+    assert prove([make_evidence()], [WRITABLE + 5], LIFETIME).bound == WRITABLE - 100
 
 
 def test_boundary_of_several_intervals_has_their_lowest_limit() -> None:
-    old = covered(b"a", b"m", started_ms=STARTED_MS - 1000)
-    boundary = prove([covered(b"", b"a", bound=WRITABLE - 5), old, covered(b"m", bound=WRITABLE - 7)], [], LIFETIME)
+    old = make_evidence(b"a", b"m", started_ms=STARTED_MS - 1000)
+    boundary = prove(
+        [make_evidence(b"", b"a", bound=WRITABLE - 5), old, make_evidence(b"m", bound=WRITABLE - 7)], [], LIFETIME
+    )
     assert boundary.bound == WRITABLE - 1000 * TX_PER_MS
     assert "from 61 to 6d" in boundary.limits[0].reason
     assert [limit.bound for limit in boundary.limits] == sorted(limit.bound for limit in boundary.limits)
@@ -66,8 +68,13 @@ def test_boundary_of_several_intervals_has_their_lowest_limit() -> None:
 
 
 def test_boundary_limits_of_neighbours_are_one_place_with_its_salt() -> None:
-    old = covered(b"\x02", b"\x03", started_ms=STARTED_MS - 1)
-    newer = [covered(b"", b"\x01"), covered(b"\x01", b"\x02"), covered(b"\x03", b"\x04"), covered(b"\x04", None)]
+    old = make_evidence(b"\x02", b"\x03", started_ms=STARTED_MS - 1)
+    newer = [
+        make_evidence(b"", b"\x01"),
+        make_evidence(b"\x01", b"\x02"),
+        make_evidence(b"\x03", b"\x04"),
+        make_evidence(b"\x04", None),
+    ]
     limits = prove([old, *newer], [], LIFETIME).limits
     reasons = {
         limit.start: limit.reason.rpartition(", used for keys ")[2] for limit in limits if "used" in limit.reason
@@ -75,7 +82,8 @@ def test_boundary_limits_of_neighbours_are_one_place_with_its_salt() -> None:
     places = {start: reason.partition(", does")[0] for start, reason in reasons.items()}
     assert places == {b"": "from the beginning to 02", b"\x02": "from 02 to 03 (salt 2)", b"\x03": "from 03 to the end"}
     [last] = {
-        limit.start for limit in prove([covered(b"", b"\xff"), covered(b"\xff", bound=7)], [], LIFETIME).limits[:1]
+        limit.start
+        for limit in prove([make_evidence(b"", b"\xff"), make_evidence(b"\xff", bound=7)], [], LIFETIME).limits[:1]
     }
     assert last == b"\xff"
 
@@ -91,37 +99,41 @@ def test_boundary_limits_of_neighbours_are_one_place_with_its_salt() -> None:
     ],
 )
 def test_limit_of_an_interval_names_the_salt_it_covers(start: bytes, stop: bytes | None, place: str) -> None:
-    around = [covered(b"", start, bound=1), covered(stop, bound=1)] if stop else [covered(b"", start, bound=1)]
-    reasons = [limit.reason for limit in prove([covered(start, stop, bound=2), *around], [], LIFETIME).limits]
+    around = (
+        [make_evidence(b"", start, bound=1), make_evidence(stop, bound=1)]
+        if stop
+        else [make_evidence(b"", start, bound=1)]
+    )
+    reasons = [limit.reason for limit in prove([make_evidence(start, stop, bound=2), *around], [], LIFETIME).limits]
     assert any(f"snapshot {STARTED_MS - 5}, used for keys {place}, does" in reason for reason in reasons)
 
 
 def test_with_newer_counts_the_newer_evidence_for_each_key() -> None:
-    old = [covered(b"", b"c", bound=1), covered(b"c", None, bound=2)]
-    newer = [covered(b"b", b"d", bound=3)]
+    old = [make_evidence(b"", b"c", bound=1), make_evidence(b"c", None, bound=2)]
+    newer = [make_evidence(b"b", b"d", bound=3)]
     found = with_newer(old, newer)
     assert [(item.start, item.stop, item.bound) for item in found] == [(b"", b"b", 1), (b"b", b"d", 3), (b"d", None, 2)]
-    assert with_newer(found, [covered(bound=4)]) == [covered(bound=4)]
+    assert with_newer(found, [make_evidence(bound=4)]) == [make_evidence(bound=4)]
     assert with_newer([], newer) == newer
 
 
 def test_covered_since_is_the_oldest_pass_or_none_with_a_gap() -> None:
-    old = covered(b"c", None, started_ms=STARTED_MS - 9)
-    assert covered_since_ms([covered(b"", b"c"), old]) == STARTED_MS - 9
-    assert covered_since_ms([covered(b"", b"b"), old]) is None
+    old = make_evidence(b"c", None, started_ms=STARTED_MS - 9)
+    assert covered_since_ms([make_evidence(b"", b"c"), old]) == STARTED_MS - 9
+    assert covered_since_ms([make_evidence(b"", b"b"), old]) is None
 
 
 @pytest.mark.parametrize(("ahead_ms", "counts"), [(0, True), (1, False)])
 def test_boundary_with_evidence_ahead_of_the_clock_is_not_in_force(ahead_ms: int, counts: bool) -> None:
     made = ProvenBoundary(WRITABLE, STARTED_MS, "run")
-    evidence = [covered(started_ms=STARTED_MS + 10 + ahead_ms)]
+    evidence = [make_evidence(started_ms=STARTED_MS + 10 + ahead_ms)]
     assert in_force(made, evidence, STARTED_MS + 10, LIFETIME) is counts
     assert not in_force(ProvenBoundary(WRITABLE + 1, STARTED_MS, "run"), [], STARTED_MS, LIFETIME)
 
 
 @pytest.mark.parametrize(("bound", "proven"), [(-1, None), (0, None), (1, 1)])
 def test_boundary_of_a_bound_below_one_is_none_with_the_reason(bound: int, proven: int | None) -> None:
-    boundary = prove([covered(bound=bound)], [], LIFETIME)
+    boundary = prove([make_evidence(bound=bound)], [], LIFETIME)
     assert boundary.bound == proven
     assert bool(boundary.obstacles) is (proven is None)
     if proven is None:
@@ -131,18 +143,18 @@ def test_boundary_of_a_bound_below_one_is_none_with_the_reason(bound: int, prove
 
 
 def test_boundary_with_the_first_id_open_is_none() -> None:
-    boundary = prove([covered()], [1], LIFETIME)
+    boundary = prove([make_evidence()], [1], LIFETIME)
     assert boundary.bound is None
     [obstacle] = boundary.obstacles
     assert "transaction 1 " in obstacle
 
 
 def test_boundary_with_a_clock_in_1970_is_none() -> None:
-    assert prove([covered(bound=5, started_ms=0)], [], LIFETIME).bound is None
+    assert prove([make_evidence(bound=5, started_ms=0)], [], LIFETIME).bound is None
 
 
 def test_boundary_with_a_gap_is_none_without_limits() -> None:
-    boundary = prove([covered(b"", b"m")], [5], LIFETIME)
+    boundary = prove([make_evidence(b"", b"m")], [5], LIFETIME)
     [obstacle] = boundary.obstacles
     assert "6d on" in obstacle
     assert boundary == Boundary(None, obstacles=(obstacle,))
@@ -171,7 +183,7 @@ def test_boundary_that_does_not_exist_keeps_all_obstacles() -> None:
     ],
 )
 def test_find_gap_names_the_uncovered_keys(intervals: list[tuple[bytes, bytes | None]], gap: str | None) -> None:
-    found = find_gap([covered(*interval) for interval in intervals])
+    found = find_gap([make_evidence(*interval) for interval in intervals])
     assert found is None if gap is None else gap in str(found)
 
 
@@ -186,4 +198,4 @@ def test_find_gap_of_any_intervals_is_exact(intervals: list[tuple[bytes, bytes |
     def inside(key: bytes) -> bool:
         return any(start <= key and (stop is None or key < stop) for start, stop in intervals)
 
-    assert (find_gap([covered(*interval) for interval in intervals]) is None) == all(map(inside, keys))
+    assert (find_gap([make_evidence(*interval) for interval in intervals]) is None) == all(map(inside, keys))

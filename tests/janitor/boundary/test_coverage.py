@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Semaphore
 from typing import Any
 
@@ -25,7 +25,9 @@ from tests.builders import (
     STATE_CALLS,
     Call,
     Kit,
+    ProcessKilled,
     Topic,
+    assert_boundary_is_true,
     fail_at,
     janitor,
     pointer,
@@ -41,29 +43,25 @@ from tms_core.tables.base import CELLS, MessageValue, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
-#: Long past its lifetime and grace.
+#: A transaction after its lifetime and grace.
 OLD = pointer(NOW_MS - 10 * HOUR)
-#: Its client may publish for an hour and a half more.
+#: A transaction whose client may publish for another 90 minutes.
 YOUNG = pointer(NOW_MS - 30 * MINUTE)
 PARTS = [(bytes([number]), bytes([number + 1])) for number in range(BUCKETS)]
 GAPS = [(b"", b"\x00"), (bytes([BUCKETS]), None)]
 EVERYTHING = sorted([*PARTS, *GAPS])
 
-#: Told of the number of a part, and the name of a call of its message table, before it is made.
+#: Called with the number of a part and the name of a call of its message table, before the call.
 Hook = Callable[[int, str], None]
 
 
-def many(since_ms: int) -> list[int]:
-    """Times of so many rows that every part has some."""
+def many_times(since_ms: int) -> list[int]:
+    """Return times of enough rows for every part."""
     return [since_ms + number * number for number in range(40)]
 
 
-class Death(BaseException):
-    """The process is gone."""
-
-
-class Parts(SaltedStore):
-    """A store whose parts can be watched one by one; :attr:`rows_read` counts cells read in each."""
+class WatchedParts(SaltedStore):
+    """A store with watched parts; :attr:`rows_read` counts the cells read in each part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,22 +94,14 @@ def fail_in(*numbers: int, name: str = "cells") -> Hook:
     return hook
 
 
-def prepared(store: Parts, **options: Any) -> tuple[Kit, Topic]:
-    """An adopted store with rows of an old invalid transaction in every part, which nobody has swept yet."""
+def set_up(store: WatchedParts, **options: Any) -> tuple[Kit, Topic]:
+    """Return a janitor that adopted a store with unswept rows of an old invalid transaction in every part."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
-    orders.tx(OLD, *many(NOW_MS - 9 * HOUR)).plain(NOW_MS - 31 * DAY)
+    orders.tx(OLD, *many_times(NOW_MS - 9 * HOUR)).plain(NOW_MS - 31 * DAY)
     kit = janitor(store, **options)
     kit.snapshots.invalid = [OLD]
     kit.engine.adopt()
     return kit, orders
-
-
-def assert_true(kit: Kit, invalid: Sequence[int] = ()) -> None:
-    """No row carries a positive pointer of an invalid transaction up to the boundary."""
-    proven = kit.state.boundary()
-    left = [cell.pointer for cell in kit.store.message.read(CELLS, b"", None, 1_000_000).items if cell.pointer > 0]
-    invalid = invalid or kit.snapshots.invalid
-    assert proven is None or not [each for each in left if each in invalid and each <= proven.bound]
 
 
 def spans(kit: Kit) -> list[tuple[bytes, bytes | None]]:
@@ -120,7 +110,7 @@ def spans(kit: Kit) -> list[tuple[bytes, bytes | None]]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_complete_pass_over_parts_is_evidence_of_parts_and_gaps(workers: int) -> None:
-    kit, orders = prepared(Parts(), workers=workers)
+    kit, orders = set_up(WatchedParts(), workers=workers)
     assert kit.engine.run_once().boundary == OLD
     assert spans(kit) == EVERYTHING
     assert {(item.bound, item.started_ms) for item in kit.state.evidence()} == {(OLD, NOW_MS)}
@@ -131,7 +121,7 @@ def test_complete_pass_over_parts_is_evidence_of_parts_and_gaps(workers: int) ->
 
 def test_pass_over_a_store_without_parts_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """HBase has one part for each salt that rows have, so an empty table has no part."""
-    store = Parts()
+    store = WatchedParts()
     monkeypatch.setattr(store, "parts", list)
     kit = janitor(store)
     kit.snapshots.invalid = [OLD]
@@ -142,9 +132,9 @@ def test_pass_over_a_store_without_parts_covers_everything(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["cells", "keys", "invert", "delete"])
 def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
-    store = Parts()
-    kit, orders = prepared(store, workers=2)
-    orders.plain(*many(NOW_MS - 32 * DAY))
+    store = WatchedParts()
+    kit, orders = set_up(store, workers=2)
+    orders.plain(*many_times(NOW_MS - 32 * DAY))
     store.hook = fail_in(2, name=name)
     report = kit.engine.run_once()
     assert report.errors
@@ -164,7 +154,7 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     # As old as the oldest pass that it rests on.
     assert (proven.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
     assert kit.state.last_full_pass_ms() == NOW_MS
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     kit.clock.advance(DAY - HOUR - 1)
     assert not kit.engine.run_once().full
     kit.clock.advance(1)
@@ -174,8 +164,8 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
 
 
 def test_boundary_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
-    store = Parts()
-    kit, _ = prepared(store)
+    store = WatchedParts()
+    kit, _ = set_up(store)
     foreign = b"foreign"
     store.message.put([(foreign, MessageValue(OLD, b"?"))])
     kit.engine.run_once()
@@ -194,10 +184,10 @@ def test_boundary_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
 
 @pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])
 def test_topic_that_changes_after_its_part_was_searched_is_not_proven(name: str) -> None:
-    store = Parts()
-    kit, orders = prepared(store, workers=1, hold_seconds=0)
+    store = WatchedParts()
+    kit, orders = set_up(store, workers=1, hold_seconds=0)
     # So that every part deletes something, and the second one finds out.
-    orders.plain(*many(NOW_MS - 32 * DAY))
+    orders.plain(*many_times(NOW_MS - 32 * DAY))
     ttl_seconds, generation = (3600, 1) if name == "a shorter ttl" else (30 * 86400, -1)
 
     def change(number: int, called: str) -> None:
@@ -208,25 +198,25 @@ def test_topic_that_changes_after_its_part_was_searched_is_not_proven(name: str)
     assert kit.engine.run_once().errors == []
     assert OLD in orders.pointers()
     assert kit.state.boundary() is not None
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     store.hook = lambda *_: None
     kit.clock.advance(DAY)
     assert kit.engine.run_once().boundary == OLD
     assert set(orders.pointers()) == set()
 
 
-def die_at(kit: Kit, name: str, times: int) -> None:
-    """Run, and die before the memory's call of that name is made for the last of so many times."""
+def kill_run(kit: Kit, name: str, times: int) -> None:
+    """Run once; the process is killed before the n-th call of the state with this name."""
     made: list[str] = []
 
     def die(call: Call) -> None:
         if call.name == name:
             made.append(name)
             if len(made) == times:
-                raise Death
+                raise ProcessKilled
 
     watch_state(kit.state, before=die)
-    with pytest.raises(Death):
+    with pytest.raises(ProcessKilled):
         kit.engine.run_once()
     for watched in STATE_CALLS:
         delattr(kit.state, watched.removeprefix("state."))
@@ -234,9 +224,9 @@ def die_at(kit: Kit, name: str, times: int) -> None:
 
 @pytest.mark.parametrize("recorded", range(BUCKETS + 1))
 def test_run_after_a_death_searches_only_uncovered_keys(recorded: int) -> None:
-    store = Parts()
-    kit, orders = prepared(store, workers=1)
-    die_at(kit, "state.replace_evidence", recorded + 1)
+    store = WatchedParts()
+    kit, orders = set_up(store, workers=1)
+    kill_run(kit, "state.replace_evidence", recorded + 1)
     assert len(spans(kit)) == (recorded + 1 if recorded else 0)
     assert kit.state.boundary() is None
     again = kit.restart()
@@ -246,19 +236,19 @@ def test_run_after_a_death_searches_only_uncovered_keys(recorded: int) -> None:
     store.rows_read.clear()
     report = again.engine.run_once()
     assert (report.full, report.boundary) == (True, OLD)
-    # What was done is searched for what is young only, which here is nothing.
+    # Covered parts are searched only for young transactions, which this store does not have.
     assert all((store.rows_read[number] == 0) == (bytes([number]) in done) for number in range(BUCKETS))
     assert set(filter(None, orders.pointers())) == {-OLD}
-    assert_true(again)
+    assert_boundary_is_true(again)
     again.clock.advance(MINUTE)
     assert not again.engine.run_once().full
 
 
 def test_run_after_a_death_at_the_end_proves_without_a_search() -> None:
-    store = Parts()
-    kit, _ = prepared(store)
+    store = WatchedParts()
+    kit, _ = set_up(store)
     store.hook = lambda *_: None
-    die_at(kit, "state.save_frontiers", 2)
+    kill_run(kit, "state.save_frontiers", 2)
     assert spans(kit) == EVERYTHING
     kit.snapshots.invalid = [OLD]
     again = kit.restart()
@@ -270,15 +260,15 @@ def test_run_after_a_death_at_the_end_proves_without_a_search() -> None:
 
 
 def test_id_of_a_client_between_two_runs_is_not_closed() -> None:
-    store = Parts()
-    kit, orders = prepared(store)
+    store = WatchedParts()
+    kit, orders = set_up(store)
     kit.snapshots.invalid = [OLD, YOUNG]
     store.hook = fail_in(3)
     kit.engine.run_once()
     kit.clock.advance(LIFETIME.window_end_ms(YOUNG) - 1 - kit.clock.now_ms())
     orders.tx(YOUNG, *range(kit.clock.now_ms(), kit.clock.now_ms() + 1))
-    # By a clock that is further behind than is allowed, so that only a whole search finds them.
-    orders.tx(YOUNG, *many(NOW_MS - 20 * HOUR))
+    # Written with a clock behind the allowance, so that only a full search finds them.
+    orders.tx(YOUNG, *many_times(NOW_MS - 20 * HOUR))
     kit.clock.advance(HOUR)
     store.hook = fail_in()
     report = kit.engine.run_once()
@@ -286,17 +276,17 @@ def test_id_of_a_client_between_two_runs_is_not_closed() -> None:
     assert report.boundary is not None
     assert report.boundary < YOUNG
     assert kit.state.open_ids()[YOUNG].closed_ms is None
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     kit.clock.advance(DAY)
     assert kit.engine.run_once().boundary == YOUNG
     assert set(filter(None, orders.pointers())) == {-OLD, -YOUNG}
 
 
 def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
-    store = Parts()
-    kit, orders = prepared(store)
+    store = WatchedParts()
+    kit, orders = set_up(store)
     late = OLD + 1
-    orders.tx(late, *many(NOW_MS - 9 * HOUR))
+    orders.tx(late, *many_times(NOW_MS - 9 * HOUR))
     kit.snapshots.in_progress = [late]
     store.hook = fail_in(0)
     kit.engine.run_once()
@@ -305,13 +295,13 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     store.hook = fail_in()
     report = kit.engine.run_once()
     assert (report.errors, kit.state.open_ids()[late].closed_ms) == ([], None)
-    assert_true(kit)
+    assert_boundary_is_true(kit)
     kit.clock.advance(DAY)
     assert kit.engine.run_once().boundary == late
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "continues"),
+    ("change", "continues"),
     [
         (lambda kit: kit.clock.advance(7 * DAY - 1), True),
         (lambda kit: kit.clock.advance(7 * DAY), False),
@@ -321,15 +311,15 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     ],
     ids=["week minus 1 ms", "week", "clock set back", "adopted again", "older snapshot"],
 )
-def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], object], continues: bool) -> None:
-    store = Parts()
-    kit, _ = prepared(store)
+def test_round_that_is_out_of_date_is_started_again(change: Callable[[Kit], object], continues: bool) -> None:
+    store = WatchedParts()
+    kit, _ = set_up(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     store.hook = fail_in(2)
     kit.engine.run_once()
-    meanwhile(kit)
+    change(kit)
     store.hook = fail_in()
-    # Rows that only a search of everything finds: put back, as no client can.
+    # Restored rows, which only a full search finds.
     Topic(store, topic(store, "default:back", ttl_seconds=30 * 86400).id).tx(
         OLD, *range(NOW_MS - 20 * HOUR, NOW_MS, HOUR)
     )
@@ -339,8 +329,8 @@ def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], o
 
 
 def test_lease_lost_during_a_search_ends_the_evidence() -> None:
-    store = Parts()
-    kit, _ = prepared(store, workers=1)
+    store = WatchedParts()
+    kit, _ = set_up(store, workers=1)
     lease = Lease(kit.state, "a", 60, kit.clock)
     lease.acquire()
     saved = Semaphore(0)
@@ -349,7 +339,7 @@ def test_lease_lost_during_a_search_ends_the_evidence() -> None:
 
     def take(number: int, name: str) -> None:
         if name == "cells" and number == 2 and not taken:
-            # Another thread searches the parts than the one that saves their evidence: wait for gaps and two parts.
+            # One thread searches the parts and another saves their evidence: wait for the gaps and two parts.
             assert all(saved.acquire(timeout=60) for _ in range(3))
             Lease(kit.state, "b", 60, kit.clock).acquire(sole=True)
             taken.extend(spans(kit))
@@ -361,12 +351,12 @@ def test_lease_lost_during_a_search_ends_the_evidence() -> None:
     assert kit.state.runs(1)[0].result == "interrupted"
 
 
-class Story:
-    """Clients that publish as long as they may, and runs that fail and die; the boundary must always be true."""
+class RandomHistory:
+    """Random clients that publish as long as they may, and runs that fail or are killed."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.store = Parts()
+        self.store = WatchedParts()
         self.orders = topic(self.store, "default:orders", ttl_seconds=2 * 86400)
         self.kit = janitor(self.store, workers=self.chance.choice([1, 3]), batch_rows=self.chance.choice([2, 50]))
         self.kit.engine.adopt()
@@ -384,18 +374,18 @@ class Story:
             while self.running:
                 self.invalidate()
             self.wait()
-            self.run("well")
+            self.run("success")
             self.check()
 
     def check(self) -> None:
-        assert_true(self.kit, self.invalid)
+        assert_boundary_is_true(self.kit, self.invalid)
         self.proofs += self.kit.engine.boundary()[0] is not None
 
     def begin(self) -> None:
         self.running.append(pointer(self.kit.clock.now_ms(), len(self.running) + len(self.invalid)))
 
     def publish(self) -> None:
-        """Until the last moment, with a clock that may be behind by more than is allowed."""
+        """Publish until the end of a transaction's window, with a clock that may be behind the allowance."""
         now_ms = self.kit.clock.now_ms()
         may = [each for each in self.running + self.invalid if now_ms < LIFETIME.window_end_ms(each)]
         for write_pointer in may:
@@ -416,22 +406,22 @@ class Story:
     def run(self, ending: str = "") -> None:
         snapshots, chance = self.kit.snapshots, self.chance
         snapshots.invalid, snapshots.in_progress = sorted(self.invalid), sorted(self.running)
-        left, ending = [chance.randrange(120)], ending or chance.choice(["death", "pause", "failure", "failure"])
+        left, ending = [chance.randrange(120)], ending or chance.choice(["kill", "pause", "failure", "failure"])
         broken = chance.sample(range(BUCKETS), chance.randrange(1, BUCKETS))
 
         def hook(number: int, name: str) -> None:
             left[0] -= 1
             if ending == "failure" and number in broken and name in ("cells", "invert"):
                 raise StoreError("the region is not served")
-            if ending == "death" and left[0] <= 0:
-                raise Death
+            if ending == "kill" and left[0] <= 0:
+                raise ProcessKilled
             if ending == "pause" and left[0] == 0:
                 self.kit.state.pause("*:*", 0)
 
         self.store.hook = hook
         try:
             self.kit.engine.run_once()
-        except Death:
+        except ProcessKilled:
             self.kit = self.kit.restart()
         self.store.hook = lambda *_: None
         self.kit.state.resume("*:*")
@@ -444,14 +434,14 @@ class Story:
 def test_boundary_after_any_failures_and_deaths_is_true() -> None:
     proofs = 0
     for seed in seeds(60):
-        story = Story(seed)
-        story.play(5)
-        proofs += story.proofs
+        history = RandomHistory(seed)
+        history.play(5)
+        proofs += history.proofs
     assert proofs > 0
 
 
-class Budget:
-    """Lets a run make so many calls of a kind, each of which takes a while, and then the process dies."""
+class CallBudget:
+    """A limit of a run's calls with one name; each call takes a while, and the next one kills the process."""
 
     def __init__(self, kit: Kit, name: str, calls: int) -> None:
         self.kit, self.name, self.calls = kit, name, calls
@@ -462,7 +452,7 @@ class Budget:
         if call.name != self.name:
             return
         if not self.left:
-            raise Death
+            raise ProcessKilled
         self.left -= 1
         self.kit.clock.advance(PROGRESS_MS)
 
@@ -470,27 +460,29 @@ class Budget:
         self.left = self.calls
         try:
             return self.kit.engine.run_once()
-        except Death:
+        except ProcessKilled:
             return None
         finally:
             self.left = 1_000_000
 
     def run_to_the_end(self) -> tuple[Report, int]:
-        """Runs until one ends, and how many were killed."""
+        """Run until a run ends; return its report and the number of killed runs."""
         for killed in range(60):
             report = self.run()
-            assert_true(self.kit)
+            assert_boundary_is_true(self.kit)
             if report is not None:
                 return report, killed
-        raise AssertionError("no run gets any further than the one before")
+        raise AssertionError("the runs make no progress")
 
 
-def in_one_piece(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
-    """An adopted store in one piece, with aborted rows in every topic, some behind keys that are none of ours."""
+def adopted_single_part(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
+    """Return a janitor that adopted a store without parts, with invalid rows in every topic and unrecognized keys."""
     store = MemoryStore()
     described = [topic(store, f"default:t{number}", ttl_seconds=30 * 86400) for number in range(topics)]
     for each in described:
-        each.tx(OLD, *many(NOW_MS - 9 * HOUR)).stored(pointer(NOW_MS - 9 * HOUR, 1), *many(NOW_MS - 9 * HOUR))
+        each.tx(OLD, *many_times(NOW_MS - 9 * HOUR)).stored(
+            pointer(NOW_MS - 9 * HOUR, 1), *many_times(NOW_MS - 9 * HOUR)
+        )
     store.message.put([(b"default:t1!", MessageValue(None, b"foreign"))])
     kit = janitor(store, batch_rows=4)
     kit.snapshots.invalid = [OLD]
@@ -500,8 +492,8 @@ def in_one_piece(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
 
 @pytest.mark.parametrize("calls", [5, 9])
 def test_search_killed_again_and_again_ends_in_a_boundary(calls: int) -> None:
-    kit, topics = in_one_piece()
-    report, killed = Budget(kit, "message.cells", calls).run_to_the_end()
+    kit, topics = adopted_single_part()
+    report, killed = CallBudget(kit, "message.cells", calls).run_to_the_end()
     assert killed > 2
     assert report.full
     assert report.boundary == OLD
@@ -514,9 +506,9 @@ def test_search_killed_again_and_again_ends_in_a_boundary(calls: int) -> None:
 
 
 def test_part_searched_once_is_searched_for_later_publishes() -> None:
-    kit, topics = in_one_piece()
+    kit, topics = adopted_single_part()
     kit.snapshots.invalid = [OLD, YOUNG]
-    budget = Budget(kit, "message.cells", 14)
+    budget = CallBudget(kit, "message.cells", 14)
     assert budget.run() is None
     assert kit.state.evidence() != []
     topics[0].tx(YOUNG, kit.clock.now_ms() - MINUTE)
@@ -529,8 +521,8 @@ def test_part_searched_once_is_searched_for_later_publishes() -> None:
 
 
 def test_payloads_killed_again_and_again_end_in_a_full_run() -> None:
-    kit, _ = in_one_piece(topics=6)
-    report, killed = Budget(kit, "payload.keys", 20).run_to_the_end()
+    kit, _ = adopted_single_part(topics=6)
+    report, killed = CallBudget(kit, "payload.keys", 20).run_to_the_end()
     assert killed > 0
     assert report.full
     assert report.boundary == OLD
@@ -539,28 +531,28 @@ def test_payloads_killed_again_and_again_end_in_a_full_run() -> None:
 
 
 def test_adoption_after_a_run_died_among_payloads_starts_with_the_first_topic_again() -> None:
-    kit, topics = in_one_piece(topics=6)
-    assert Budget(kit, "payload.keys", 20).run() is None
+    kit, topics = adopted_single_part(topics=6)
+    assert CallBudget(kit, "payload.keys", 20).run() is None
     kit.engine.adopt()
-    # Payloads that only a search of everything finds: their transaction is newer than their time.
+    # A payload that only a full search finds, because its transaction is newer than its time.
     topics[0].stored(pointer(kit.clock.now_ms()), NOW_MS - 60 * DAY)
     assert kit.engine.run_once().full
     assert NOW_MS - 60 * DAY not in topics[0].stored_times()
 
 
 def test_evidence_of_a_killed_run_has_synced_deletes() -> None:
-    kit, _ = in_one_piece()
+    kit, _ = adopted_single_part()
     calls: list[str] = []
     watch(kit.store, before=lambda call: calls.append(call.name))
     watch_state(kit.state, before=lambda call: calls.append(call.name))
-    assert Budget(kit, "message.cells", 9).run() is None
+    assert CallBudget(kit, "message.cells", 9).run() is None
     saved = [number for number, name in enumerate(calls) if name == "state.replace_evidence"]
     assert saved
     assert all("message.sync" in calls[before:after] for before, after in zip([0, *saved], saved, strict=False))
 
 
 def test_evidence_ends_before_a_topic_that_failed() -> None:
-    kit, topics = in_one_piece()
+    kit, topics = adopted_single_part()
     failed = topics[1].id.prefix
     watch(
         kit.store,
@@ -568,7 +560,7 @@ def test_evidence_ends_before_a_topic_that_failed() -> None:
             "message.invert", StoreError("a block is damaged"), lambda call: call.arguments[0][0].key.startswith(failed)
         ),
     )
-    assert Budget(kit, "message.cells", 20).run() is None
+    assert CallBudget(kit, "message.cells", 20).run() is None
     assert all(item.stop is not None and item.stop <= topics[1].id.prefix + b"\xff" for item in kit.state.evidence())
     assert any(OLD in topic.pointers() for topic in topics[1:])
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
 
-#: Published before its transaction became invalid; nothing else in the store is of that transaction.
+#: A transaction that published one message and became invalid.
 INVALID = pointer(NOW_MS - 4 * HOUR)
 
 SETTINGS = """\
@@ -88,7 +87,7 @@ class CommandKit:
 
 @pytest.fixture
 def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandKit:
-    """Two expired messages and a live one, a message of an invalid transaction, and a deleted topic with a row."""
+    """Return a store with two expired messages, a live one and an invalid one, and a deleted topic with a row."""
     monkeypatch.chdir(tmp_path)
     made = CommandKit(tmp_path, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
     made.store.mkdir(parents=True)
@@ -101,14 +100,3 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     made.snapshot()
     made.set(SETTINGS)
     return made
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    """Restore the configuration of logging, which a command changes for its process."""
-    loggers = [logging.getLogger(name) for name in ("", "janitor", "tms_core")]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
-    yield
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers

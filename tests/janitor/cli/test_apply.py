@@ -15,13 +15,13 @@ from tms_core.topic import TopicId
 
 
 def change(kit: CommandKit, write: Callable[[Topic], object]) -> None:
-    """Let CDAP change the topic of the orders."""
+    """Change the topic ``orders`` as CDAP does."""
     with LevelDBStore(kit.store) as store:
         write(Topic(store, TopicId("default", "orders")))
 
 
 def replace_by_copy(kit: CommandKit) -> None:
-    """Restore a backup: the same rows in other files."""
+    """Replace the store by a copy: the same rows in other files."""
     shutil.copytree(kit.store, kit.folder / "backup")
     shutil.rmtree(kit.store)
     shutil.move(kit.folder / "backup", kit.store)
@@ -32,7 +32,7 @@ def protect(kit: CommandKit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("move", "named"),
+    ("change_store", "named"),
     [
         (
             lambda kit: change(kit, lambda orders: orders.describe(ttl_seconds=86399)),
@@ -51,10 +51,12 @@ def protect(kit: CommandKit) -> None:
     ],
     ids=["ttl", "generation", "metadata", "protect", "store"],
 )
-def test_apply_of_a_stale_plan_is_rejected(kit: CommandKit, move: Callable[[CommandKit], None], named: str) -> None:
+def test_apply_of_a_stale_plan_is_rejected(
+    kit: CommandKit, change_store: Callable[[CommandKit], None], named: str
+) -> None:
     kit.janitor("adopt")
     kit.janitor("plan --out plan.json")
-    move(kit)
+    change_store(kit)
     before = kit.janitor("inspect message --format json").json["rows"]
     refused = kit.janitor("apply plan.json")
     assert (refused.code, refused.out) == (3, "")

@@ -27,7 +27,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def archived(kit: CommandKit) -> CommandKit:
-    """The store, with two more topics; two messages of each were deleted, one of them of an invalid transaction."""
+    """Return a store with two more topics, from each of which two messages were deleted, one of them invalid."""
     kit.set(ARCHIVED)
     with LevelDBStore(kit.store) as store:
         for name, generation in (("default:billing", 1), ("default:shipping", 2)):

@@ -41,8 +41,8 @@ def served(store: Path, *, janitor: bool = True) -> Iterator[Client]:
         yield client
 
 
-def bill(client: Client, limit: int) -> list[bytes]:
-    """What a consumer reads and commits."""
+def consume(client: Client, limit: int) -> list[bytes]:
+    """Return the messages that a consumer reads and commits."""
     with client.transaction() as tx:
         return [message.payload for message in tx.consume(ORDERS, "billing", limit=limit)]
 
@@ -56,25 +56,25 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def settings_file(folder: Path, store: Path, state: str) -> Path:
-    """Settings for a janitor of a store with the state of another one."""
+    """Write settings with a store and a state, which may belong to another store."""
     path = folder / "janitor.yaml"
     path.write_text(yaml.safe_dump({"storage": {"leveldb": {"path": str(store)}}, "janitor": {"state": state}}))
     return path
 
 
-def typed(verb: str, folder: Path, store: Path) -> int:
+def run_command(verb: str, folder: Path, store: Path) -> int:
     return execute([verb, str(folder), "--leveldb", str(store)])
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with ten orders, of which seven were billed."""
+    """Return a store with ten orders, seven of which a consumer has read."""
     store = tmp_path / "store"
     with served(store) as client:
         client.create_topic(ORDERS)
         client.create_topic(BILLS)
         client.publish(ORDERS, [b"%d" % number for number in range(10)])
-        assert len(bill(client, 7)) == 7
+        assert len(consume(client, 7)) == 7
     with served(store):
         """LevelDB makes tables of its logs when it opens them again."""
     return store
@@ -95,7 +95,7 @@ def test_backup_of_a_closed_store_restores_the_consumers_positions(
     if not links:
         monkeypatch.setattr(Path, "hardlink_to", refused)
     before = files(store)
-    assert typed("backup", tmp_path / "saved", store) == 0
+    assert run_command("backup", tmp_path / "saved", store) == 0
     assert files(store) == before, "a backup changes nothing"
     tables = [path for path in (tmp_path / "saved").rglob("*.sst") if "messaging/" in str(path)]
     assert {path.stat().st_nlink > 1 for path in tables} == {links}
@@ -107,9 +107,9 @@ def test_backup_of_a_closed_store_restores_the_consumers_positions(
     }
     remove(store)
     saved = files(tmp_path / "saved")
-    assert typed("restore", tmp_path / "saved", store) == 0
+    assert run_command("restore", tmp_path / "saved", store) == 0
     with served(store) as client:
-        assert bill(client, 100) == [b"7", b"8", b"9"]
+        assert consume(client, 100) == [b"7", b"8", b"9"]
     assert files(tmp_path / "saved") == saved, "a restored store shares nothing with its backup"
 
 
@@ -130,15 +130,15 @@ def test_backup_while_a_server_writes_is_consistent(store: Path, tmp_path: Path)
         worker.start()
         try:
             for number in range(3):
-                assert typed("backup", tmp_path / f"saved-{number}", store) == 0
+                assert run_command("backup", tmp_path / f"saved-{number}", store) == 0
         finally:
             done.set()
             worker.join()
     for number in range(3):
         restored = tmp_path / f"restored-{number}"
-        assert typed("restore", tmp_path / f"saved-{number}", restored) == 0
+        assert run_command("restore", tmp_path / f"saved-{number}", restored) == 0
         with served(restored) as client:
-            # What was under way counts as open, as after a crash: its client is gone.
+            # A transaction in progress during the backup is open, as after a crash of its client.
             for entry in client._transactions.latest().snapshot.in_progress:
                 client._transactions.invalidate(entry.write_pointer)
             with client.transaction() as tx:
@@ -146,14 +146,14 @@ def test_backup_while_a_server_writes_is_consistent(store: Path, tmp_path: Path)
                 orders = [message.payload for message in tx.consume(ORDERS, "audit")][10:]
                 left = [message.payload for message in tx.consume(ORDERS, "billing")]
         assert bills == orders, "a transaction is there as a whole or not at all"
-        # Each transaction has read one order and published one, so as many are left as at the start.
+        # Each transaction has read one order and published one, so the number of orders is unchanged.
         assert len(left) == 3
     assert bills, "work went on while the last backup was made"
 
 
 def test_backup_locks_all_tables_during_copy(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def held() -> set[str]:
-        # A database whose opening failed in an earlier test may still be in memory, without its locks.
+        # A database that failed to open in an earlier test may still be in memory, without its locks.
         objects = [found for found in gc.get_objects() if isinstance(found, WritableDatabase)]
         opened = [found for found in objects if hasattr(found, "_disk")]
         return {found.folder.name for found in opened if found._disk.locked()}
@@ -167,7 +167,7 @@ def test_backup_locks_all_tables_during_copy(store: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(shutil, "copyfile", watched)
     with served(store) as client:
-        assert typed("backup", tmp_path / "saved", store) == 0
+        assert run_command("backup", tmp_path / "saved", store) == 0
         assert held() == set()
         client.publish(ORDERS, [b"later"])
     assert copied
@@ -177,12 +177,12 @@ def test_backup_locks_all_tables_during_copy(store: Path, tmp_path: Path, monkey
 def test_backup_into_a_folder_of_the_store_is_rejected(store: Path) -> None:
     for end in ("", ".side", ".tx", ".janitor"):
         target = Path(f"{store}{end}", "saved")
-        assert (typed("backup", target, store), target.exists()) == (USAGE, False)
+        assert (run_command("backup", target, store), target.exists()) == (USAGE, False)
 
 
 def test_backup_without_a_janitor_is_rejected(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(store, janitor=False):
-        assert typed("backup", tmp_path / "saved", store) == BUSY
+        assert run_command("backup", tmp_path / "saved", store) == BUSY
     assert "TMS-STORE" in capsys.readouterr().err
     assert not list(tmp_path.glob("*saved*"))
 
@@ -191,12 +191,12 @@ def test_backup_without_a_janitor_is_rejected(store: Path, tmp_path: Path, capsy
 def test_restore_over_existing_files_is_rejected_and_changes_nothing(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
-    assert typed("backup", tmp_path / "saved", store) == 0
+    assert run_command("backup", tmp_path / "saved", store) == 0
     other = tmp_path / "other"
     Path(f"{other}{end}").mkdir()
     (Path(f"{other}{end}") / "something").touch()
     before = sorted(tmp_path.iterdir())
-    assert typed("restore", tmp_path / "saved", other) == USAGE
+    assert run_command("restore", tmp_path / "saved", other) == USAGE
     assert f"{other}{end} is not empty" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 
@@ -206,7 +206,7 @@ def test_restore_over_existing_files_is_rejected_and_changes_nothing(
 def test_restore_of_a_folder_without_a_backup_names_the_folder_and_no_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert typed("restore", tmp_path / name, tmp_path / "other") == FAILED
+    assert run_command("restore", tmp_path / name, tmp_path / "other") == FAILED
     output = capsys.readouterr().err
     assert f"{tmp_path / name} has no backup" in output
     assert "hint: " in output
@@ -218,8 +218,8 @@ def test_backup_and_restore_through_links_write_to_the_link_targets(store: Path,
     for name in ("saved", "other"):
         (tmp_path / "disk" / name).mkdir(parents=True)
         (tmp_path / name).symlink_to(tmp_path / "disk" / name)
-    assert typed("backup", tmp_path / "saved", store) == 0
-    assert typed("restore", tmp_path / "saved", tmp_path / "other") == 0
+    assert run_command("backup", tmp_path / "saved", store) == 0
+    assert run_command("restore", tmp_path / "saved", tmp_path / "other") == 0
     assert (tmp_path / "saved").is_symlink()
     assert (tmp_path / "other").is_symlink()
     assert files(tmp_path / "other") == files(tmp_path / "disk" / "saved" / "messaging") != {}
@@ -231,44 +231,44 @@ def test_backup_to_an_unusable_folder_name_is_rejected_in_one_sentence(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, name: str
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    assert typed("backup", tmp_path / "saved", store) == 0
+    assert run_command("backup", tmp_path / "saved", store) == 0
     if verb == "backup":
-        assert typed("backup", tmp_path / name, store) == USAGE
+        assert run_command("backup", tmp_path / name, store) == USAGE
     else:
-        assert typed("restore", tmp_path / "saved", tmp_path / name) == USAGE
+        assert run_command("restore", tmp_path / "saved", tmp_path / name) == USAGE
     assert re.search(rf"/{name}(\.side)? cannot be used: [A-Za-z ]+\. ", capsys.readouterr().err)
 
 
 def test_restore_into_the_backup_is_rejected(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "saved"
-    assert typed("backup", saved, store) == 0
+    assert run_command("backup", saved, store) == 0
     before = sorted(saved.rglob("*"))
     for target in (saved / "store", saved / "messaging" / "store"):
-        assert typed("restore", saved, target) == USAGE
+        assert run_command("restore", saved, target) == USAGE
         assert f"is inside {saved}" in capsys.readouterr().err
     assert sorted(saved.rglob("*")) == before
 
 
 def test_restore_that_fails_can_be_repeated(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved, other = tmp_path / "saved", tmp_path / "new" / "other"
-    assert typed("backup", saved, store) == 0
+    assert run_command("backup", saved, store) == 0
     (saved / "messaging" / "lost").symlink_to("nowhere")
-    assert typed("restore", saved, other) == FAILED
+    assert run_command("restore", saved, other) == FAILED
     output = capsys.readouterr().err
     assert "No such file or directory: '" in output
     assert "[(" not in output
     assert list((tmp_path / "new").iterdir()) == []
     (saved / "messaging" / "lost").unlink()
-    assert typed("restore", saved, other) == 0
+    assert run_command("restore", saved, other) == 0
     with served(other) as client:
-        assert bill(client, 10) == [b"7", b"8", b"9"]
+        assert consume(client, 10) == [b"7", b"8", b"9"]
 
 
 def test_restored_store_without_its_side_table_is_not_served(store: Path, tmp_path: Path) -> None:
-    assert typed("backup", tmp_path / "saved", store) == 0
+    assert run_command("backup", tmp_path / "saved", store) == 0
     shutil.rmtree(tmp_path / "saved" / "messaging.side")
     remove(store)
-    assert typed("restore", tmp_path / "saved", store) == 0
+    assert run_command("restore", tmp_path / "saved", store) == 0
     with pytest.raises(ConfigurationError, match="positions of consumers"), served(store):
         pytest.fail("it was served")
 
@@ -285,14 +285,14 @@ def test_backup_of_hbase_prints_the_snapshots_in_their_order(capsys: pytest.Capt
 
 def test_restored_store_starts_at_once_after_its_server_was_killed(store: Path, tmp_path: Path) -> None:
     saved, restored = tmp_path / "saved", tmp_path / "restored"
-    assert typed("backup", saved, store) == typed("restore", saved, restored) == 0
+    assert run_command("backup", saved, store) == run_command("restore", saved, restored) == 0
     with served(restored), SqliteState(Path(f"{restored}.janitor")) as state:
         lease = state.lease()
     with SqliteState(Path(f"{restored}.janitor")) as state:
-        # Killed, it would have left this.
+        # A killed server leaves its lease.
         assert state.swap_lease(state.lease(), lease or b"")
     with served(restored) as client:
-        assert bill(client, 100) == [b"7", b"8", b"9"]
+        assert consume(client, 100) == [b"7", b"8", b"9"]
 
 
 def test_state_whose_janitor_works_on_another_store_is_rejected(store: Path, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_state_whose_janitor_works_on_another_store_is_rejected(store: Path, tmp
 
 @pytest.fixture
 def provided(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The commands of ``tms admin`` that the project file provides, whatever the installation of this tree knows."""
+    """Return the commands of ``tms admin`` in the project file, which may differ from the installed package."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
     found: dict[str, str] = project["project"]["entry-points"][admin.GROUP]
     entries = EntryPoints(EntryPoint(name, value, admin.GROUP) for name, value in found.items())

@@ -16,14 +16,14 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, TopicMetadata
 
 ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 86400)
-#: Of the two expired messages the older one is read.
+#: The older of the two expired messages is read, the other is unread.
 READ, UNREAD = MessageId(NOW_MS - 3 * DAY, 0), MessageId(NOW_MS - 2 * DAY, 1)
 HOLD_SECONDS = 2 * 86400
 
 
 @pytest.fixture
 def consumer(kit: CommandKit) -> CommandKit:
-    """A store where a consumer holds messages that it has not read."""
+    """Return a store with a consumer whose unread messages are held."""
     read(kit, READ)
     kit.set(f"{SETTINGS}server: {{consumers: {{floor: true, max_hold_seconds: {HOLD_SECONDS}}}}}\n")
     return kit

@@ -1,7 +1,7 @@
 """Commands while another process holds the store: the same results as on a free store.
 
-Two stores are made alike, at the same moment. In one the commands find the store free, in the other a second process
-holds it; what is printed must be the same, byte for byte.
+Each test creates two equal stores at the same time. A second process locks one of them. The outputs of commands on both
+stores must be equal.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Holder:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
-    def hear(self, word: str) -> None:
-        """Wait until it says so; ``refreshed`` is passed over."""
+    def wait_for(self, word: str) -> None:
+        """Wait for a word on its output, except for ``refreshed``."""
         assert self._process.stdout is not None
         output = next(
             line.strip() for line in self._process.stdout if line.strip() != "refreshed" or word == "refreshed"
@@ -59,13 +59,13 @@ class Holder:
     def wait(self) -> None:
         self._process.wait()
 
-    def go_on_until(self, word: str) -> None:
-        self.tell("go")
+    def continue_until(self, word: str) -> None:
+        self.send("go")
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.strip() == word:
                 return
-            self.tell("go")
+            self.send("go")
 
 
 Hold = Callable[..., Holder]
@@ -74,17 +74,17 @@ MakeKit = Callable[[], CommandKit]
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
-    """Starts a process that holds the store of a kit, until the test is over."""
+    """Return a function that starts a process that locks the store of a kit until the test ends."""
     with ExitStack() as stack:
 
         def start(kit: CommandKit, watched: str = "") -> Holder:
-            return stack.enter_context(holding(kit, watched))
+            return stack.enter_context(hold_store(kit, watched))
 
         yield start
 
 
 @contextmanager
-def holding(kit: CommandKit, watched: str = "") -> Iterator[Holder]:
+def hold_store(kit: CommandKit, watched: str = "") -> Iterator[Holder]:
     words = [str(kit.clock.now_ms()), str(kit.clock.monotonic_ms()), *([watched] if watched else [])]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.janitor.control.holder", *words],
@@ -96,7 +96,7 @@ def holding(kit: CommandKit, watched: str = "") -> Iterator[Holder]:
     ) as process:
         try:
             holder = Holder(process)
-            holder.hear("ready")
+            holder.wait_for("ready")
             yield holder
         finally:
             process.kill()
@@ -106,11 +106,11 @@ def holding(kit: CommandKit, watched: str = "") -> Iterator[Holder]:
 def make_kit(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> MakeKit:
-    """Makes an adopted store with something for every verb, and changes to its folder."""
+    """Return a function that creates an adopted store with data for every verb, and changes to its folder."""
     monkeypatch.setattr(secrets, "token_hex", token_hex)
 
     def make() -> CommandKit:
-        # Deep, because the kernel's addresses of sockets are short.
+        # A deep folder, because addresses of Unix sockets are limited.
         folder = tmp_path_factory.mktemp("kit") / ("deep" * 20) / ("deeper" * 10)
         (folder / "data" / "messaging").mkdir(parents=True)
         (folder / "data" / "tx").mkdir()
@@ -135,18 +135,18 @@ def make_kit(
 Verb = Callable[[CommandKit], Outcome]
 
 
-def typed(line: str) -> Verb:
+def janitor_command(line: str) -> Verb:
     return lambda kit: kit.janitor(line)
 
 
-def applied(kit: CommandKit) -> Outcome:
+def apply_plan(kit: CommandKit) -> Outcome:
     planned = kit.janitor("plan --out plan.json")
     done = kit.janitor("apply plan.json --format json")
     return Outcome(done.code, planned.out + done.out, planned.err + done.err)
 
 
 VERBS: dict[str, Verb] = {
-    line: typed(line)
+    line: janitor_command(line)
     for line in (
         "plan --format json",
         "plan",
@@ -169,11 +169,11 @@ VERBS: dict[str, Verb] = {
         "approve default:orders",
         "approve 'system:*'",
     )
-} | {"apply": applied}
+} | {"apply": apply_plan}
 
 
 def sentences(outcome: Outcome) -> list[str]:
-    """What was said on standard error, without the moment at which it was."""
+    """Return the lines on standard error without their times."""
     output = [re.sub(r"^\S+Z (?:INFO|WARNING|ERROR) ", "", line) for line in outcome.err.splitlines()]
     return [sentence for sentence in output if not sentence.startswith("opened the store for writing")]
 
@@ -189,14 +189,14 @@ def test_approve_and_adopt_on_a_locked_store_suggest_sweep_now(make_kit: MakeKit
     assert kit.janitor("status").code == 0
 
 
-#: How a plan, a run and their JSON tell the store's size.
+#: The sizes of the store in the outputs of a plan and a run.
 _ON_DISK = re.compile(r"of \S+ k?B on disk|the store: .* after|\"(before|after)\": \d+")
 
 
-def answer(outcome: Outcome) -> str:
-    """What is printed, without what to type next: a daemon that has the store does that by itself.
+def comparable_output(outcome: Outcome) -> str:
+    """Return the output without the next commands, which a daemon does not need, and without the store's size.
 
-    And without the store's size: to open it for writing changes its files.
+    Opening the store for writing changes its files.
     """
     return _ON_DISK.sub("…", outcome.out.split("next: ")[0])
 
@@ -209,41 +209,45 @@ def test_command_on_a_locked_store_prints_the_same_as_on_a_free_store(
     kit = make_kit()
     hold(kit)
     held = verb(kit)
-    assert (held.code, answer(held), sentences(held)) == (free.code, answer(free), sentences(free))
+    assert (held.code, comparable_output(held), sentences(held)) == (
+        free.code,
+        comparable_output(free),
+        sentences(free),
+    )
     assert free.out
     assert held.code == 0
 
 
-def plan_gone_stale(kit: CommandKit) -> None:
+def make_plan_stale(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
     kit.set_ttl("default:orders", 3600)
 
 
-def plan_by_other_settings(kit: CommandKit) -> None:
+def change_settings(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
     kit.set(SETTINGS.replace("janitor: {", "janitor: {hold_seconds: 60, "))
 
 
-def state_lost(kit: CommandKit) -> None:
+def delete_state(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
     shutil.rmtree(kit.folder / "data" / "janitor")
 
 
-def row_damaged(kit: CommandKit) -> None:
-    """A claim that is not true: a row of an invalid transaction that nobody has looked at since."""
+def write_invalid_row(kit: CommandKit) -> None:
+    """Write a row of a closed invalid transaction, so that the boundary is false."""
     kit.janitor("run --once")
     with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=7200).tx(INVALID, NOW_MS - MINUTE)
 
 
 FAILURES: dict[str, tuple[Callable[[CommandKit], None], str, int]] = {
-    "stale plan": (plan_gone_stale, "apply plan.json", 3),
-    "settings that differ": (plan_by_other_settings, "apply plan.json", 3),
-    "another store's plan": (state_lost, "apply plan.json", 3),
-    "not adopted": (state_lost, "approve --all", 3),
+    "stale plan": (make_plan_stale, "apply plan.json", 3),
+    "settings that differ": (change_settings, "apply plan.json", 3),
+    "another store's plan": (delete_state, "apply plan.json", 3),
+    "not adopted": (delete_state, "approve --all", 3),
     "clock": (lambda kit: kit.clock.step(DAY), "approve default:orders", 3),
     "no snapshot": (lambda kit: shutil.rmtree(kit.folder / "data" / "tx"), "inspect snapshot", 1),
-    "refuted": (row_damaged, "verify --format json", 1),
+    "refuted": (write_invalid_row, "verify --format json", 1),
 }
 
 
@@ -296,7 +300,7 @@ def test_sweep_now_on_a_locked_store_sweeps_in_the_lock_holder(make_kit: MakeKit
     kit = make_kit()
     holder = hold(kit)
     request = kit.janitor("sweep-now")
-    holder.hear("sweeping")
+    holder.wait_for("sweeping")
     assert request.code == 0
     assert request.out.endswith("sweeps now; see: janitor status --config janitor.yaml\n")
 
@@ -340,14 +344,14 @@ def test_command_whose_lock_holder_dies_while_responding_exits_1(make_kit: MakeK
     kit.janitor("status")
     with ThreadPoolExecutor() as threads:
         request = threads.submit(execute, shlex.split("inspect message --config janitor.yaml"), kit.clock)
-        holder.hear("message.rows")
-        holder.tell("die")
+        holder.wait_for("message.rows")
+        holder.send("die")
         assert request.result() == 1
     out, err = kit.streams.readouterr()
     assert out == ""
     assert "stopped before it responded" in err
     holder.wait()
-    # The socket it left behind keeps nobody from the store, which is free now.
+    # The socket of the dead process does not block the free store.
     assert kit.janitor("plan").code == 0
 
 
@@ -358,11 +362,11 @@ def test_pause_during_a_sweep_stops_after_the_current_batch(make_kit: MakeKit, h
     with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=86400).plain(*(NOW_MS - 3 * DAY + number for number in range(1, 11)))
     holder = hold(kit, "message.delete")
-    holder.tell("sweep")
-    holder.hear("message.delete")
+    holder.send("sweep")
+    holder.wait_for("message.delete")
     assert kit.janitor(words).code == 0
-    holder.go_on_until("swept")
-    # Twelve were due in this topic; two of them went with the batch that was under way.
+    holder.continue_until("swept")
+    # The topic had twelve due rows; the current batch deleted two of them.
     assert kit.janitor("inspect message --topic default:orders --format json").json["counts"]["plain"] == 11
 
 
@@ -371,7 +375,7 @@ def test_pause_and_resume_on_a_locked_store_show_in_status_at_once(make_kit: Mak
     holder = hold(kit)
     for words, paused in (("pause", [{"pattern": "*:*", "since_ms": NOW_MS + MINUTE}]), ("resume", [])):
         assert kit.janitor(f"{words} --format json").json["paused"] == paused
-        holder.hear("refreshed")
+        holder.wait_for("refreshed")
         assert kit.janitor("status --format json").json["paused"] == paused
 
 

@@ -186,7 +186,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def held(kit: CommandKit) -> Any:
-    """Another process that has the message table open."""
+    """Return another process that locks the message table."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(kit.store / "system.tms.message")],
         stdin=subprocess.PIPE,

@@ -8,11 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -24,6 +23,7 @@ from janitor.status.collect import Deployment as Shown
 from janitor.sweep.run import Terms
 from tests.builders import LIFETIME
 from tests.janitor.cli.conftest import SETTINGS, CommandKit
+from tests.virtual import VirtualEvent
 
 SWEPT = b'tms_janitor_sweeps_total{result="done"} 1.0\n'
 
@@ -32,15 +32,15 @@ RUN = "import sys; from janitor.cli.exporter import command; sys.exit(command(pr
 
 
 @pytest.fixture
-def memory(kit: CommandKit) -> Path:
-    """The folder of the state, which the first run creates."""
+def folder(kit: CommandKit) -> Path:
+    """Return the folder of the state, which the first run creates."""
     return kit.folder / "data" / "janitor"
 
 
 @pytest.fixture
-def exporter(kit: CommandKit, memory: Path) -> Exporter:
+def exporter(kit: CommandKit, folder: Path) -> Exporter:
     terms = Terms(3600, (), LIFETIME, True, 60)
-    return Exporter(LevelDBPlace(memory, memory), Shown("store", "apply", "", terms), Metrics("top", 10), kit.clock)
+    return Exporter(LevelDBPlace(folder, folder), Shown("store", "apply", "", terms), Metrics("top", 10), kit.clock)
 
 
 def results(exporter: Exporter) -> list[str]:
@@ -52,7 +52,7 @@ def sweep(kit: CommandKit) -> None:
     assert kit.janitor("run --once --adopt").code == 0
 
 
-def test_exporter_before_the_first_run_creates_no_state(exporter: Exporter, memory: Path) -> None:
+def test_exporter_before_the_first_run_creates_no_state(exporter: Exporter, folder: Path) -> None:
     exporter.refresh()
     assert "no state" in exporter.ready()
     assert exporter.alive() == ""
@@ -60,7 +60,7 @@ def test_exporter_before_the_first_run_creates_no_state(exporter: Exporter, memo
         assert state is None
     assert exporter.status().last_run is None
     assert b"tms_janitor" not in exporter.metrics()[0]
-    assert not memory.exists()
+    assert not folder.exists()
 
 
 def test_exporter_after_a_run_shows_its_metrics(exporter: Exporter, kit: CommandKit) -> None:
@@ -77,14 +77,14 @@ def test_exporter_after_a_run_shows_its_metrics(exporter: Exporter, kit: Command
 
 
 def test_exporter_needs_no_store_and_leaves_the_state_unchanged(
-    exporter: Exporter, kit: CommandKit, memory: Path
+    exporter: Exporter, kit: CommandKit, folder: Path
 ) -> None:
     sweep(kit)
     shutil.rmtree(kit.store)
-    before = {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()}
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     exporter.refresh()
     assert SWEPT in exporter.metrics()[0]
-    assert {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()} == before
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
 def test_status_of_runs_by_a_cronjob_shows_their_schedule(kit: CommandKit) -> None:
@@ -93,25 +93,25 @@ def test_status_of_runs_by_a_cronjob_shows_their_schedule(kit: CommandKit) -> No
     assert kit.janitor("status --format json").json["schedule"] == "CronJob 10 3 * * *"
 
 
-def test_exporter_of_a_corrupt_state_keeps_the_last_values(exporter: Exporter, kit: CommandKit, memory: Path) -> None:
+def test_exporter_of_a_corrupt_state_keeps_the_last_values(exporter: Exporter, kit: CommandKit, folder: Path) -> None:
     sweep(kit)
     exporter.refresh()
-    sound = (memory / FILE_NAME).read_bytes()
-    (memory / FILE_NAME).write_bytes(b"no database" * 1000)
+    sound = (folder / FILE_NAME).read_bytes()
+    (folder / FILE_NAME).write_bytes(b"no database" * 1000)
     exporter.refresh()
     exporter.refresh()
     assert "corrupt" in exporter.ready()
     assert SWEPT in exporter.metrics()[0]
     assert kit.streams.readouterr().err.count("is corrupt") == 1
-    (memory / FILE_NAME).write_bytes(sound)
+    (folder / FILE_NAME).write_bytes(sound)
     exporter.refresh()
     assert exporter.ready() == ""
 
 
-def test_exporter_of_a_replaced_state_shows_the_new_one(exporter: Exporter, kit: CommandKit, memory: Path) -> None:
+def test_exporter_of_a_replaced_state_shows_the_new_one(exporter: Exporter, kit: CommandKit, folder: Path) -> None:
     sweep(kit)
     exporter.refresh()
-    shutil.rmtree(memory)
+    shutil.rmtree(folder)
     assert kit.janitor("run --once").code == 3
     exporter.refresh()
     assert b'tms_janitor_sweeps_total{result="blocked"} 1.0\n' in exporter.metrics()[0]
@@ -127,25 +127,18 @@ def test_exporter_without_recent_refresh_is_not_alive(exporter: Exporter, kit: C
     assert "60 s ago" in exporter.alive()
 
 
-class Rounds(Event):
-    """Is set when it has been waited for this often; each wait does something meanwhile."""
-
-    def __init__(self, *meanwhile: Callable[[], object]) -> None:
-        super().__init__()
-        self._meanwhile = list(meanwhile)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout == REFRESH_SECONDS
-        if self._meanwhile:
-            self._meanwhile.pop(0)()
-        else:
-            self.set()
-        return self.is_set()
-
-
 def test_exporter_reads_the_state_again_until_stopped(exporter: Exporter, kit: CommandKit) -> None:
-    shown = []
-    exporter.keep_fresh(Rounds(lambda: sweep(kit), lambda: shown.append(len(results(exporter))), lambda: sweep(kit)))
+    shown: list[int] = []
+
+    def work() -> None:
+        if len(stop.waits) == 2:
+            shown.append(len(results(exporter)))
+        elif len(stop.waits) < 4:
+            sweep(kit)
+
+    stop = VirtualEvent(kit.clock, work, ends_after=4 * REFRESH_SECONDS)
+    exporter.keep_fresh(stop)
+    assert stop.waits == [REFRESH_SECONDS] * 4
     assert shown == [1]
     assert SWEPT.replace(b"1.0", b"2.0") in exporter.metrics()[0]
 

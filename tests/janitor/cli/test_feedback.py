@@ -37,7 +37,7 @@ def address(manager: TransactionManager) -> Iterator[str]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
+def closed_address() -> Iterator[str]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"
@@ -67,17 +67,17 @@ def test_plan_with_a_service_counts_rows_of_its_invalid_transactions(kit: Comman
     assert kit.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
 
 
-def test_plan_with_an_unreachable_service_inverts_nothing(kit: CommandKit, nobody: str) -> None:
-    kit.set(settings("thrift", nobody, JANITOR))
+def test_plan_with_an_unreachable_service_inverts_nothing(kit: CommandKit, closed_address: str) -> None:
+    kit.set(settings("thrift", closed_address, JANITOR))
     planned = kit.janitor("plan --format json")
     assert (planned.code, planned.json["totals"]["invalid_transaction"]) == (0, 0)
     missing = kit.janitor("inspect snapshot")
-    assert (missing.code, nobody in missing.err) == (1, True)
+    assert (missing.code, closed_address in missing.err) == (1, True)
 
 
 @pytest.mark.parametrize("source", ["thrift", "manager"])
 def test_feedback_empties_the_list(kit: CommandKit, manager: TransactionManager, address: str, source: str) -> None:
-    # With source manager, outside the server, the snapshots are read where the manager leaves them.
+    # With the source ``manager``, a janitor outside of the server reads the manager's snapshot files.
     kit.set(settings(source, address))
     done = kit.janitor("run --once --adopt")
     assert done.code == 0, done.err
@@ -113,13 +113,13 @@ def test_daemon_that_only_plans_has_no_feedback(kit: CommandKit, address: str) -
         assert feedback is not None
 
 
-def test_feedback_with_an_unreachable_manager_exits_0_with_a_warning(kit: CommandKit, nobody: str) -> None:
-    kit.set(settings("manager", nobody))
+def test_feedback_with_an_unreachable_manager_exits_0_with_a_warning(kit: CommandKit, closed_address: str) -> None:
+    kit.set(settings("manager", closed_address))
     done = kit.janitor("run --once --adopt --format json")
     assert done.code == 0
     assert (done.json["boundary"], done.json["truncated"], done.json["errors"]) == (str(INVALID), 0, [])
     [note] = [note for note in done.json["guards"] if note["guard"] == "feedback"]
-    assert str(nobody) in note["message"]
+    assert str(closed_address) in note["message"]
     assert not note["tripped"]
 
 

@@ -44,12 +44,12 @@ def test_help_of_a_command_shows_examples_that_parse(kit: CommandKit, verb: str)
 
 
 def resolve(line: str) -> None:
-    """Parse a command line without running it; raises where it does not parse."""
+    """Parse a command line without running it."""
     command: click.Command = cli
     words = shlex.split(line)
     while isinstance(command, click.Group):
         command = command.commands[words.pop(0)]
-    # With the group's own words for help: click remembers with a command those of the first context it is in.
+    # With the group's options for help, because click caches those of the first context of a command.
     command.make_context(command.name, words, obj={}, **cli.context_settings).close()
 
 

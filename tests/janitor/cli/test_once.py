@@ -9,7 +9,7 @@ import pytest
 from janitor.state import decided
 from janitor.state.decided import NOTE, REMEMBERED
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import DAY
+from tests.builders import DAY, ProcessKilled
 from tests.janitor.cli.conftest import CommandKit
 from tests.support import raising
 
@@ -59,12 +59,9 @@ def test_once_for_remembers_a_limited_number_of_decisions(kit: CommandKit) -> No
 
 
 def test_once_for_with_a_process_that_dies_adopts_nothing(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Died(BaseException):
-        pass
-
     with monkeypatch.context() as patch:
-        patch.setattr(decided, "note_done", raising(Died))
-        with pytest.raises(Died):
+        patch.setattr(decided, "note_done", raising(ProcessKilled))
+        with pytest.raises(ProcessKilled):
             kit.janitor("adopt --once-for monday")
     with SqliteState(kit.folder / "data/janitor") as state:
         record = state.store()

@@ -25,13 +25,13 @@ from tms_core.cli.main import cli as tms_cli
 from tms_core.logs.printable import complete
 from tms_core.tables.lease import WALL_ALLOWANCE_MS, LeaseRecord
 
-#: Where a text names a command: up to what cannot be part of one.
+#: A command in a text, up to a character that cannot be part of it.
 _NAMED = re.compile(
     rf"\b(?:janitor (?:{'|'.join(janitor_cli.list_commands(click.Context(janitor_cli)))})"
     rf"|tms (?:{'|'.join(tms_cli.list_commands(click.Context(tms_cli)))}))\b(?:(?!\b(?:janitor|tms) )[^\n;,)])*"
 )
-#: What is said of a program, or has no options that lead anywhere; all else is to be typed.
-_SAID = (
+#: Commands in texts that are not meant to be typed.
+_NOT_TYPED = (
     "The commands that write are", "the first janitor run",
     "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
     "that the transaction service of `tms serve` requires",
@@ -45,42 +45,42 @@ _OPTIONS = "--config janitor.yaml"
 
 
 def commands(*shown: Outcome) -> list[str]:
-    """What is to be typed after ``janitor``; nothing may lack the options that lead to the store, also none of tms."""
+    """Return the printed commands, without ``janitor``; check that each one has the options that select the store."""
     lines = [line for outcome in shown for line in (outcome.out + outcome.err).splitlines()]
     named = [
-        words for line in lines if not any(docstrings in line for docstrings in _SAID) for words in _NAMED.findall(line)
+        words for line in lines if not any(phrase in line for phrase in _NOT_TYPED) for words in _NAMED.findall(line)
     ]
     assert [words for words in named if _OPTIONS not in words] == []
-    # What a person puts in is written in capitals.
+    # Placeholders are in capitals.
     found = [words.partition(_OPTIONS)[0] + _OPTIONS for words in named if not re.search(r"\b[A-Z_]{4,}\b", words)]
     return [words.removeprefix("janitor ") for words in found if words.startswith("janitor ")]
 
 
-def new(_: CommandKit) -> None:
+def keep_new(_: CommandKit) -> None:
     return
 
 
-def adopted(kit: CommandKit) -> None:
+def adopt(kit: CommandKit) -> None:
     kit.janitor("adopt")
 
 
-def ttl_shortened(kit: CommandKit) -> None:
+def shorten_ttl(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     kit.set_ttl("default:orders", 30)
     kit.janitor("run --once")
 
 
-def paused(kit: CommandKit) -> None:
+def pause_topic(kit: CommandKit) -> None:
     kit.janitor("adopt")
     kit.janitor("pause 'default:*'")
 
 
-def clock_ahead(kit: CommandKit) -> None:
+def set_clock_ahead(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     kit.clock.step(DAY)
 
 
-def state_of_another_store(kit: CommandKit) -> None:
+def use_state_of_another_store(kit: CommandKit) -> None:
     kit.janitor("adopt")
     with SqliteState(kit.folder / "data/janitor") as state:
         record = state.store()
@@ -89,15 +89,16 @@ def state_of_another_store(kit: CommandKit) -> None:
 
 
 STATES: dict[str, Callable[[CommandKit], None]] = {
-    found.__name__: found for found in (new, adopted, ttl_shortened, paused, clock_ahead, state_of_another_store)
+    found.__name__: found
+    for found in (keep_new, adopt, shorten_ttl, pause_topic, set_clock_ahead, use_state_of_another_store)
 }
-ASKED = (
+LINES = (
     "plan", "run --once", "approve --all", "status", "topic default:orders", "doctor", "boundary --explain", "adopt",
     "verify",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ASKED)
+@pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("prepare", STATES.values(), ids=STATES)
 def test_printed_command_works_as_it_stands(kit: CommandKit, prepare: Callable[[CommandKit], None], line: str) -> None:
     prepare(kit)
@@ -137,7 +138,7 @@ def test_complete_adds_the_options_to_commands_in_a_text(bare: str, whole: str) 
 
 
 def _texts(package: Path) -> Iterator[str]:
-    """Every text of a package that names a command, without docstrings; what is put in is X."""
+    """Yield every text of a package that names a command, without docstrings, with X for placeholders."""
     for path in package.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
@@ -156,7 +157,7 @@ def test_text_that_names_a_command_gets_its_options(package: ModuleType) -> None
     found = [text for text in _texts(Path(str(package.__file__)).parent) if _NAMED.search(text)]
     assert len(found) > 10
     for text in found:
-        if not any(docstrings in text for docstrings in _SAID):
+        if not any(phrase in text for phrase in _NOT_TYPED):
             for words in _NAMED.findall(complete(text, _OPTIONS)):
                 assert _OPTIONS in words, text
 

@@ -22,7 +22,7 @@ from janitor.cli import render
 from janitor.report import EXPECTED
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
-from tests.support import raising
+from tests.support import TerminalStream, raising
 from tms_core.logs.printable import duration
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
@@ -174,7 +174,7 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES)
 def test_json_output_is_one_value_and_logs_are_on_standard_error(kit: CommandKit, line: str) -> None:
-    (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")  # something to warn about
+    (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")  # causes a warning
     done = kit.janitor(f"{line} --format json --log-format json")
     assert isinstance(done.json, dict | list)
     assert all(isinstance(json.loads(log), dict) for log in done.err.splitlines())
@@ -213,7 +213,7 @@ def test_run_with_a_tripped_guard_and_a_skipped_snapshot_logs_both(kit: CommandK
 
 
 def test_clone_without_links_says_that_it_copied(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit.janitor("run --once --adopt")  # leaves tables, which is what can be linked
+    kit.janitor("run --once --adopt")  # creates tables, which a clone can link
     monkeypatch.setattr(Path, "hardlink_to", raising(PermissionError(errno.EPERM, "Operation not permitted")))
     assert "copied" in kit.janitor("plan").err
 
@@ -225,28 +225,21 @@ def test_clone_that_a_crash_left_is_removed_by_the_next_command(kit: CommandKit)
     assert not stale.exists()
 
 
-class Terminal(io.StringIO):
-    """A stream that takes itself for a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def terminal(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Type a command at a terminal with colours, 80 columns wide, and see what it shows."""
+    """Return a function that runs a command in a color terminal of 80 columns and returns its output."""
     for name in ("NO_COLOR", "COLORTERM", "CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
 
-    def typed(line: str) -> str:
+    def run_line(line: str) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", stream := Terminal())
+            patch.setattr(sys, "stdout", stream := TerminalStream())
             kit.janitor(line)
         return stream.getvalue()
 
-    return typed
+    return run_line
 
 
 def test_terminal_without_no_color_shows_color(terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +263,7 @@ def test_plan_at_any_terminal_width_cuts_no_cell_and_no_command(
 def test_progress_on_a_terminal_is_one_line_cleared_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
-    stream = Terminal()
+    stream = TerminalStream()
     with progress(stream) as observer:
         for _ in range(100):
             observer("message", TopicId("default", "orders"), 1000)
@@ -295,7 +288,7 @@ def test_progress_without_a_terminal_writes_nothing(monkeypatch: pytest.MonkeyPa
 def test_progress_with_counts_shows_share_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
-    stream = Terminal()
+    stream = TerminalStream()
     with progress(stream) as observer:
         observer(EXPECTED, None, 10_000)
         now = 60.0
@@ -336,12 +329,12 @@ def test_doctor_on_a_real_terminal_exits_0() -> None:
 def _read(reader: io.FileIO) -> bytes:
     try:
         return reader.read(4096) or b""
-    except OSError:  # how a terminal says that nobody holds its other end
+    except OSError:  # the other end of the terminal is closed
         return b""
 
 
 LONG = 300_000
-#: Far less than one of them, and enough for all that a run says otherwise.
+#: Less than a long name, and more than all other output of a run.
 SHORT = 20_000
 
 

@@ -40,7 +40,7 @@ def test_commands_print_what_the_page_shows(
 
 
 def others() -> Iterator[str]:
-    """Command lines in blocks that are not typed here and now."""
+    """Yield the command lines in blocks that the test above does not run."""
     for language, block in re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL):
         if language != "console":
             yield from re.findall(r"janitor ((?:run|completion) [^\n)]*)", block)
@@ -53,7 +53,7 @@ def test_every_other_command_line_parses() -> None:
         resolve(line)
 
 
-# Those on Spark print what docs/how-to/spark.md shows, and are run by the tests of Spark.
+# The tests of Spark run the commands of docs/how-to/spark.md.
 @pytest.mark.parametrize("verb", [*(verb for verb in ALL if not verb.startswith("spark ")), "tms admin release"])
 def test_every_command_has_a_worked_example(verb: str) -> None:
     typed = verb if verb.startswith("tms") else f"janitor {verb}"

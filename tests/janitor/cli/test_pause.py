@@ -21,7 +21,7 @@ from tms_core.topic import TopicId
 STATE = "data/janitor"
 
 
-def remembered(kit: CommandKit) -> list[str]:
+def saved_pauses(kit: CommandKit) -> list[str]:
     with SqliteState(kit.folder / STATE) as state:
         return [pause.pattern for pause in state.pauses()]
 
@@ -56,7 +56,7 @@ def test_pause_of_a_locked_store_succeeds(kit: CommandKit) -> None:
 def test_pause_of_an_unknown_topic_warns_and_pauses(kit: CommandKit) -> None:
     kit.janitor("adopt")
     paused = kit.janitor("pause default:ordrs")
-    assert (paused.code, remembered(kit)) == (0, ["default:ordrs"])
+    assert (paused.code, saved_pauses(kit)) == (0, ["default:ordrs"])
     assert "default:ordrs" in paused.err
     assert kit.janitor("pause 'default:*'").err == ""
 
@@ -86,7 +86,7 @@ def test_resume_of_a_pattern_removes_the_pauses_within_it(kit: CommandKit, word:
     for pattern in ("default:orders", "default:*", "system:x", "*:*"):
         kit.janitor(f"pause '{pattern}'")
     done = kit.janitor(f"resume {word}")
-    assert sorted(remembered(kit)) == left
+    assert sorted(saved_pauses(kit)) == left
     assert done.code == (1 if left else 0)
 
 

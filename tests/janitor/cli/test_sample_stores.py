@@ -19,7 +19,7 @@ transactions: {source: directory, directory: data/tx.snapshot, snapshot_interval
 janitor: {state: data/janitor}
 """
 
-#: The fields that programs rely on: of a report, of each of its entries, and the reasons for keeping.
+#: The documented fields of a report and of its entries, and the reasons for keeping rows.
 REPORT = {
     *("id", "mode", "started_ms", "effective_now_ms", "snapshot", "topics", "totals", "boundary", "guards", "errors"),
     *("store_calls", "duration_seconds", "phase_seconds", "full", "seeks_spared", "truncated", "deleted_bytes"),
@@ -44,7 +44,7 @@ def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
 def cdap(
     vector: Vector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> CommandKit:
-    """A folder with that store in it, as CDAP left it."""
+    """Return a folder with the sample store, as CDAP wrote it."""
     monkeypatch.chdir(tmp_path)
     kit = CommandKit(tmp_path, ManualClock(vector.now_ms, monotonic_ms=DAY), capsys)
     kit.set(SETTINGS)

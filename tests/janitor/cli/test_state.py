@@ -34,8 +34,8 @@ def state(kit: CommandKit) -> SqliteState:
     return made
 
 
-def taken(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, bytes]:
-    """The range of message rows published from one moment on, and the last of them."""
+def key_range(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, bytes]:
+    """Return the keys of the first and the last message row of a time range."""
     first, last = (MessageKey(TOPIC, generation, ms, 3).pack() for ms in (start_ms, stop_ms))
     return first, last + b"\x00"
 
@@ -164,7 +164,7 @@ def test_history_of_an_unknown_run_exits_2_with_a_hint(kit: CommandKit) -> None:
 
 
 def test_ledger_shows_entries_with_decoded_keys_newest_first(kit: CommandKit, state: SqliteState) -> None:
-    start, stop = taken(NOW_MS - 2 * DAY, NOW_MS - DAY)
+    start, stop = key_range(NOW_MS - 2 * DAY, NOW_MS - DAY)
     entries = [
         entry(
             start=start, stop=stop, rows=1234, ttl_seconds=86400, cutoff_ms=NOW_MS - DAY, snapshot_timestamp_ms=NOW_MS
@@ -187,7 +187,7 @@ def test_ledger_shows_entries_with_decoded_keys_newest_first(kit: CommandKit, st
 
 
 def test_ledger_of_a_topic_pattern_or_run_shows_only_its_entries(kit: CommandKit, state: SqliteState) -> None:
-    start, stop = taken(1, 2)
+    start, stop = key_range(1, 2)
     other = replace(TOPIC, topic="other")
     state.add_ledger([entry(start=start, stop=stop), entry(start=start, stop=stop, topic=other, run_id="next")])
 
@@ -244,7 +244,7 @@ LIVE = Fate("keep", Reason.LIVE, Rule.EXPIRED, NOW_MS + DAY, goes_ms=NOW_MS + DA
 HELD = Fate("keep", Reason.HELD, Rule.EXPIRED, DUE_MS)
 
 
-def answer(*found: FoundRow, **changes: object) -> Why:
+def why_answer(*found: FoundRow, **changes: object) -> Why:
     memory = LedgerReach(NOW_MS - DAY, NOW_MS - DAY, 30)
     described = Why(TOPIC, MESSAGE_ID, NOW_MS, 1, 3600, "", found, (), memory)
     return replace(described, **changes)  # type: ignore[arg-type]
@@ -255,9 +255,9 @@ def message(fate: Fate, **changes: object) -> FoundRow:
     return replace(FoundRow("message", key, 1, MESSAGE_ID.publish_ms, None, "", False, fate), **changes)  # type: ignore[arg-type]
 
 
-def described(fate: Fate, **changes: object) -> str:
-    """What is said of what becomes of a message."""
-    return list(lines(answer(message(fate), **changes), "--config janitor.yaml"))[3].strip()
+def fate_text(fate: Fate, **changes: object) -> str:
+    """Return the text about the fate of a message."""
+    return list(lines(why_answer(message(fate), **changes), "--config janitor.yaml"))[3].strip()
 
 
 EXPIRES = "2023-11-15 22:13:20 UTC, in 1 d"
@@ -289,11 +289,11 @@ DELETES = "next run deletes it$"
     ids=range(11),
 )
 def test_why_of_a_row_names_its_fate_and_the_reason(fate: Fate, words: str) -> None:
-    assert re.search(words, described(fate))
+    assert re.search(words, fate_text(fate))
 
 
 def test_why_of_a_paused_topic_names_the_resume_commands() -> None:
-    assert described(replace(LIVE, hold=Hold.PAUSED), resume=("*:*", "default:*")).endswith(
+    assert fate_text(replace(LIVE, hold=Hold.PAUSED), resume=("*:*", "default:*")).endswith(
         ": janitor resume '*:*' --config janitor.yaml, janitor resume 'default:*' --config janitor.yaml"
     )
 
@@ -302,7 +302,7 @@ def test_why_of_rows_shows_topic_transaction_and_inversion() -> None:
     negated = entry(rule="invalid_transaction", run_id="r1", at_ms=NOW_MS, snapshot_timestamp_ms=None)
     rolled_back = message(LIVE, transaction="rolled_back", inverted=(Trace.of(negated, certain=False),))
     inverted = message(replace(LIVE, action="invert", invert=True), transaction="invalid")
-    shown = "\n".join(lines(answer(rolled_back, inverted)))
+    shown = "\n".join(lines(why_answer(rolled_back, inverted)))
     assert shown.startswith("default:orders, generation 1, ttl 1 h; as of 2023-11-14 22:13:20 UTC\n")
     assert "message of generation 1, published 2023-11-13 22:13:20 UTC, exists" in shown
     assert "perhaps inverted by run r1, 2023-11-14 22:13:20 UTC, as invalid transaction, with no snapshot" in shown
@@ -313,7 +313,7 @@ def test_why_of_a_deleted_row_separates_certain_from_possible_runs() -> None:
     taken_by = entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS)
     sure = Trace.of(taken_by, certain=True)
     died = Trace.of(entry(run_id="r2", rows=None), certain=False)
-    shown = "\n".join(lines(answer(missing=(MissingRow("message", None, (sure, died)),))))
+    shown = "\n".join(lines(why_answer(missing=(MissingRow("message", None, (sure, died)),))))
     assert "the message does not exist" in shown
     assert (
         "deleted, if it existed, by run r1, 2023-11-14 22:13:20 UTC,"
@@ -321,24 +321,24 @@ def test_why_of_a_deleted_row_separates_certain_from_possible_runs() -> None:
     )
     assert "perhaps deleted by run r2" in shown
     assert "died" in shown
-    many = "\n".join(lines(answer(missing=(MissingRow("payload", b"", (died,) * 9),))))
+    many = "\n".join(lines(why_answer(missing=(MissingRow("payload", b"", (died,) * 9),))))
     assert "its stored payload does not exist" in many
     assert "and 4 more runs" in many
 
 
 def test_why_of_a_row_that_no_run_deleted_shows_the_reach_of_the_ledger() -> None:
     gone = MissingRow("message", None, ())
-    shown = list(lines(answer(missing=(gone,))))[-1]
+    shown = list(lines(why_answer(missing=(gone,))))[-1]
     assert shown == (
         "  no known run deleted it: the state has all deletions since 2023-11-13 22:13:20 UTC;"
         " it was deleted earlier or by CDAP, or never existed"
     )
-    unknown = list(lines(answer(missing=(gone,), ledger_reach=LedgerReach(None, None, 30))))[-1]
+    unknown = list(lines(why_answer(missing=(gone,), ledger_reach=LedgerReach(None, None, 30))))[-1]
     assert "creation" in unknown
 
 
 def test_why_of_an_id_with_a_payload_it_does_not_need_says_so() -> None:
-    request = answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
+    request = why_answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
     assert "stored payload" in list(lines(request))[-1]
 
 
@@ -396,7 +396,7 @@ def test_history_of_a_run_under_way_has_its_heartbeat_and_no_report(kit: Command
 
 def test_why_of_a_topic_without_metadata_or_a_deleted_one_says_so() -> None:
     first = [
-        next(lines(answer(**changes)))
+        next(lines(why_answer(**changes)))
         for changes in ({"generation": None, "ttl_seconds": None}, {"problem": "it is broken"}, {"generation": -2})
     ]
     assert [line.partition(";")[0].partition(", ")[2] for line in first] == [

@@ -148,7 +148,7 @@ def test_verify_of_a_false_boundary_refutes_it_and_names_the_row(kit: CommandKit
     kit.janitor("run --once --adopt")
     with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=86400).tx(INVALID, NOW_MS - 2 * HOUR)
-    if not listed:  # an operator has taken it off the list because of the claim
+    if not listed:  # an operator removed it from the list because of the boundary
         kit.snapshot((), age_ms=500)
     refuted = kit.janitor("verify")
     assert refuted.code == 1
@@ -319,7 +319,7 @@ def test_plan_run_history_and_status_show_the_messages_left(kit: CommandKit) -> 
     rows = Counter[str]()
     for entry in report["topics"]:
         rows[entry["rule"]] += entry["rows"] * (entry["table"] == "message")
-    # A deleted topic has no count, so what goes of it is added.
+    # A deleted topic has no count, so its deleted rows are added.
     gone, total = rows["expired"] + rows["old_generation"], counted + rows["old_generation"]
     assert report["messages"] == {"before": total, "left": total - gone, "counted_ms": NOW_MS - 20_000}
     progress = f"{gone} of about {total} %s, about {total - gone} left"

@@ -25,22 +25,22 @@ from tests.builders import DAY, NOW_MS, Kit, janitor, topic
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
 
-#: An audit of a test; its arguments are the observer and a function that reports a stop request.
-Act = Callable[[Observer, Callable[[], bool]], Audit]
+#: A fake audit; its arguments are the observer and a function that returns whether it must stop.
+FakeAudit = Callable[[Observer, Callable[[], bool]], Audit]
 
-PICTURE = Status("0", "memory", "running", "apply", "every 60 s", NOW_MS)
+STATUS = Status("0", "memory", "running", "apply", "every 60 s", NOW_MS)
 STORE, SETTINGS = "memory:1", "digest"
 
 
 @dataclass
-class Views:
+class CountingViews:
     """Status views that count the requests to refresh and to sweep."""
 
     refreshed: int = 0
     swept: int = 0
 
     def status(self) -> Status:
-        return PICTURE
+        return STATUS
 
     def refresh_status(self) -> None:
         self.refreshed += 1
@@ -49,13 +49,13 @@ class Views:
         self.swept += 1
 
 
-class Auditing(Engine):
-    act: Act
+class FakeAuditEngine(Engine):
+    audit: FakeAudit
     is_stopping: Callable[[], bool]
     observer: Observer
 
     def verify(self) -> Audit:
-        return self.act(self.observer, self.is_stopping)
+        return self.audit(self.observer, self.is_stopping)
 
 
 @dataclass
@@ -63,23 +63,23 @@ class ControlKit:
     """A control server with its store, state and engine.
 
     Attributes:
-        act: what an audit does; None for a real one.
+        audit: the fake audit; None for a real audit.
     """
 
     folder: Path
     janitor: Kit
     observers: Observers
-    views: Views = field(default_factory=Views)
-    act: Act | None = None
+    views: CountingViews = field(default_factory=CountingViews)
+    audit: FakeAudit | None = None
     server: ControlServer | None = None
 
     def make_reader(self, observer: Observer, is_stopping: Callable[[], bool]) -> ReadEngine:
         face = read_only(self.janitor.store)
         deps = replace(self.janitor.engine.deps, store=face, observer=observer, is_stopping=is_stopping)
-        if self.act is None:
+        if self.audit is None:
             return Engine(deps)
-        reader = Auditing(deps)
-        reader.act, reader.is_stopping, reader.observer = self.act, is_stopping, observer
+        reader = FakeAuditEngine(deps)
+        reader.audit, reader.is_stopping, reader.observer = self.audit, is_stopping, observer
         return reader
 
     def start(self, **options: Any) -> ControlServer:
@@ -108,7 +108,7 @@ class ControlKit:
         """Send one request; return the response."""
         with self.connect() as client:
             client.ask(method, **params)
-            return client.answer()
+            return client.read_response()
 
 
 class Client:
@@ -127,14 +127,14 @@ class Client:
         if self._response is not None:
             self._response.close()
 
-    def say(self, raw: bytes) -> None:
+    def send(self, raw: bytes) -> None:
         # A server may have rejected the connection before the first request.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(raw)
 
     def post(self, method: str, body: bytes) -> None:
         head = f"POST /control/{method} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-        self.say(head.encode() + body)
+        self.send(head.encode() + body)
 
     def ask(self, method: str, **params: Any) -> None:
         self.post(method, json.dumps({"protocol": api.PROTOCOL, "params": params}).encode())
@@ -154,13 +154,13 @@ class Client:
         except (ConnectionError, http.client.HTTPException):
             return b""
 
-    def hear(self) -> dict[str, Any]:
+    def read_message(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.line())
         return found
 
-    def answer(self) -> dict[str, Any]:
-        """Return the next message that is not a progress message."""
-        while "progress" in (message := self.hear()):
+    def read_response(self) -> dict[str, Any]:
+        """Return the next message, except for progress."""
+        while "progress" in (message := self.read_message()):
             continue
         return message
 

@@ -2,9 +2,9 @@
 
     python -m tests.janitor.control.holder NOW_MS RUNNING_MS [WATCHED]
 
-is started in the folder of a kit (``tests.janitor.cli.conftest``). It says ``ready`` and then listens on its standard
-input: ``sweep`` makes a pass and says ``swept``, and the end of the input ends it. ``WATCHED`` is an operation of the
-store, as in ``message.delete``: it says so before each and waits for ``go``, or dies where it is told ``die``.
+Start it in the folder of a kit (``tests.janitor.cli.conftest``). It prints ``ready`` and then reads its standard input:
+after ``sweep`` it sweeps and prints ``swept``, and at the end of the input it exits. ``WATCHED`` is an operation of the
+store, such as ``message.delete``: before each, the process prints its name and waits for ``go``, or exits on ``die``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tms_core.tables.read_only import read_only
 
 
 def token_hex(size: int) -> str:
-    """Randomness that is the same in every process."""
+    """Return the same digits in every process."""
     return "ab" * size
 
 
-def say(word: str) -> None:
+def print_word(word: str) -> None:
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
 
-class Shown:
-    """What the holder shows of itself."""
+class HolderViews:
+    """The status views of the holder."""
 
     def __init__(self, current: Session, state: State) -> None:
         self._current = current
@@ -55,15 +55,15 @@ class Shown:
         return collect(self._state, self._current.deployment(), self._current.clock, self._live)
 
     def refresh_status(self) -> None:
-        say("refreshed")
+        print_word("refreshed")
 
     def sweep_now(self) -> None:
-        say("sweeping")
+        print_word("sweeping")
 
 
 @contextmanager
-def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
-    """The engine that writes, while the store is held and asked for."""
+def locked_engine(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
+    """Lock the store and serve the control socket; yield the writing engine and a semaphore for its watched calls."""
     observers, gate = Observers(), Semaphore(0)
     with current.hold_store() as store, current.place.state() as state, current.lease(state, store) as lease:
         stop = stopping_at(watched, gate)
@@ -76,7 +76,7 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
             return current.engine(face, state, observer=observer, is_stopping=is_stopping)
 
         who = process_identity(store.identity(), config_digest(current.settings))
-        backend = ControlBackend(engine, make_reader, Shown(current, state), who, observers)
+        backend = ControlBackend(engine, make_reader, HolderViews(current, state), who, observers)
         server = ControlServer(current.state_path, backend)
         server.start()
         try:
@@ -88,7 +88,7 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
 def stopping_at(watched: str, gate: Semaphore) -> Callable[[Call], None]:
     def stop(call: Call) -> None:
         if call.name == watched:
-            say(watched)
+            print_word(watched)
             gate.acquire()
 
     return stop
@@ -100,10 +100,10 @@ def main(now_ms: int, monotonic_ms: int, watched: str = "") -> None:
 
     def sweep(engine: Engine) -> None:
         engine.run_once()
-        say("swept")
+        print_word("swept")
 
-    with held(current, watched) as (engine, gate):
-        say("ready")
+    with locked_engine(current, watched) as (engine, gate):
+        print_word("ready")
         for line in sys.stdin:
             match line.strip():
                 case "sweep":

@@ -23,8 +23,8 @@ IDENTITY = ProcessIdentity("0", 1, "memory:1", "digest")
 
 
 @contextmanager
-def server(folder: Path, behave: Callable[[socket.socket], None], answer_seconds: float = 60) -> Iterator[RemoteEngine]:
-    """Somebody who listens in a folder, and behaves like that to one client."""
+def server(folder: Path, handle: Callable[[socket.socket], None], answer_seconds: float = 60) -> Iterator[RemoteEngine]:
+    """Yield a client of a server in a folder, which handles one connection with a function."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(folder / api.SOCKET_NAME))
         listening.listen()
@@ -34,7 +34,7 @@ def server(folder: Path, behave: Callable[[socket.socket], None], answer_seconds
             knocking.close()
             connection, _ = listening.accept()
             with connection:
-                behave(connection)
+                handle(connection)
 
         thread = Thread(target=serve)
         thread.start()
@@ -44,23 +44,23 @@ def server(folder: Path, behave: Callable[[socket.socket], None], answer_seconds
             thread.join()
 
 
-def saying(raw: bytes) -> Callable[[socket.socket], None]:
-    def behave(connection: socket.socket) -> None:
+def respond_with(raw: bytes) -> Callable[[socket.socket], None]:
+    def handle(connection: socket.socket) -> None:
         connection.recv(1 << 20)
         connection.sendall(raw)
         end(connection)
 
-    return behave
+    return handle
 
 
 def end(connection: socket.socket) -> None:
-    """Say no more; what was not read yet is, or the client would hear of an error instead."""
+    """Send no more, and read the rest of the request, or the client would get a connection error."""
     connection.shutdown(socket.SHUT_WR)
     while connection.recv(1 << 20):
         pass
 
 
-#: The head of a response that more lines could follow than a test sends.
+#: The head of a response with more bytes than a test sends.
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
 
 
@@ -109,14 +109,14 @@ ENDED, UNREADABLE = "stopped before it responded", "cannot be read"
     ],
 )
 def test_client_of_a_server_that_ends_or_sends_garbage_fails(tmp_path: Path, data: bytes, error: str) -> None:
-    with server(tmp_path, saying(data)) as remote, pytest.raises(StoreError, match=error):
+    with server(tmp_path, respond_with(data)) as remote, pytest.raises(StoreError, match=error):
         remote.verify()
 
 
 @pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in wire.KINDS.items()])
 def test_client_raises_a_received_error_with_its_class(tmp_path: Path, kind: str, raised: type[TmsError]) -> None:
     data = json.dumps({"error": {"kind": kind, "message": "No.", "hint": "Try."}}).encode() + b"\n"
-    with server(tmp_path, saying(HEAD + data)) as remote, pytest.raises(TmsError) as found:
+    with server(tmp_path, respond_with(HEAD + data)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
     assert (type(found.value), found.value.message, found.value.hint) == (raised, "No.", "Try.")
 
@@ -124,7 +124,7 @@ def test_client_raises_a_received_error_with_its_class(tmp_path: Path, kind: str
 @pytest.mark.parametrize("error", [{"kind": "SystemExit", "message": "No."}, {"kind": 5}, None])
 def test_client_raises_an_unknown_error_as_tms_error(tmp_path: Path, error: object) -> None:
     data = json.dumps({"error": error}).encode() + b"\n"
-    with server(tmp_path, saying(HEAD + data)) as remote, pytest.raises(TmsError) as found:
+    with server(tmp_path, respond_with(HEAD + data)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
     assert type(found.value) is TmsError
 

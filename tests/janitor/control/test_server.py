@@ -129,7 +129,7 @@ def test_garbage_is_rejected_and_the_next_client_served(kit: ControlKit, method:
     kit.start()
     with kit.connect() as client:
         client.post(method, body)
-        answer = client.hear()
+        answer = client.read_message()
         assert kind_of(answer) == "TmsError"
         assert "is invalid" in answer["error"]["message"]
         assert client.line() == b""
@@ -142,7 +142,7 @@ def test_garbage_is_rejected_and_the_next_client_served(kit: ControlKit, method:
 def test_invalid_request_is_rejected(kit: ControlKit, data: bytes) -> None:
     kit.start()
     with kit.connect() as client:
-        client.say(data)
+        client.send(data)
         assert client.response.status in (400, 404)
     assert kit.remote().process_identity.settings == SETTINGS
 
@@ -153,7 +153,7 @@ def test_request_above_the_size_limit_is_rejected(kit: ControlKit, monkeypatch: 
     with Client(kit.folder) as client:
         client.post("verify", b"x" * 1001)
         assert client.response.status == 413
-        assert "more than 1000 bytes" in json.dumps(client.hear())
+        assert "more than 1000 bytes" in json.dumps(client.read_message())
 
 
 def test_response_above_the_size_limit_is_an_error(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_request_of_another_protocol_version_is_rejected(kit: ControlKit) -> Non
     kit.start()
     with kit.connect() as client:
         client.post("hello", b'{"protocol": 99, "params": {}}')
-        answer = client.hear()
+        answer = client.read_message()
     assert kind_of(answer) == "StoreBusy"
     assert " 99" in answer["error"]["message"]
 
@@ -177,7 +177,7 @@ def test_request_of_another_protocol_version_is_rejected(kit: ControlKit) -> Non
 def test_server_after_an_incomplete_request_serves_the_next_client(kit: ControlKit, data: bytes) -> None:
     kit.start()
     with kit.connect() as client:
-        client.say(data)
+        client.send(data)
     assert kit.remote().verify().cells == 0
 
 
@@ -189,18 +189,18 @@ def test_silent_client_is_disconnected(kit: ControlKit) -> None:
 
 def test_client_above_the_limit_is_rejected(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
-    kit.act = endless = Endless()
+    kit.audit = audit = EndlessAudit()
     kit.start()
     with kit.connect() as first, kit.connect() as second:
         first.ask("verify")
-        assert endless.began.wait(60)
+        assert audit.began.wait(60)
         second.ask("hello")
-        assert kind_of(second.hear()) == "StoreBusy"
-    assert endless.ended.wait(60)
+        assert kind_of(second.read_message()) == "StoreBusy"
+    assert audit.ended.wait(60)
 
 
 def test_bug_is_sent_to_the_client_and_logged(kit: ControlKit, caplog: pytest.LogCaptureFixture) -> None:
-    kit.act = raising(ZeroDivisionError("oh"))
+    kit.audit = raising(ZeroDivisionError("oh"))
     kit.start()
     assert "ZeroDivisionError" in kit.ask("verify")["error"]["message"]
     assert "ZeroDivisionError" in caplog.text
@@ -212,11 +212,11 @@ def test_call_whose_thread_cannot_start_does_not_prevent_the_stop(
 ) -> None:
     server = kit.start()
 
-    class Unstartable(Thread):
+    class UnstartableThread(Thread):
         start = raising(RuntimeError("can't start new thread"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(server_module, "Thread", Unstartable)
+        patch.setattr(server_module, "Thread", UnstartableThread)
         with kit.connect() as client:
             client.ask("verify")
             assert client.response.status == 500
@@ -244,13 +244,13 @@ def test_plan_of_another_process_has_the_digest_of_its_settings(kit: ControlKit)
 
 def test_query_reports_its_progress(kit: ControlKit) -> None:
     kit.start()
-    heard: list[tuple[str, TopicId | None, int]] = []
-    kit.remote(lambda phase, topic, rows: heard.append((phase, topic, rows))).inspect("message", (), 1)
-    assert heard == [("read", None, 3)]
+    progress: list[tuple[str, TopicId | None, int]] = []
+    kit.remote(lambda phase, topic, rows: progress.append((phase, topic, rows))).inspect("message", (), 1)
+    assert progress == [("read", None, 3)]
 
 
-class Endless:
-    """An audit that goes on until it is told to end."""
+class EndlessAudit:
+    """An audit that runs until it must stop."""
 
     def __init__(self) -> None:
         self.began, self.ended = Event(), Event()
@@ -264,35 +264,35 @@ class Endless:
 
 
 def test_query_of_a_disconnected_client_stops(kit: ControlKit) -> None:
-    kit.act = endless = Endless()
+    kit.audit = audit = EndlessAudit()
     kit.start()
     with kit.connect() as client:
         client.ask("verify")
-        assert endless.began.wait(60)
-    assert endless.ended.wait(60)
+        assert audit.began.wait(60)
+    assert audit.ended.wait(60)
 
 
 def test_stop_during_a_query_reports_the_stop_to_its_client(kit: ControlKit) -> None:
-    kit.act = endless = Endless()
+    kit.audit = audit = EndlessAudit()
     server = kit.start()
     with kit.connect() as client:
         client.ask("verify")
-        assert endless.began.wait(60)
+        assert audit.began.wait(60)
         server.stop()
-        assert kind_of(client.answer()) == "StopRequested"
+        assert kind_of(client.read_response()) == "StopRequested"
 
 
 def test_client_that_connects_during_a_stop_is_disconnected(kit: ControlKit) -> None:
     began, stops, go = Event(), Event(), Event()
 
-    def act(_: Observer, is_stopping: Callable[[], bool]) -> Audit:
+    def fake_audit(_: Observer, is_stopping: Callable[[], bool]) -> Audit:
         began.set()
         wait_until(is_stopping)
         stops.set()
         assert go.wait(60)
         return Audit(None)
 
-    kit.act = act
+    kit.audit = fake_audit
     server = kit.start(request_seconds=600)
     path, link = kit.folder / api.SOCKET_NAME, kit.folder / "link"
     link.hardlink_to(path)
@@ -310,19 +310,19 @@ def test_client_that_connects_during_a_stop_is_disconnected(kit: ControlKit) -> 
 
 
 def test_query_with_unread_progress_completes(kit: ControlKit) -> None:
-    def chatty(observer: Observer, _: object) -> Audit:
+    def report_progress(observer: Observer, _: object) -> Audit:
         for _ in range(10_000):
             observer("read", None, 1)
         return Audit(None, cells=10_000)
 
-    kit.act = chatty
+    kit.audit = report_progress
     kit.start()
     assert kit.ask("verify")["result"]["cells"] == 10_000
 
 
 def test_client_that_does_not_read_is_disconnected(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "ANSWER_SECONDS", 0)
-    kit.act = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
+    kit.audit = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
     kit.start()
     with kit.connect() as client:
         client.ask("verify")
@@ -338,14 +338,14 @@ def test_sweep_now_triggers_one_sweep(kit: ControlKit) -> None:
 
 def test_apply_reports_only_the_progress_of_its_run(kit: ControlKit) -> None:
     kit.start()
-    heard: list[str] = []
-    remote = kit.remote(lambda phase, *_: heard.append(phase))
+    progress: list[str] = []
+    remote = kit.remote(lambda phase, *_: progress.append(phase))
     wanted = plan.parse(remote.plan().document, "plan")
-    heard.clear()
+    progress.clear()
     kit.janitor.engine.run_once(patterns=("nobody:*",))
-    assert not heard
+    assert not progress
     assert remote.apply(wanted).total(Rule.EXPIRED) == 2
-    assert heard[:2] == ["expected", "message"]
+    assert progress[:2] == ["expected", "message"]
 
 
 def test_apply_of_a_disconnected_client_completes(kit: ControlKit) -> None:
@@ -369,8 +369,8 @@ def test_apply_of_a_disconnected_client_completes(kit: ControlKit) -> None:
     assert (run.mode, run.result) == ("apply", "done")
 
 
-class Working:
-    """A decider with a run under way, until the test lets it end."""
+class BusyEngine:
+    """An engine with a run in progress, which the test ends."""
 
     def __init__(self, kit: ControlKit) -> None:
         self._engine = kit.janitor.engine
@@ -390,23 +390,23 @@ class Working:
 
 
 def test_adopt_during_a_run_waits_and_reports_the_wait(kit: ControlKit) -> None:
-    working = Working(kit)
+    working = BusyEngine(kit)
     kit.start(decider=working)
     with kit.connect() as client:
         client.ask("adopt")
-        assert client.hear() == {"progress": {"phase": "wait", "topic": None, "rows": 0}}
+        assert client.read_message() == {"progress": {"phase": "wait", "topic": None, "rows": 0}}
         assert working.adopted == 0
         working.idle.set()
-        assert client.answer() == {"result": [{"namespace": "default", "topic": "orders"}]}
+        assert client.read_response() == {"result": [{"namespace": "default", "topic": "orders"}]}
 
 
 def test_approve_during_a_run_does_not_wait(kit: ControlKit) -> None:
-    kit.start(decider=Working(kit))
+    kit.start(decider=BusyEngine(kit))
     assert kit.remote().approve((EVERYTHING,), clock=True) == []
 
 
 def test_waiting_adopt_of_a_disconnected_client_is_dropped(kit: ControlKit) -> None:
-    working = Working(kit)
+    working = BusyEngine(kit)
     server = kit.start(decider=working)
     with kit.connect() as client:
         client.ask("adopt")
@@ -417,13 +417,13 @@ def test_waiting_adopt_of_a_disconnected_client_is_dropped(kit: ControlKit) -> N
 
 
 def test_waiting_adopt_at_a_stop_is_dropped(kit: ControlKit) -> None:
-    working = Working(kit)
+    working = BusyEngine(kit)
     server = kit.start(decider=working)
     with kit.connect() as client, ThreadPoolExecutor() as threads:
         client.ask("adopt")
         assert working.requested.wait(60)
         threads.submit(server.stop).result()
-        assert kind_of(client.answer()) == "StopRequested"
+        assert kind_of(client.read_response()) == "StopRequested"
     assert working.adopted == 0
 
 
@@ -488,7 +488,7 @@ def test_socket_serves_the_status_page_too(kit: ControlKit) -> None:
 
     kit.start(page=page)
     with kit.connect() as client:
-        client.say(b"GET /api/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        client.send(b"GET /api/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert client.response.read() == b"/api/status"
 
 
@@ -499,13 +499,13 @@ def test_query_without_progress_sends_heartbeats(kit: ControlKit) -> None:
         assert go.wait(60)
         return Audit(None)
 
-    kit.act = silent
+    kit.audit = silent
     kit.start(pulse_seconds=0.01)
     with kit.connect() as client:
         client.ask("verify")
-        assert client.hear() == {"progress": {}}
+        assert client.read_message() == {"progress": {}}
         go.set()
-        assert "result" in client.answer()
+        assert "result" in client.read_response()
 
 
 def test_decision_refreshes_the_status(kit: ControlKit) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from janitor.daemon.trigger import Calendar
 
-#: A line, a moment, and the next three times it fires.
+#: A crontab line, a start time, and the next three times.
 RECORDED = [
     ("*/5 * * * *", "2024-05-11T12:42", "2024-05-11T12:45 2024-05-11T12:50 2024-05-11T12:55"),
     ("0 3 * * sun", "2024-05-20T07:19", "2024-05-26T03:00 2024-06-02T03:00 2024-06-09T03:00"),

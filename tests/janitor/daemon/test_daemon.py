@@ -35,7 +35,7 @@ TTL_SECONDS = 60
 
 @dataclass
 class DaemonKit:
-    """A daemon, all it stands on, and the time it lives in."""
+    """A daemon with its janitor, its lease and virtual time."""
 
     janitor: Kit
     daemon: Daemon
@@ -59,7 +59,7 @@ def daemon_kit(
     patterns: tuple[str, ...] = (),
     **options: Any,
 ) -> Iterator[DaemonKit]:
-    """A daemon that sweeps every minute, started; it does something when time is let pass."""
+    """Start a daemon that sweeps every minute of virtual time."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     watched = RunWatcher(clock)
     with virtual_time(clock) as time:
@@ -348,7 +348,7 @@ def test_snapshots_that_cannot_be_read_give_the_reason(caplog: pytest.LogCapture
     caplog.set_level(logging.INFO)
     source.refresh()
     assert source.latest().snapshot.timestamp_ms == NOW_MS
-    # Once, and not at every attempt; and that it is over.
+    # One line for the failure, not one per attempt, and one for its end.
     assert [(record.levelname, "the folder is empty" in record.getMessage()) for record in caplog.records] == [
         ("WARNING", True),
         ("INFO", False),

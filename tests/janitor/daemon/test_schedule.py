@@ -14,16 +14,16 @@ from tests.builders import HOUR, MINUTE
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock, SystemClock
 
-#: A minute, exactly, so that crontab lines are easy to read.
+#: A full minute, so that crontab lines are easy to read.
 START_MS = 1_700_000_040_000
 YEAR = 366 * 24 * HOUR
 
 
 class Job:
-    """Remembers when it ran.
+    """A job that records the times of its runs.
 
     Args:
-        takes: seconds each of its first runs takes.
+        takes: the duration of each of its first runs, in seconds.
     """
 
     def __init__(self, clock: ManualClock, *takes: float, raises: type[BaseException] | None = None) -> None:
@@ -54,7 +54,7 @@ def time(clock: ManualClock) -> Iterator[VirtualTime]:
         yield passing
 
 
-def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = False) -> Job:
+def start_job(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = False) -> Job:
     time.schedule.add(
         "sweep", interval_trigger(trigger) if isinstance(trigger, int) else cron(trigger), job, at_once=at_once
     )
@@ -63,20 +63,20 @@ def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = 
 
 
 def test_interval_over_a_day_does_not_drift(time: VirtualTime) -> None:
-    job = started(time, 60, Job(time.clock, *[0.7] * 2000))
+    job = start_job(time, 60, Job(time.clock, *[0.7] * 2000))
     time.advance(24 * 3600)
     assert job.at == [60.0 * number for number in range(1, 1441)]
 
 
 def test_interval_after_a_long_run_skips_the_overlapped_runs(time: VirtualTime) -> None:
-    job = started(time, 60, Job(time.clock, 200))
+    job = start_job(time, 60, Job(time.clock, 200))
     time.advance(400)
     assert job.at == [60, 300, 360]
 
 
 @pytest.mark.parametrize("after_seconds", [0, 30, 59])
 def test_interval_with_the_clock_set_back_stays(time: VirtualTime, after_seconds: int) -> None:
-    job = started(time, 60, Job(time.clock))
+    job = start_job(time, 60, Job(time.clock))
     time.advance(60 + after_seconds)
     time.clock.step(-HOUR)
     time.advance(180 - after_seconds)
@@ -85,7 +85,7 @@ def test_interval_with_the_clock_set_back_stays(time: VirtualTime, after_seconds
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
 def test_interval_with_the_clock_set_forward_runs_no_extra_jobs(time: VirtualTime, jump_ms: int) -> None:
-    job = started(time, 60, Job(time.clock))
+    job = start_job(time, 60, Job(time.clock))
     time.advance(90)
     time.clock.step(jump_ms)
     time.advance(150)
@@ -96,7 +96,7 @@ def test_interval_with_a_late_watch_runs_early_once_after_a_jump(clock: ManualCl
     with virtual_time(clock, watch_seconds=20) as time:
         other = Job(clock)
         time.schedule.add("other", interval_trigger(10), other)
-        job = started(time, 60, Job(clock))
+        job = start_job(time, 60, Job(clock))
         time.advance(85)
         clock.step(50 * YEAR)
         time.advance(155)
@@ -118,7 +118,7 @@ def test_interval_with_a_clock_step_during_a_check_continues() -> None:
 
     clock = Stepping(START_MS)
     with virtual_time(clock) as time:
-        job = started(time, 60, Job(clock))
+        job = start_job(time, 60, Job(clock))
         time.advance(59.5)
         clock.armed = True
         time.advance(120.5)
@@ -129,7 +129,7 @@ def test_schedule_after_machine_sleep_runs_each_due_job_once(time: VirtualTime) 
     """During sleep every clock advances, except the clock that measures waits."""
     job, nightly = Job(time.clock), Job(time.clock)
     time.schedule.add("nightly", cron("0 3 * * *"), nightly)
-    started(time, 60, job)
+    start_job(time, 60, job)
     time.advance(30)
     assert time.scheduler.wake_ms is not None
     time.scheduler.wake_ms += 10 * HOUR
@@ -141,7 +141,7 @@ def test_schedule_after_machine_sleep_runs_each_due_job_once(time: VirtualTime) 
 
 def test_cron_runs_on_the_minute(time: VirtualTime) -> None:
     time.clock.advance(17_250)
-    job = started(time, "*/5 * * * *", Job(time.clock))
+    job = start_job(time, "*/5 * * * *", Job(time.clock))
     time.advance(1800)
     assert [datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M:%S.%f") for ms in job.wall_ms] == [
         f"{hour:02}:{minute:02}:00.000000"
@@ -150,7 +150,7 @@ def test_cron_runs_on_the_minute(time: VirtualTime) -> None:
 
 
 def test_cron_with_the_clock_set_back_counts_by_the_new_clock(time: VirtualTime) -> None:
-    job = started(time, "*/10 * * * *", Job(time.clock))
+    job = start_job(time, "*/10 * * * *", Job(time.clock))
     time.advance(600)
     [first] = job.wall_ms
     time.clock.step(-HOUR)
@@ -160,7 +160,7 @@ def test_cron_with_the_clock_set_back_counts_by_the_new_clock(time: VirtualTime)
 
 def test_cron_with_the_clock_set_back_past_a_run_does_not_repeat_it(clock: ManualClock) -> None:
     with virtual_time(clock, watch_seconds=20) as time:
-        job = started(time, "0 3 * * *", Job(clock))
+        job = start_job(time, "0 3 * * *", Job(clock))
         time.advance(6 * 3600)
         assert len(job.wall_ms) == 1
         clock.step(job.wall_ms[0] - clock.now_ms() - 10 * MINUTE)
@@ -172,7 +172,7 @@ def test_cron_with_the_clock_set_back_past_a_run_does_not_repeat_it(clock: Manua
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
 def test_cron_with_the_clock_set_forward_over_runs_runs_once(time: VirtualTime, jump_ms: int) -> None:
-    job = started(time, "* * * * *", Job(time.clock))
+    job = start_job(time, "* * * * *", Job(time.clock))
     time.advance(90)
     time.clock.step(jump_ms)
     time.advance(3)
@@ -186,7 +186,7 @@ def test_cron_in_a_zone_with_summer_time_is_in_utc(monkeypatch: pytest.MonkeyPat
     try:
         clock = ManualClock(int(datetime(2024, 3, 30, tzinfo=UTC).timestamp() * 1000))
         with virtual_time(clock, watch_seconds=60) as time:
-            job = started(time, "30 1,2 * * *", Job(clock))
+            job = start_job(time, "30 1,2 * * *", Job(clock))
             time.advance(3 * 24 * 3600)
         found = [datetime.fromtimestamp(ms / 1000, UTC).strftime("%d %H:%M") for ms in job.wall_ms]
         assert found == [f"{day} {at}" for day in (30, 31, "01") for at in ("01:30", "02:30")]
@@ -196,7 +196,7 @@ def test_cron_in_a_zone_with_summer_time_is_in_utc(monkeypatch: pytest.MonkeyPat
 
 
 def test_run_now_runs_the_job_once_and_keeps_the_interval(time: VirtualTime) -> None:
-    job = started(time, 60, Job(time.clock))
+    job = start_job(time, 60, Job(time.clock))
     time.advance(70.5)
     time.schedule.run_now("sweep")
     time.advance(109.5)
@@ -204,7 +204,7 @@ def test_run_now_runs_the_job_once_and_keeps_the_interval(time: VirtualTime) -> 
 
 
 def test_run_now_during_a_run_runs_the_job_once_more(time: VirtualTime) -> None:
-    def wish() -> None:
+    def request_run() -> None:
         job()
         if len(job.at) == 1:
             time.schedule.run_now("sweep")
@@ -212,7 +212,7 @@ def test_run_now_during_a_run_runs_the_job_once_more(time: VirtualTime) -> None:
             time.schedule.watch()
 
     job = Job(time.clock, 10)
-    time.schedule.add("sweep", interval_trigger(60), wish)
+    time.schedule.add("sweep", interval_trigger(60), request_run)
     time.schedule.start()
     time.advance(90)
     assert job.at == [60, 70]
@@ -242,7 +242,7 @@ def test_job_that_raises_is_logged_and_runs_again(
 ) -> None:
     other = Job(time.clock)
     time.schedule.add("other", interval_trigger(60), other)
-    job = started(time, 60, Job(time.clock, raises=error))
+    job = start_job(time, 60, Job(time.clock, raises=error))
     time.advance(120)
     assert job.at == other.at == [60, 120]
     assert [(name, type(raised)) for name, raised in time.errors] == [("sweep", error)] * 2
@@ -253,7 +253,7 @@ def test_job_that_raises_is_logged_and_runs_again(
 def test_next_run_of_a_job_is_known_between_start_and_shutdown(time: VirtualTime) -> None:
     time.schedule.add("other", cron("*/5 * * * *"), Job(time.clock))
     assert time.schedule.next_run_ms("other") is None
-    started(time, 60, Job(time.clock))
+    start_job(time, 60, Job(time.clock))
     assert time.schedule.next_run_ms("sweep") == START_MS + MINUTE
     time.advance(60)
     assert time.schedule.next_run_ms("sweep") == START_MS + 2 * MINUTE
@@ -261,8 +261,8 @@ def test_next_run_of_a_job_is_known_between_start_and_shutdown(time: VirtualTime
     assert time.schedule.next_run_ms("sweep") is None
 
 
-class Threads:
-    """A schedule with real threads, and a job that runs until it is let go."""
+class ThreadedSchedule:
+    """A schedule with real threads, and a job that runs until the test ends it."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -289,14 +289,14 @@ class Threads:
 
 
 @pytest.fixture
-def threads() -> Iterator[Threads]:
-    made = Threads()
+def threads() -> Iterator[ThreadedSchedule]:
+    made = ThreadedSchedule()
     yield made
     made.go.release(100)
     made.schedule.shutdown(wait=True)
 
 
-def test_run_now_during_a_run_in_threads_runs_once_more(threads: Threads) -> None:
+def test_run_now_during_a_run_in_threads_runs_once_more(threads: ThreadedSchedule) -> None:
     threads.start(3600, at_once=True)
     threads.schedule.run_now("job")
     threads.schedule.watch()
@@ -306,7 +306,7 @@ def test_run_now_during_a_run_in_threads_runs_once_more(threads: Threads) -> Non
     assert (threads.runs, threads.errors) == (2, [])
 
 
-def test_job_that_is_still_running_is_not_started_again(threads: Threads) -> None:
+def test_job_that_is_still_running_is_not_started_again(threads: ThreadedSchedule) -> None:
     ticked = threading.Semaphore(0)
     threads.schedule.add("other", interval_trigger(0.01), ticked.release)
     threads.start(0.01)
@@ -314,7 +314,7 @@ def test_job_that_is_still_running_is_not_started_again(threads: Threads) -> Non
     assert threads.runs == 1
 
 
-def test_shutdown_with_wait_waits_for_the_running_job(threads: Threads) -> None:
+def test_shutdown_with_wait_waits_for_the_running_job(threads: ThreadedSchedule) -> None:
     threads.start(3600, at_once=True)
     threads.schedule.shutdown(wait=False)
     threads.go.release()
@@ -323,7 +323,7 @@ def test_shutdown_with_wait_waits_for_the_running_job(threads: Threads) -> None:
     assert threads.next_run_ms is None
 
 
-def test_run_now_in_a_signal_handler_runs_in_the_main_loop(threads: Threads) -> None:
+def test_run_now_in_a_signal_handler_runs_in_the_main_loop(threads: ThreadedSchedule) -> None:
     threads.schedule.add("job", interval_trigger(3600), threads.job)
     threads.schedule.start()
     before = signal.signal(signal.SIGHUP, lambda *_: threads.schedule.run_now("job"))

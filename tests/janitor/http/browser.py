@@ -5,8 +5,8 @@
         page.until("document.title !== ''")
         assert page.text("h1") == "Healthy."
 
-What the page asked for and what its console said is noted from before its first byte, so that "nothing else was
-loaded" and "no error was thrown" are facts and not hopes. Waiting is done in the page, by watching it change.
+Requests and console messages are recorded from the first byte of a page, so that tests can check that a page loads
+nothing else and throws no error. Waits run in the page, which observes its changes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, BinaryIO, Self
 
 from tests.support import require_tool
 
-#: How long the page is watched for what a test waits for, in milliseconds, before that is a failure.
+#: The time after which a wait in the page fails, in milliseconds.
 GRACE_MS = 20_000
 
-#: Chromium reads commands from file 3 and answers on file 4; no shell moves any two files there for sure.
+#: Move the pipes to the file descriptors from which Chromium reads commands (3) and to which it writes responses (4).
 _LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
@@ -50,25 +50,25 @@ _UNTIL = """new Promise((done, fail) => {
 })"""
 
 
-#: What the browser says of a script whose page was left.
+#: The browser's error for a script whose page was left.
 _LEFT = "Inspected target navigated or closed"
 
 
 class PageError(AssertionError):
-    """A script that was run in the page threw, or the browser refused a command."""
+    """A script in the page threw an error, or the browser rejected a command."""
 
 
 class PageLeft(PageError):
-    """The page was left while a script of it ran."""
+    """The page was left while its script ran."""
 
 
 @dataclass
 class Page:
-    """A tab.
+    """A browser tab.
 
     Attributes:
-        requests: the addresses it asked for, in order.
-        console: what its console said, and what the browser said of it: errors, and everything a policy forbade.
+        requests: the requested addresses, in order.
+        console: console messages, and the browser's errors and policy violations.
     """
 
     browser: Browser
@@ -79,11 +79,11 @@ class Page:
     events: list[str] = field(default_factory=list)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol."""
+        """Send a command of the protocol; return its result."""
         return self.browser.call(method, self.session, **params)
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression in the page; promises are waited for."""
+        """Return the value of a JavaScript expression in the page; wait for promises."""
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
         )
@@ -92,9 +92,9 @@ class Page:
         return answer["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Return when a JavaScript expression holds, which is asked each time the page changes.
+        """Wait until a JavaScript expression is true; evaluate it at each change of the page.
 
-        A page that is left meanwhile, by a link that was clicked before, is followed once.
+        If a clicked link leaves the page, continue once on the next page.
         """
         script = _UNTIL % {"condition": condition, "patience": GRACE_MS}
         try:
@@ -103,15 +103,15 @@ class Page:
             self.run(script)
 
     def text(self, selector: str) -> str:
-        """What a person reads in the first element found."""
+        """Return the visible text of the first matching element."""
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def texts(self, selector: str) -> list[str]:
-        """What a person reads in each element found."""
+        """Return the visible text of each matching element."""
         return list(self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(node => node.innerText)"))
 
-    def shape(self, width: int, height: int) -> None:
-        """Give it the size of a window or a phone, in CSS pixels."""
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of the viewport, in CSS pixels."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -122,12 +122,12 @@ class Page:
         )
 
     def prefer(self, **features: str) -> None:
-        """Preferences of its reader, as ``prefers_color_scheme="dark"``."""
+        """Set media features, such as ``prefers_color_scheme="dark"``."""
         named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=named)
 
     def type_into(self, selector: str, text: str) -> None:
-        """Replace what stands in a field, as a keyboard does."""
+        """Replace the text of a field by typing."""
         self.run(f"document.querySelector({json.dumps(selector)}).select()")
         self.call("Input.insertText", text=text)
 
@@ -137,28 +137,28 @@ class Page:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
+        """Save the whole page as PNG."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def go(self, url: str) -> None:
-        """Load a page; returns when the browser has begun to."""
+        """Start to load a page."""
         self.call("Page.navigate", url=url)
 
-    def before(self, script: str) -> None:
-        """Run a script in every page before its own do."""
+    def run_before_pages(self, script: str) -> None:
+        """Run a script in every page before the page's scripts."""
         self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
 
-    def loaded(self) -> None:
-        """Return when the page that :meth:`go` asked for is there."""
+    def wait_for_load(self) -> None:
+        """Wait until the page of :meth:`go` is loaded."""
         while "load" not in self.events:
             self.browser.wait()
 
     def close(self) -> None:
         self.browser.close(self)
 
-    def note(self, method: str, params: dict[str, Any]) -> None:
-        """Keep what an event says that tests ask for."""
+    def record(self, method: str, params: dict[str, Any]) -> None:
+        """Record an event that tests use."""
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
         elif method == "Runtime.consoleAPICalled":
@@ -172,7 +172,7 @@ class Page:
 
 
 class Browser:
-    """Chromium without a window, with a profile of its own."""
+    """Chromium without a window, with an empty profile."""
 
     def __init__(self, process: subprocess.Popen[bytes], commands: BinaryIO, answers: BinaryIO) -> None:
         self._process = process
@@ -184,7 +184,7 @@ class Browser:
 
     @classmethod
     def start(cls, profile: Path) -> Self:
-        """Start it.
+        """Start the browser.
 
         Args:
             profile: an empty folder.
@@ -207,22 +207,22 @@ class Browser:
         return cls(process, os.fdopen(command_write, "wb", buffering=0), os.fdopen(answer_read, "rb", buffering=0))
 
     def open(self, url: str = "about:blank") -> Page:
-        """A tab of its own, with nothing remembered from others."""
+        """Open a tab that shares no data with other tabs."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session, context)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
-        page.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as if it were the tab in front
-        page.shape(1280, 900)
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)  # like the tab in front
+        page.resize(1280, 900)
         page.prefer(prefers_color_scheme="light")
         if url != "about:blank":
             page.go(url)
         return page
 
     def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
-        """One command of the protocol, and what is answered; events on the way are noted."""
+        """Send a command of the protocol; return its result, and record events until then."""
         self._last_id += 1
         command: dict[str, Any] = {"id": self._last_id, "method": method, "params": params}
         if session:
@@ -237,11 +237,11 @@ class Browser:
                 return result
 
     def wait(self) -> dict[str, Any]:
-        """The next message; an event is noted by the page it is about."""
+        """Return the next message; record an event in its page."""
         message = self._read()
         page = self._pages.get(message.get("sessionId", ""))
         if page is not None and "method" in message:
-            page.note(message["method"], message["params"])
+            page.record(message["method"], message["params"])
         return message
 
     def close(self, page: Page) -> None:
@@ -258,7 +258,7 @@ class Browser:
         return parsed
 
     def stop(self) -> None:
-        """End it, and all its processes with it: they end when the pipe does."""
+        """Stop the browser and its processes, which exit when the pipe closes."""
         self._commands.close()
         self._answers.close()
         try:

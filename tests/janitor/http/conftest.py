@@ -34,7 +34,7 @@ class Recorder:
         await self._app(scope, receive, send)
 
 
-class Direct:
+class DirectClient:
     def __init__(self, views: StatusViews, host: str = "127.0.0.1") -> None:
         self._app = make_app(views, host, ARGUMENTS)
 

@@ -1,6 +1,6 @@
 """Statuses for tests of the page: a busy janitor, a first contact, and one with every problem.
 
-The names in the last are hostile: whoever creates topics chooses them, and errors repeat what others wrote.
+The last one has hostile names: clients choose the names of topics, and errors quote other texts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from janitor.status.status import (
 )
 from tests.builders import DAY, HOUR, MINUTE, SECOND, pointer
 
-#: A name that becomes an element, a request and a script wherever it is put in a page as it is.
+#: A name that becomes an element, a request and a script in a page that does not escape it.
 HOSTILE = "x'\"><img src=/injected-image onerror=\"document.title='injected'\"><script src=/injected-script></script>"
 
 
 @dataclass
-class StillViews:
-    """Views that stand still until a test changes them, and count how often they are asked."""
+class FixedViews:
+    """Status views with the values of their attributes, which count their requests."""
 
     shown: Status
     runs: Sequence[RunRecord] = ()
@@ -69,13 +69,13 @@ class StillViews:
 
 
 def running(now_ms: int, **figures: Any) -> Status:
-    """A janitor that has the lease and sweeps every minute."""
+    """Return the status of a janitor that has the lease and sweeps every minute."""
     status = Status("0.1.0", "leveldb data/messaging", "running", "apply", "every 60 s", now_ms)
     return replace(status, leader=True, lease_holder="host-7:4711", **figures)
 
 
 def empty(now_ms: int) -> Status:
-    """Started a moment ago on a store nobody has adopted, with no topic in it."""
+    """Return the status of a janitor that has just started on an empty store that is not adopted."""
     return running(
         now_ms,
         started_ms=now_ms - 3 * SECOND,
@@ -86,7 +86,7 @@ def empty(now_ms: int) -> Status:
 
 
 def full(now_ms: int) -> Status:
-    """All well, with something to see in every part, and a run under way."""
+    """Return a healthy status with values in every part and a run in progress."""
     still_open = "younger transactions could still write when the pass over all keys started"
     return running(
         now_ms,
@@ -125,7 +125,7 @@ def full(now_ms: int) -> Status:
 
 
 def wrong(now_ms: int) -> Status:
-    """Everything wrong at once, told in names that try to get into the page."""
+    """Return a status with every problem and hostile names."""
     hostile = f"default:{HOSTILE}"
     hour_ago_ms, oldest_ms, old_ms = now_ms - HOUR, now_ms - 20 * DAY, now_ms - 9 * DAY
     return Status(
@@ -189,7 +189,7 @@ def wrong(now_ms: int) -> Status:
 
 
 def topics(now_ms: int, number: int = 64) -> tuple[TopicFigures, ...]:
-    """Topics of falling size, in the order of their names; two that are behind, and one nobody has counted yet."""
+    """Return topics by name with decreasing sizes; two of them are overdue, and one is not counted."""
     names = ("orders", "audit", "metadata", "program.status", "time.events", "preview")
     found = []
     for index in range(number):
@@ -219,7 +219,7 @@ def topics(now_ms: int, number: int = 64) -> tuple[TopicFigures, ...]:
 
 
 def runs(now_ms: int, number: int = 180) -> tuple[RunRecord, ...]:
-    """One run a minute, newest first: a daily wave, a deleted topic, a few inverted rows, one failure, a gap."""
+    """Return a run per minute, newest first, with a daily wave, a deleted topic, inverted rows, a failure and a gap."""
     past = []
     for age in range(number):
         if 60 <= age < 78:

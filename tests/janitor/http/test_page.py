@@ -18,18 +18,18 @@ from tests.builders import DAY, HOUR, MINUTE, SECOND
 from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page
 from tests.janitor.http.conftest import ARGUMENTS, HttpKit
-from tests.janitor.http.statuses import HOSTILE, StillViews
+from tests.janitor.http.statuses import HOSTILE, FixedViews
 from tests.janitor.state.entries import entry
 from tms_core.clock import SystemClock
 from tms_core.topic import TopicId, TopicMetadata
 
-#: The page has drawn what the server shows, and drawn the plot with it.
+#: The page shows the server's status and the plot.
 DRAWN = "document.documentElement.dataset.shown"
 
-#: What happens when somebody comes back to the tab: it asks at once.
+#: The event of a return to the tab, which refreshes the page.
 COME_BACK = "document.dispatchEvent(new Event('visibilitychange'))"
 
-#: Contrasts below what WCAG asks of text (4.5), of every text that is seen, with what it says.
+#: The visible texts whose contrast is below WCAG's minimum (4.5), with their contrasts.
 LOW_CONTRAST = """(() => {
   const rgba = color => { const [r, g, b, a = 1] = color.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
   const linear = value => value <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4;
@@ -54,38 +54,38 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield started
 
 
-class Look:
-    """Opens sites as a person would, by the server's clock, which is the real one: the page compares both."""
+class Pages:
+    """Browser tabs with status pages; they use the system clock, because the page compares it with the server's."""
 
     def __init__(self, browser: Browser, serve: Callable[..., HttpKit]) -> None:
         self.browser, self.serve = browser, serve
         self.now_ms = SystemClock().now_ms()
-        self.pages: list[Page] = []
+        self.opened: list[Page] = []
 
-    def __call__(self, kit: HttpKit, width: int = 1280, **features: str) -> Page:
-        """A page, once it is drawn."""
+    def open(self, kit: HttpKit, width: int = 1280, **features: str) -> Page:
+        """Open a page and wait until it shows the status."""
         page = self.browser.open()
-        self.pages.append(page)
-        page.shape(width, 800)
+        self.opened.append(page)
+        page.resize(width, 800)
         page.prefer(**{"prefers_color_scheme": "light", **features})
         page.go(f"{kit.url}/")
         page.until(DRAWN)
         return page
 
-    def at(self, status: Status, past: tuple[RunRecord, ...] = (), width: int = 1280, **features: str) -> Page:
-        return self(self.serve(StillViews(status, past)), width, **features)
+    def show(self, status: Status, past: tuple[RunRecord, ...] = (), width: int = 1280, **features: str) -> Page:
+        return self.open(self.serve(FixedViews(status, past)), width, **features)
 
 
 @pytest.fixture
-def look(browser: Browser, serve: Callable[..., HttpKit]) -> Iterator[Look]:
-    looks = Look(browser, serve)
-    yield looks
-    for page in looks.pages:
+def pages(browser: Browser, serve: Callable[..., HttpKit]) -> Iterator[Pages]:
+    tabs = Pages(browser, serve)
+    yield tabs
+    for page in tabs.opened:
         page.close()
 
 
-def test_page_of_a_running_janitor_fills_every_part(look: Look) -> None:
-    page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
+def test_page_of_a_running_janitor_fills_every_part(pages: Pages) -> None:
+    page = pages.show(statuses.full(pages.now_ms), statuses.runs(pages.now_ms))
     assert page.text("h1") == "Healthy. A run is in progress."
     assert page.run("document.title") == "Healthy · janitor"
     expected = {
@@ -101,10 +101,10 @@ def test_page_of_a_running_janitor_fills_every_part(look: Look) -> None:
             "480",
             "system:time.events",
         ],
-        "#snapshot": ["s old", "1,731", str((look.now_ms - 31 * HOUR) * 10**6), "1 d 7 h ago"],
+        "#snapshot": ["s old", "1,731", str((pages.now_ms - 31 * HOUR) * 10**6), "1 d 7 h ago"],
         "#boundary": [
             "1 d 2 h ago",
-            str((look.now_ms - 26 * HOUR) * 10**6),
+            str((pages.now_ms - 26 * HOUR) * 10**6),
             "r-20180",
             "younger transactions could still",
         ],
@@ -129,8 +129,8 @@ def test_page_of_a_running_janitor_fills_every_part(look: Look) -> None:
     assert page.console == []
 
 
-def test_page_before_adoption_shows_the_commands_and_no_blanks(look: Look) -> None:
-    page = look.at(statuses.empty(look.now_ms))
+def test_page_before_adoption_shows_the_commands_and_no_blanks(pages: Pages) -> None:
+    page = pages.show(statuses.empty(pages.now_ms))
     assert page.text("h1") == "Action required. This store is not adopted. Nothing is deleted until you adopt it."
     assert page.texts("#adopt code") == [f"janitor plan {ARGUMENTS}", f"janitor adopt {ARGUMENTS}"]
     for part, sentence in {
@@ -152,8 +152,8 @@ def test_page_before_adoption_shows_the_commands_and_no_blanks(look: Look) -> No
     assert page.console == []
 
 
-def test_page_with_every_problem_shows_states_and_commands(look: Look) -> None:
-    page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:5])
+def test_page_with_every_problem_shows_states_and_commands(pages: Pages) -> None:
+    page = pages.show(statuses.wrong(pages.now_ms), statuses.runs(pages.now_ms)[:5])
     assert page.text("h1") == "Down. No janitor is running. This is the last recorded state."
     assert page.run("document.querySelector('#health').dataset.level") == "down"
     reasons = page.texts("#reasons a")
@@ -188,11 +188,11 @@ def test_page_with_every_problem_shows_states_and_commands(look: Look) -> None:
     assert page.texts("#aside code")[0] == f"janitor resume {ARGUMENTS}"
 
 
-def test_page_without_work_says_so_and_shows_its_age(look: Look) -> None:
-    now_ms = look.now_ms - 10 * MINUTE - SECOND
+def test_page_without_work_says_so_and_shows_its_age(pages: Pages) -> None:
+    now_ms = pages.now_ms - 10 * MINUTE - SECOND
     counted = TopicFigures("a", "b", 1, 60, 0, 0, None, None, now_ms)
     calm = replace(statuses.full(now_ms), held=(), overdue=(), kept={}, guards=(), topics=(counted,))
-    page = look.at(calm, statuses.runs(now_ms))
+    page = pages.show(calm, statuses.runs(now_ms))
     for part, sentence in {
         "#held": "No topic is held.",
         "#overdue": "No rows are overdue.",
@@ -204,19 +204,19 @@ def test_page_without_work_says_so_and_shows_its_age(look: Look) -> None:
         assert sentence in page.text(part)
 
 
-def test_page_of_many_held_topics_at_impossible_times_shows_the_first(look: Look) -> None:
+def test_page_of_many_held_topics_at_impossible_times_shows_the_first(pages: Pages) -> None:
     held = tuple(HeldTopic(f"a:{number:03d}", "frontier", 1, 1, -(2**62), 2**62, "x") for number in range(200))
-    page = look.at(replace(statuses.full(look.now_ms), held=held))
+    page = pages.show(replace(statuses.full(pages.now_ms), held=held))
     assert len(page.texts("#held li")) == 20
     assert "and 180 more, in janitor status" in page.text("#held")
     assert "released automatically at no time" in page.text("#held")
     assert page.console == []
 
 
-def test_page_of_plans_says_that_nothing_was_deleted(look: Look) -> None:
-    past = tuple(replace(run, mode="plan") for run in statuses.runs(look.now_ms)[:9])
+def test_page_of_plans_says_that_nothing_was_deleted(pages: Pages) -> None:
+    past = tuple(replace(run, mode="plan") for run in statuses.runs(pages.now_ms)[:9])
     last = replace(past[0], messages=MessagesLeft(1_000_000, 533_000, past[0].started_ms - 20 * SECOND))
-    page = look.at(replace(statuses.full(look.now_ms), mode="plan_only", last_run=last), (last, *past[1:]))
+    page = pages.show(replace(statuses.full(pages.now_ms), mode="plan_only", last_run=last), (last, *past[1:]))
     left = "467,000 of about 1,000,000 would be deleted, about 533,000 left"
     assert "only planned, nothing was deleted" in page.text("#caption")
     assert "to invert" in page.text("#legend")
@@ -226,9 +226,9 @@ def test_page_of_plans_says_that_nothing_was_deleted(look: Look) -> None:
     assert f"{left} (counted 20 s before)" in page.text("#detail")
 
 
-def test_page_of_a_failed_run_shows_no_number_of_rows(look: Look) -> None:
-    failed = next(run for run in statuses.runs(look.now_ms) if run.error)
-    page = look.at(replace(statuses.full(look.now_ms), last_run=failed), (failed,))
+def test_page_of_a_failed_run_shows_no_number_of_rows(pages: Pages) -> None:
+    failed = next(run for run in statuses.runs(pages.now_ms) if run.error)
+    page = pages.show(replace(statuses.full(pages.now_ms), last_run=failed), (failed,))
     assert "deleted" not in page.text("#facts .wide")
     page.run("document.querySelector('#history').open = true")
     assert page.text("#history-table tbody td:nth-child(3)") == "–"
@@ -238,9 +238,9 @@ def test_page_of_a_failed_run_shows_no_number_of_rows(look: Look) -> None:
     assert "janitor ledger" in page.text("#detail")
 
 
-def test_plot_has_axes_legend_failures_and_a_table(look: Look) -> None:
-    past = statuses.runs(look.now_ms)
-    page = look.at(statuses.full(look.now_ms), past)
+def test_plot_has_axes_legend_failures_and_a_table(pages: Pages) -> None:
+    past = statuses.runs(pages.now_ms)
+    page = pages.show(statuses.full(pages.now_ms), past)
     rules = ("expired", "old_generation", "processed", "invalid_transaction")
     totals = [sum(getattr(run, rule) for run in past) for rule in rules]
     words = ("expired", "of old generations", "processed", "inverted")
@@ -265,10 +265,10 @@ def test_plot_has_axes_legend_failures_and_a_table(look: Look) -> None:
     ("span", "name", "bars"),
     [(0, "1 h", 60), (59, "1 h", 60), (3_600, "24 h", 48), (90_000, "7 d", 42), (29 * 86_400, "30 d", 30)],
 )
-def test_range_that_is_chosen_draws_its_runs_and_has_a_link(look: Look, span: int, name: str, bars: int) -> None:
-    times = (look.now_ms, look.now_ms - span * 1000, look.now_ms - 31 * DAY)
-    past = tuple(RunRecord(f"r{n}", "apply", at_ms, look.now_ms, "done", 3) for n, at_ms in enumerate(times))
-    page = look.at(statuses.full(look.now_ms), past)
+def test_range_that_is_chosen_draws_its_runs_and_has_a_link(pages: Pages, span: int, name: str, bars: int) -> None:
+    times = (pages.now_ms, pages.now_ms - span * 1000, pages.now_ms - 31 * DAY)
+    past = tuple(RunRecord(f"r{n}", "apply", at_ms, pages.now_ms, "done", 3) for n, at_ms in enumerate(times))
+    page = pages.show(statuses.full(pages.now_ms), past)
     page.run(f"[...document.querySelectorAll('#ranges button')].find(one => one.textContent === '{name}').click()")
     page.until(f"document.querySelector('#caption').textContent.includes('2 runs in the last {name}')")
     titles = page.run("[...document.querySelectorAll('#plot title')].map(node => node.textContent)")
@@ -280,14 +280,14 @@ def test_range_that_is_chosen_draws_its_runs_and_has_a_link(look: Look, span: in
     assert page.console == []
 
 
-def test_bar_that_is_clicked_lists_its_runs(look: Look) -> None:
-    page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms)[:3])
+def test_bar_that_is_clicked_lists_its_runs(pages: Pages) -> None:
+    page = pages.show(statuses.full(pages.now_ms), statuses.runs(pages.now_ms)[:3])
     page.run(
         "[...document.querySelectorAll('#plot g')].filter(bar => bar.querySelector('rect')).at(-1)"
         ".dispatchEvent(new MouseEvent('click'))"
     )
     page.until("document.querySelector('#chosen tbody tr')")
-    newest = statuses.runs(look.now_ms)[0]
+    newest = statuses.runs(pages.now_ms)[0]
     assert page.run("document.querySelector('#chosen tbody a').getAttribute('href')") == f"/runs/{newest.id}"
     page.go(f"{page.run('location.origin')}/runs/{newest.id}")
     page.until("document.querySelector('#detail h2')")
@@ -305,9 +305,9 @@ def test_bar_that_is_clicked_lists_its_runs(look: Look) -> None:
         ({"before": None, "after": None}, ""),
     ],
 )
-def test_run_shows_the_store_before_and_after(look: Look, store_bytes: dict[str, int | None], text: str) -> None:
-    last = replace(statuses.runs(look.now_ms)[0], deleted_bytes=1_300_000, store_bytes=StoreBytes(**store_bytes))
-    page = look.at(replace(statuses.full(look.now_ms), last_run=last), (last,))
+def test_run_shows_the_store_before_and_after(pages: Pages, store_bytes: dict[str, int | None], text: str) -> None:
+    last = replace(statuses.runs(pages.now_ms)[0], deleted_bytes=1_300_000, store_bytes=StoreBytes(**store_bytes))
+    page = pages.show(replace(statuses.full(pages.now_ms), last_run=last), (last,))
     assert f"the store: {text}" in page.text("#facts") if text else "the store:" not in page.text("#facts")
     page.go(f"{page.run('location.origin')}/runs/{last.id}")
     page.until("document.querySelector('#detail h2')")
@@ -320,32 +320,34 @@ def test_run_shows_the_store_before_and_after(look: Look, store_bytes: dict[str,
     ("path", "text"),
     [("topics/default:gone", "topic does not exist"), ("runs/r-1", "run does not exist"), ("topics/x", "x")],
 )
-def test_page_of_an_unknown_item_says_so_and_stays_healthy(look: Look, path: str, text: str) -> None:
-    page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
+def test_page_of_an_unknown_item_says_so_and_stays_healthy(pages: Pages, path: str, text: str) -> None:
+    page = pages.show(statuses.full(pages.now_ms), statuses.runs(pages.now_ms))
     page.go(f"{page.run('location.origin')}/{path}")
     page.until("document.querySelector('#detail .empty')")
     assert text in page.text("#detail .empty")
     assert page.text("h1").startswith("Healthy.")
 
 
-def test_topic_page_has_sizes_changes_and_ways_out_of_a_hold(look: Look) -> None:
+def test_topic_page_has_sizes_changes_and_ways_out_of_a_hold(pages: Pages) -> None:
     topic, name = TopicId("default", "orders"), "default:orders"
 
     def prepare(state: State) -> None:
-        for ttl_seconds, at_ms in [(3650 * 86_400, look.now_ms - 2 * DAY), (86_400, look.now_ms - HOUR)]:
+        for ttl_seconds, at_ms in [(3650 * 86_400, pages.now_ms - 2 * DAY), (86_400, pages.now_ms - HOUR)]:
             save_topics(state, [TopicMetadata(topic, 1, ttl_seconds, {})], at_ms)
         for number in range(5):
-            save_sizes(state, {topic: TopicCount(number, 1000 * number, None, None, look.now_ms - (9 - number) * HOUR)})
+            save_sizes(
+                state, {topic: TopicCount(number, 1000 * number, None, None, pages.now_ms - (9 - number) * HOUR)}
+            )
         state.add_ledger([entry(run_id="r-7")])
 
     commands = ("tms topic update default:orders --ttl 315360000", "janitor pause default:orders")
     held = HeldTopic(
-        name, "frontier", 2800, 9, None, look.now_ms + DAY, "janitor approve x", "ttl 3650 d → 1 d", commands
+        name, "frontier", 2800, 9, None, pages.now_ms + DAY, "janitor approve x", "ttl 3650 d → 1 d", commands
     )
-    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, look.now_ms - 2 * HOUR, look.now_ms, look.now_ms)
-    status = replace(statuses.full(look.now_ms), held=(held,), topics=(figures,))
-    kit = look.serve(StillViews(status, prepare=prepare))
-    page = look(kit)
+    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, pages.now_ms - 2 * HOUR, pages.now_ms, pages.now_ms)
+    status = replace(statuses.full(pages.now_ms), held=(held,), topics=(figures,))
+    kit = pages.serve(FixedViews(status, prepare=prepare))
+    page = pages.open(kit)
     assert page.texts("#held code") == [held.command, *commands]
     assert "ttl 3650 d → 1 d" in page.text("#held")
     assert page.run("document.querySelector('#held a').getAttribute('href')") == "/topics/default%3Aorders"
@@ -372,18 +374,18 @@ def test_topic_page_has_sizes_changes_and_ways_out_of_a_hold(look: Look) -> None
     assert page.console == []
 
 
-def test_topic_page_leads_to_the_front_page_and_shows_open_claims(look: Look) -> None:
+def test_topic_page_leads_to_the_front_page_and_shows_open_claims(pages: Pages) -> None:
     held = HeldTopic("default:orders", "frontier", 1, 1, None, None, "janitor approve default:orders")
-    lag = (look.now_ms, look.now_ms, 4, look.now_ms - HOUR, False, look.now_ms)
+    lag = (pages.now_ms, pages.now_ms, 4, pages.now_ms - HOUR, False, pages.now_ms)
     groups = [
         ConsumerFigures("default", "orders", 1, "alone", *lag),
         ConsumerFigures("default", "orders", 1, "group", *lag, open_claims=1200, redelivered=1),
     ]
-    sizes = ((look.now_ms - 2 * HOUR, 8000), (look.now_ms - HOUR, 0), (look.now_ms, 4000))
-    drawn = replace(TopicFigures("default", "drawn", 1, 60, 5, 4000, counted_ms=look.now_ms), sizes=sizes)
+    sizes = ((pages.now_ms - 2 * HOUR, 8000), (pages.now_ms - HOUR, 0), (pages.now_ms, 4000))
+    drawn = replace(TopicFigures("default", "drawn", 1, 60, 5, 4000, counted_ms=pages.now_ms), sizes=sizes)
     topics = (drawn, TopicFigures("default", "orders", 1, 60), replace(drawn, topic="once", sizes=sizes[:1]))
-    kit = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=topics, held=(held,), consumers=groups)))
-    page = look(kit)
+    kit = pages.serve(FixedViews(replace(statuses.full(pages.now_ms), topics=topics, held=(held,), consumers=groups)))
+    page = pages.open(kit)
     points = "[...document.querySelectorAll('#queues .spark polyline')].map(line => line.getAttribute('points'))"
     assert page.run(points) == ["0.0,1.0 50.0,19.0 100.0,10.0"]
     assert page.text("#behind").count("1,200 open claims, 1 redelivered") == page.text("#behind").count("claim") == 1
@@ -394,8 +396,8 @@ def test_topic_page_leads_to_the_front_page_and_shows_open_claims(look: Look) ->
     assert page.run("document.querySelector('#headline a').getAttribute('href')") == "/#held"
 
 
-def test_page_of_many_topics_sorts_and_pages_them(look: Look) -> None:
-    page = look.at(statuses.full(look.now_ms))
+def test_page_of_many_topics_sorts_and_pages_them(pages: Pages) -> None:
+    page = pages.show(statuses.full(pages.now_ms))
     assert len(page.texts("#queues tbody tr")) == 50
     page.run("document.querySelector('[data-key=\"more topics\"]').click()")
     assert len(page.texts("#queues tbody tr")) == 65
@@ -406,15 +408,15 @@ def test_page_of_many_topics_sorts_and_pages_them(look: Look) -> None:
 
 
 @pytest.mark.parametrize("width", [420, 1280])
-def test_page_with_a_long_topic_name_fits_the_window(look: Look, width: int) -> None:
+def test_page_with_a_long_topic_name_fits_the_window(pages: Pages, width: int) -> None:
     long = "n" * 120
-    full = statuses.full(look.now_ms)
+    full = statuses.full(pages.now_ms)
     topics = (
-        TopicFigures("default", long, 1, 60, 5, 5, look.now_ms, look.now_ms, look.now_ms, 7, look.now_ms),
+        TopicFigures("default", long, 1, 60, 5, 5, pages.now_ms, pages.now_ms, pages.now_ms, 7, pages.now_ms),
         *full.topics,
     )
     held = (HeldTopic(f"default:{long}", "frontier", 1, 1, None, None, f"janitor approve default:{long}"),)
-    page = look.at(replace(full, topics=topics, held=held), width=width)
+    page = pages.show(replace(full, topics=topics, held=held), width=width)
     assert page.run("document.documentElement.scrollWidth") <= width
     assert (
         page.run(
@@ -425,13 +427,13 @@ def test_page_with_a_long_topic_name_fits_the_window(look: Look, width: int) -> 
     )
 
 
-def test_page_with_hostile_names_shows_them_as_text(look: Look) -> None:
-    status = statuses.wrong(look.now_ms)
+def test_page_with_hostile_names_shows_them_as_text(pages: Pages) -> None:
+    status = statuses.wrong(pages.now_ms)
     assert status.last_run is not None
     hostile = replace(status, last_run=replace(status.last_run, error=HOSTILE), kept={HOSTILE: 2})
     past = (replace(hostile.last_run or status.last_run, id=HOSTILE, phase_seconds={HOSTILE: 1.0}, result=HOSTILE),)
-    kit = look.serve(StillViews(hostile, past))
-    page = look(kit)
+    kit = pages.serve(FixedViews(hostile, past))
+    page = pages.open(kit)
     for part in (
         "#store",
         "#reasons",
@@ -454,9 +456,9 @@ def test_page_with_hostile_names_shows_them_as_text(look: Look) -> None:
     assert page.console == []
 
 
-def test_content_policy_blocks_injected_elements(look: Look) -> None:
-    kit = look.serve(StillViews(statuses.empty(look.now_ms)))
-    page = look(kit)
+def test_content_policy_blocks_injected_elements(pages: Pages) -> None:
+    kit = pages.serve(FixedViews(statuses.empty(pages.now_ms)))
+    page = pages.open(kit)
     page.run("""document.body.insertAdjacentHTML("beforeend", `<img src=/injected onerror="window.hurt = 1">`)""")
     page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = 2'}))")
     page.run("document.body.append(Object.assign(document.createElement('script'), {src: '/injected'}))")
@@ -468,8 +470,8 @@ def test_content_policy_blocks_injected_elements(look: Look) -> None:
 
 
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
-def test_page_at_phone_width_fits_without_horizontal_scrolling(look: Look, draw: Callable[[int], Status]) -> None:
-    page = look.at(draw(look.now_ms), statuses.runs(look.now_ms), 360)
+def test_page_at_phone_width_fits_without_horizontal_scrolling(pages: Pages, draw: Callable[[int], Status]) -> None:
+    page = pages.show(draw(pages.now_ms), statuses.runs(pages.now_ms), 360)
     assert page.run("document.documentElement.scrollWidth") == 360
     outside = """[...document.querySelectorAll('main *, header *, footer *')].filter(node => node.checkVisibility()
       && !node.closest('.hush, thead') && node.getBoundingClientRect().right > 360.5).map(node => node.outerHTML)"""
@@ -477,12 +479,12 @@ def test_page_at_phone_width_fits_without_horizontal_scrolling(look: Look, draw:
 
 
 @pytest.mark.parametrize("width", [700, 821, 1199, 1200, 1280])
-def test_page_at_any_width_keeps_tables_inside_their_section(look: Look, width: int) -> None:
-    full = statuses.full(look.now_ms)
-    # Ages in minutes and seconds are the longest.
-    lately = OpenTransaction(str((look.now_ms - 112_000) * 10**6), look.now_ms - 112_000, look.now_ms - 91_000)
+def test_page_at_any_width_keeps_tables_inside_their_section(pages: Pages, width: int) -> None:
+    full = statuses.full(pages.now_ms)
+    # Ages in minutes and seconds have the longest texts.
+    lately = OpenTransaction(str((pages.now_ms - 112_000) * 10**6), pages.now_ms - 112_000, pages.now_ms - 91_000)
     status = replace(full, snapshot=replace(full.snapshot, oldest_open=[lately] * 3))
-    page = look.at(status, statuses.runs(look.now_ms), width)
+    page = pages.show(status, statuses.runs(pages.now_ms), width)
     assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     wider = """[...document.querySelectorAll('section.part table')].filter(table => table.checkVisibility()
       && table.getBoundingClientRect().right > table.closest('section').getBoundingClientRect().right + 0.5)
@@ -492,21 +494,21 @@ def test_page_at_any_width_keeps_tables_inside_their_section(look: Look, width: 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
-def test_page_has_enough_contrast_for_every_text(look: Look, draw: Callable[[int], Status], scheme: str) -> None:
-    page = look.at(draw(look.now_ms), statuses.runs(look.now_ms), prefers_color_scheme=scheme)
+def test_page_has_enough_contrast_for_every_text(pages: Pages, draw: Callable[[int], Status], scheme: str) -> None:
+    page = pages.show(draw(pages.now_ms), statuses.runs(pages.now_ms), prefers_color_scheme=scheme)
     assert page.run(LOW_CONTRAST) == []
 
 
-def test_page_with_reduced_motion_does_not_animate(look: Look) -> None:
-    kit = look.serve(StillViews(statuses.empty(look.now_ms)))
+def test_page_with_reduced_motion_does_not_animate(pages: Pages) -> None:
+    kit = pages.serve(FixedViews(statuses.empty(pages.now_ms)))
     moves = """[getComputedStyle(document.querySelector('#figures')).transitionDuration,
       getComputedStyle(document.documentElement).scrollBehavior]"""
-    assert look(kit).run(moves) == ["0.25s", "smooth"]
-    assert look(kit, prefers_reduced_motion="reduce").run(moves) == ["0s", "auto"]
+    assert pages.open(kit).run(moves) == ["0.25s", "smooth"]
+    assert pages.open(kit, prefers_reduced_motion="reduce").run(moves) == ["0s", "auto"]
 
 
-def test_page_is_accessible_by_screen_reader_and_keyboard(look: Look) -> None:
-    page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms))
+def test_page_is_accessible_by_screen_reader_and_keyboard(pages: Pages) -> None:
+    page = pages.show(statuses.wrong(pages.now_ms), statuses.runs(pages.now_ms))
     assert page.run("document.querySelectorAll('h1').length") == 1
     unnamed = """[...document.querySelectorAll('section')].filter(part =>
       !document.getElementById(part.getAttribute('aria-labelledby')))"""
@@ -523,18 +525,18 @@ def test_page_is_accessible_by_screen_reader_and_keyboard(look: Look) -> None:
     assert {"columnheader", "rowheader"} <= {role for role, _ in roles}
 
 
-def test_page_without_script_names_the_api(look: Look) -> None:
-    kit = look.serve(StillViews(statuses.empty(look.now_ms)))
-    page = look.browser.open()
+def test_page_without_script_names_the_api(pages: Pages) -> None:
+    kit = pages.serve(FixedViews(statuses.empty(pages.now_ms)))
+    page = pages.browser.open()
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(f"{kit.url}/")
-    page.loaded()
+    page.wait_for_load()
     assert "The same data is at /api/status" in page.text("noscript")
     page.close()
 
 
-def test_copy_button_copies_the_whole_command(look: Look) -> None:
-    page = look.at(statuses.wrong(look.now_ms))
+def test_copy_button_copies_the_whole_command(pages: Pages) -> None:
+    page = pages.show(statuses.wrong(pages.now_ms))
     page.browser.call(
         "Browser.grantPermissions",
         permissions=["clipboardReadWrite", "clipboardSanitizedWrite"],
@@ -547,16 +549,16 @@ def test_copy_button_copies_the_whole_command(look: Look) -> None:
     assert page.text("#announce") == "The command is copied"
 
 
-def test_copy_without_a_clipboard_selects_the_command(look: Look) -> None:
-    page = look.at(statuses.wrong(look.now_ms))
+def test_copy_without_a_clipboard_selects_the_command(pages: Pages) -> None:
+    page = pages.show(statuses.wrong(pages.now_ms))
     page.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     page.run("document.querySelector('#aside button').click()")
     page.until("document.querySelector('#aside button').textContent === 'Copied'")
     assert page.run("getSelection().toString()") == f"janitor resume {ARGUMENTS}"
 
 
-def test_page_filter_searches_all_topics(look: Look) -> None:
-    page = look.at(statuses.full(look.now_ms))
+def test_page_filter_searches_all_topics(pages: Pages) -> None:
+    page = pages.show(statuses.full(pages.now_ms))
     names = "#queues tbody th"
     assert len(page.texts(names)) == 50
     assert page.texts(names)[:2] == ["system:orders", "default:audit"]
@@ -567,33 +569,33 @@ def test_page_filter_searches_all_topics(look: Look) -> None:
     assert "No topic's name contains “<b>nothing”." in page.text("#queues")
 
 
-def test_page_refresh_keeps_focus_and_filter(look: Look) -> None:
-    views = StillViews(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:3])
-    page = look(look.serve(views))
+def test_page_refresh_keeps_focus_and_filter(pages: Pages) -> None:
+    views = FixedViews(statuses.wrong(pages.now_ms), statuses.runs(pages.now_ms)[:3])
+    page = pages.open(pages.serve(views))
     page.type_into("#filter", "audit")
     page.run("document.querySelectorAll('#aside button')[1].focus()")
     views.shown = replace(
-        views.shown, now_ms=look.now_ms + 1, paused=views.shown.paused[1:], process="running", running=None
+        views.shown, now_ms=pages.now_ms + 1, paused=views.shown.paused[1:], process="running", running=None
     )
     views.requests.clear()
     page.run(COME_BACK)
-    page.until("document.documentElement.dataset.shown == " + str(look.now_ms + 1))
+    page.until("document.documentElement.dataset.shown == " + str(pages.now_ms + 1))
     assert page.text("h1").startswith("Action required.")
     assert page.run("document.activeElement.dataset.key").startswith("janitor resume 'team"), "the focus stays"
     assert page.run("document.querySelector('#filter').value") == "audit"
     assert page.texts("#queues tbody th") == ["default:audit"]
     assert views.requests == ["status"], "runs are asked for when one has ended, not every time"
-    views.shown = replace(views.shown, now_ms=look.now_ms + 2, last_run=statuses.runs(look.now_ms)[0])
+    views.shown = replace(views.shown, now_ms=pages.now_ms + 2, last_run=statuses.runs(pages.now_ms)[0])
     page.run(COME_BACK)
-    page.until("document.documentElement.dataset.shown == " + str(look.now_ms + 2))
+    page.until("document.documentElement.dataset.shown == " + str(pages.now_ms + 2))
     assert [view for view in views.requests if view == "past"] == ["past", "past"]
 
 
-def test_page_refreshes_every_five_seconds_only_while_visible(look: Look) -> None:
-    views = StillViews(statuses.empty(look.now_ms))
-    kit = look.serve(views)
-    page = look.browser.open()
-    page.before("""
+def test_page_refreshes_every_five_seconds_only_while_visible(pages: Pages) -> None:
+    views = FixedViews(statuses.empty(pages.now_ms))
+    kit = pages.serve(views)
+    page = pages.browser.open()
+    page.run_before_pages("""
       window.timers = new Map();
       const [set, clear] = [window.setTimeout, window.clearTimeout];
       window.setTimeout = (act, ms) => { const id = set(act, ms); window.timers.set(id, ms); return id; };
@@ -602,10 +604,10 @@ def test_page_refreshes_every_five_seconds_only_while_visible(look: Look) -> Non
     page.go(f"{kit.url}/")
     page.until(DRAWN)
     page.until("[...timers.values()].includes(5000)")
-    views.shown = replace(views.shown, now_ms=look.now_ms + 1)
+    views.shown = replace(views.shown, now_ms=pages.now_ms + 1)
     hide = "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
     page.run(f"{COME_BACK}, {hide}, {COME_BACK}")
-    page.until(f"{DRAWN} == {look.now_ms + 1}")
+    page.until(f"{DRAWN} == {pages.now_ms + 1}")
     assert page.run("[...timers.values()]") == [], "neither the next question nor the one on its way brings another"
     requested = len(page.requests)
     page.run(COME_BACK)
@@ -616,10 +618,10 @@ def test_page_refreshes_every_five_seconds_only_while_visible(look: Look) -> Non
     page.close()
 
 
-def test_page_without_its_janitor_keeps_the_values_and_comes_back(look: Look) -> None:
-    views = StillViews(statuses.full(look.now_ms), statuses.runs(look.now_ms))
-    kit = look.serve(views)
-    page = look(kit)
+def test_page_without_its_janitor_keeps_the_values_and_comes_back(pages: Pages) -> None:
+    views = FixedViews(statuses.full(pages.now_ms), statuses.runs(pages.now_ms))
+    kit = pages.serve(views)
+    page = pages.open(kit)
     kit.server.stop()
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
@@ -627,24 +629,24 @@ def test_page_without_its_janitor_keeps_the_values_and_comes_back(look: Look) ->
     assert "no connection. Retrying every 5 s." in page.text("h1")
     assert page.run("document.title") == "Cannot reach the janitor · janitor"
     assert "finance:ledger" in page.text("#held")
-    look.serve(views, port=kit.server.port)
+    pages.serve(views, port=kit.server.port)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'fresh'")
     assert page.text("h1") == "Healthy. A run is in progress."
 
 
-def test_page_of_a_failed_response_shows_the_error(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    views = StillViews(statuses.full(look.now_ms))
-    page = look(look.serve(views))
+def test_page_of_a_failed_response_shows_the_error(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = FixedViews(statuses.full(pages.now_ms))
+    page = pages.open(pages.serve(views))
     monkeypatch.setattr(views, "status", lambda: 1 / 0)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
     assert "the response failed; the janitor's log has the reason" in page.text("h1")
 
 
-def test_page_shows_a_next_run_in_the_past_as_now(look: Look) -> None:
-    status = replace(statuses.full(look.now_ms), running=None, next_run_ms=look.now_ms - 30 * SECOND)
-    page = look.at(status)
+def test_page_shows_a_next_run_in_the_past_as_now(pages: Pages) -> None:
+    status = replace(statuses.full(pages.now_ms), running=None, next_run_ms=pages.now_ms - 30 * SECOND)
+    page = pages.show(status)
     next_run = "[...document.querySelectorAll('#facts dd')][3].firstChild"
     assert page.run(f"{next_run}.textContent") == "now"
     page.run(f"{next_run}.textContent = 'in 1 s'")
@@ -653,7 +655,7 @@ def test_page_shows_a_next_run_in_the_past_as_now(look: Look) -> None:
 
 
 def test_hostile_name_runs_in_a_page_that_does_not_escape_it(browser: Browser, tmp_path: Path) -> None:
-    """Check that the name is an effective attack, or the test of the status page would prove nothing."""
+    """Check that the name is an effective attack; otherwise the test of the status page proves nothing."""
     naive = tmp_path / "naive.html"
     naive.write_text(f'<title>naive</title><p title="{HOSTILE}">{json.dumps(HOSTILE)}', encoding="utf-8")
     page = browser.open()

@@ -26,7 +26,7 @@ SNAPSHOT = visibility(NOW_MS, [INVALID], [OPEN])
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Two topics, one without metadata, an unrecognized row in each table, and a transaction of each kind."""
+    """Return a store with two topics, one without metadata, unrecognized rows, and a transaction of each kind."""
     made = MemoryStore()
     orders = topic(made, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS).tx(INVALID, NOW_MS).tx(OPEN, NOW_MS).tx(-COMMITTED, NOW_MS).ref(COMMITTED, NOW_MS)
@@ -38,12 +38,12 @@ def store() -> MemoryStore:
     return made
 
 
-def nobody(rows: int) -> None:
-    """A heartbeat that nobody listens to."""
+def ignore_progress(rows: int) -> None:
+    """Ignore the progress."""
 
 
 def test_inspect_messages_counts_by_kind_and_transaction(store: MemoryStore) -> None:
-    found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
+    found = inspect.messages(store, SNAPSHOT, (), 100, ignore_progress)
     assert found.counts == {
         "plain": 2,
         "unrecognized": 1,
@@ -58,13 +58,15 @@ def test_inspect_messages_counts_by_kind_and_transaction(store: MemoryStore) -> 
 
 
 def test_inspect_without_snapshot_counts_positive_pointers(store: MemoryStore) -> None:
-    counts = inspect.messages(store, None, (), 0, nobody).counts
+    counts = inspect.messages(store, None, (), 0, ignore_progress).counts
     assert (counts["positive"], counts["rolled_back"]) == (3, 1)
-    assert inspect.payloads(store, None, (), 0, nobody).counts == {"positive": 3, "unrecognized": 1}
+    assert inspect.payloads(store, None, (), 0, ignore_progress).counts == {"positive": 3, "unrecognized": 1}
 
 
 def test_inspect_messages_decodes_a_message(store: MemoryStore) -> None:
-    [reference] = [row for row in inspect.messages(store, SNAPSHOT, (), 100, nobody).rows if row["kind"] == "reference"]
+    [reference] = [
+        row for row in inspect.messages(store, SNAPSHOT, (), 100, ignore_progress).rows if row["kind"] == "reference"
+    ]
     assert reference == {
         "key": MessageKey(TopicId("default", "orders"), 1, NOW_MS, 4).pack().hex(),
         "topic": "default:orders",
@@ -83,11 +85,11 @@ def test_row_with_numbers_cdap_never_writes_is_unrecognized() -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(-1).stored(COMMITTED, -1)
     orders.at(0).tx(INVALID, NOW_MS).stored(COMMITTED, NOW_MS)
     orders.at(-3).plain(NOW_MS)
-    found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
+    found = inspect.messages(store, SNAPSHOT, (), 100, ignore_progress)
     assert {(row["kind"], row["topic"]) for row in found.rows} == {("unrecognized", "default:orders")}
     assert sorted(row["generation"] for row in found.rows) == [-3, 0, 1]
     assert found.counts == {"unrecognized": 3, "invalid": 1}, "where the key parses, the pointer counts (L4)"
-    assert inspect.payloads(store, SNAPSHOT, (), 100, nobody)[1:] == ({"unrecognized": 2}, None)
+    assert inspect.payloads(store, SNAPSHOT, (), 100, ignore_progress)[1:] == ({"unrecognized": 2}, None)
 
 
 @pytest.mark.parametrize("value", [b"", b"\x01short"])
@@ -98,11 +100,11 @@ def test_inspect_messages_counts_an_unreadable_value(tmp_path: Path, value: byte
         database.put(MessageKey(TopicId("default", "orders"), 1, NOW_MS, 9).pack(), value)
     with LevelDBStore(tmp_path) as store:
         for _ in range(2):
-            assert inspect.messages(store, None, (), 100, nobody).counts == {"plain": 1, "unreadable": 1}
+            assert inspect.messages(store, None, (), 100, ignore_progress).counts == {"plain": 1, "unreadable": 1}
 
 
 def test_inspect_payloads_decodes_and_counts(store: MemoryStore) -> None:
-    found = inspect.payloads(store, SNAPSHOT, (), 100, nobody)
+    found = inspect.payloads(store, SNAPSHOT, (), 100, ignore_progress)
     assert found.counts == {"committed": 2, "undecided": 1, "unrecognized": 1}
     assert found.min_transaction_ms == NOW_MS - 2 * HOUR
     assert [(row["write_ms"], row["payload_bytes"]) for row in found.rows if row["transaction"] == "committed"] == [
@@ -115,24 +117,26 @@ def test_inspect_payloads_decodes_and_counts(store: MemoryStore) -> None:
 def test_inspect_messages_with_a_limit_decodes_that_many_and_counts_all(
     store: MemoryStore, limit: int, shown: int
 ) -> None:
-    found = inspect.messages(store, SNAPSHOT, (), limit, nobody)
+    found = inspect.messages(store, SNAPSHOT, (), limit, ignore_progress)
     assert len(found.rows) == shown
-    assert len(inspect.payloads(store, SNAPSHOT, (), limit, nobody).rows) == min(shown, 4)
+    assert len(inspect.payloads(store, SNAPSHOT, (), limit, ignore_progress).rows) == min(shown, 4)
     assert sum(found.counts[kind] for kind in ("plain", "transactional", "reference", "unrecognized")) == 7
 
 
 def test_inspect_with_patterns_reads_only_matching_topics(store: MemoryStore) -> None:
     topic(store, "default:orders2", ttl_seconds=60).plain(NOW_MS)
-    found = inspect.messages(store, SNAPSHOT, ("default:orders",), 100, nobody)
+    found = inspect.messages(store, SNAPSHOT, ("default:orders",), 100, ignore_progress)
     assert {row["topic"] for row in found.rows} == {"default:orders"}
-    assert inspect.messages(store, SNAPSHOT, ("*:unknown",), 100, nobody).counts == {"plain": 1}, "has no metadata"
+    assert inspect.messages(store, SNAPSHOT, ("*:unknown",), 100, ignore_progress).counts == {"plain": 1}, (
+        "has no metadata"
+    )
     for read in (inspect.messages, inspect.payloads):
-        assert read(store, SNAPSHOT, ("x:*",), 100, nobody) == inspect.InspectedRows([], {}, None)
+        assert read(store, SNAPSHOT, ("x:*",), 100, ignore_progress) == inspect.InspectedRows([], {}, None)
 
 
 def test_unrecognized_row_is_shown_by_its_key(store: MemoryStore) -> None:
     for read in (inspect.messages, inspect.payloads):
-        [row] = [row for row in read(store, None, (), 100, nobody).rows if row["topic"] is None]
+        [row] = [row for row in read(store, None, (), 100, ignore_progress).rows if row["topic"] is None]
         assert row["key"] == b"unrecognized".hex()
 
 
@@ -156,7 +160,7 @@ def test_inspect_of_several_pages_reads_every_row_page_by_page(monkeypatch: pyte
     topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 11))
     progress: list[int] = []
     assert inspect.messages(store, SNAPSHOT, (), 5, progress.append).counts["invalid"] == 10
-    assert inspect.audit([store.message], None, lambda _: True, nobody).open_cells == 10
+    assert inspect.audit([store.message], None, lambda _: True, ignore_progress).open_cells == 10
     assert max(progress) == 3
     assert sum(progress) == 10
 
@@ -195,7 +199,7 @@ def test_snapshot_figures_have_ids_as_strings_and_limited_lists() -> None:
     ("bound", "refuted"), [(None, 0), (INVALID - 1, 0), (INVALID, 1), (INVALID + 1, 1)], ids=["none", "-1", "0", "+1"]
 )
 def test_audit_with_an_invalid_cell_refutes_the_boundary(store: MemoryStore, bound: int | None, refuted: int) -> None:
-    found = inspect.audit([store.message], bound, SNAPSHOT.is_invalid, nobody)
+    found = inspect.audit([store.message], bound, SNAPSHOT.is_invalid, ignore_progress)
     assert (found.cells, found.open_cells, found.refuted) == (4, 1, refuted)
     assert len(found.sample_keys) == refuted
     assert found.to_json()["boundary"] == (None if bound is None else str(bound))
@@ -205,7 +209,7 @@ def test_audit_counts_rows_of_any_key_and_names_the_first() -> None:
     store = MemoryStore()
     unknown = unknown_topic(store, "default:unknown").tx(INVALID, *range(1, 3001))
     store.message.put([(b"unrecognized", MessageValue(INVALID, b"?"))])
-    found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, nobody)
+    found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, ignore_progress)
     assert (found.cells, found.refuted, found.unrecognized) == (3001, 3001, 1)
     assert found.sample_keys == [MessageKey(unknown.id, 1, ms, ms - 1).pack() for ms in range(1, 11)]
 
@@ -220,6 +224,6 @@ def test_audit_of_any_cells_counts_by_the_definition(pointers: list[int], bound:
     for number, write_pointer in enumerate(pointers):
         orders.tx(write_pointer, NOW_MS + number)
     known = {INVALID, OPEN}
-    found = inspect.audit([store.message], bound, known.__contains__, nobody)
+    found = inspect.audit([store.message], bound, known.__contains__, ignore_progress)
     assert found.refuted == sum(p in known and bound is not None and p <= bound for p in pointers)
     assert found.open_cells == sum(p in known for p in pointers)

@@ -51,8 +51,8 @@ OWN = ("tms_janitor_", "tms_topic_", "tms_consumer_")
 FoundRow = dict[str, float]
 
 
-def empty(**changes: Any) -> Status:
-    """What is seen of a janitor that has just met its store."""
+def empty_status(**changes: Any) -> Status:
+    """Return the status of a janitor before its first run."""
     return Status("1.2.3", "store", "running", "apply", "every 60 s", NOW_MS, **changes)
 
 
@@ -75,10 +75,10 @@ def counter(name: str, value: float, **labels: str) -> dict[CounterKey, float]:
     return {CounterKey(name, tuple(labels.items())): value}
 
 
-def full() -> Status:
-    """What is seen of a janitor that has everything, a different number in every place."""
+def full_status() -> Status:
+    """Return a status with a different number in every field."""
     held = [HeldTopic(f"a:{n}", reason, 1, 1, 1, None, "") for n, reason in enumerate([*Hold, Hold.FRONTIER])]
-    return empty(
+    return empty_status(
         heartbeat_ms=1_000_001,
         next_run_ms=1_000_002,
         leader=True,
@@ -130,7 +130,7 @@ def parse_openmetrics(document: str) -> Iterable[Metric]:
 
 
 def series(families: Iterable[Metric]) -> FoundRow:
-    """Values of the product's own series, by name and label values: ``tms_topic_bytes a b``."""
+    """Return the values of the product's series, by name and label values: ``tms_topic_bytes a b``."""
     samples = [sample for family in families for sample in family.samples if sample.name.startswith(OWN)]
     found = {
         " ".join([sample.name, *(sample.labels[key] for key in _order(sample.labels))]): sample for sample in samples
@@ -144,8 +144,8 @@ def _order(labels: Mapping[str, str]) -> list[str]:
     return [name for name in definition.labels if name in labels]
 
 
-def seen(status: Status, per_topic: PerTopic = "top", top: int = 1000) -> FoundRow:
-    """The series of a status, as a Prometheus reads them."""
+def series_of(status: Status, per_topic: PerTopic = "top", top: int = 1000) -> FoundRow:
+    """Return the series of a status, as Prometheus parses them."""
     return series(parse_text(text(metrics(status, per_topic, top))))
 
 
@@ -181,11 +181,11 @@ ZEROS = {
 
 
 def test_metrics_before_anything_are_zeros_without_unknowns() -> None:
-    assert without_prefix(seen(empty())) == {**ZEROS, "build_info 1.2.3": 1, "attention not_adopted": 1}
+    assert without_prefix(series_of(empty_status())) == {**ZEROS, "build_info 1.2.3": 1, "attention not_adopted": 1}
 
 
 def test_metrics_of_a_full_status_have_every_series() -> None:
-    assert without_prefix(seen(full())) == {
+    assert without_prefix(series_of(full_status())) == {
         **ZEROS,
         "build_info 1.2.3": 1,
         **{f"attention {condition}": 1 for condition in ("not_adopted", "paused", "topic_held", "topic_quarantined")},
@@ -239,7 +239,7 @@ def test_metrics_of_a_full_status_have_every_series() -> None:
 
 
 def test_metrics_of_a_janitor_that_only_plans_say_so() -> None:
-    assert seen(replace(empty(), mode="plan_only"))["tms_janitor_plan_only"] == 1
+    assert series_of(replace(empty_status(), mode="plan_only"))["tms_janitor_plan_only"] == 1
 
 
 def test_metrics_before_a_status_have_no_counter_that_would_seem_to_restart() -> None:
@@ -249,7 +249,7 @@ def test_metrics_before_a_status_have_no_counter_that_would_seem_to_restart() ->
 
 def test_metrics_of_a_topic_held_in_both_tables_count_it_once() -> None:
     entry = HeldTopic("a:b", "frontier", 1, 1, 1, None, "")
-    assert seen(empty(held=[entry, replace(entry, rows=2)]))["tms_janitor_held_topics frontier"] == 1
+    assert series_of(empty_status(held=[entry, replace(entry, rows=2)]))["tms_janitor_held_topics frontier"] == 1
 
 
 def test_metrics_with_counters_of_a_newer_version_omit_them() -> None:
@@ -259,11 +259,11 @@ def test_metrics_with_counters_of_a_newer_version_omit_them() -> None:
         **counter("rows_inverted_total", 3, table="message"),
         **counter("sweep_phase_duration_seconds", 4, phase="sync"),
     }
-    assert seen(empty(counters=unknown)) == seen(empty())
+    assert series_of(empty_status(counters=unknown)) == series_of(empty_status())
 
 
 def test_metrics_show_a_known_counter_with_an_unknown_label() -> None:
-    found = seen(empty(counters=counter("guard_trips_total", 7, guard="gravity")))
+    found = series_of(empty_status(counters=counter("guard_trips_total", 7, guard="gravity")))
     assert found["tms_janitor_guard_trips_total gravity"] == 7
 
 
@@ -272,7 +272,7 @@ def test_metrics_of_labels_in_any_order_are_one_series() -> None:
         **counter("rows_deleted_total", 2, table="message", rule="expired"),
         **counter("rows_deleted_total", 3, rule="expired", table="message"),
     }
-    assert seen(empty(counters=counters))["tms_janitor_rows_deleted_total message expired"] == 5
+    assert series_of(empty_status(counters=counters))["tms_janitor_rows_deleted_total message expired"] == 5
 
 
 def test_metrics_after_a_run_declare_every_stored_counter() -> None:
@@ -286,7 +286,7 @@ def test_metrics_after_a_run_declare_every_stored_counter() -> None:
 
     stored = kit.state.counters()
     known = {item.name: item for item in CATALOGUE}
-    found = seen(empty(counters=stored))
+    found = series_of(empty_status(counters=stored))
     for name, labels in stored:
         item = known[re.sub("_(sum|count)$", "", f"tms_janitor_{name}")]
         assert tuple(dict(labels)[label] for label in item.labels) in (item.known or ())
@@ -300,7 +300,7 @@ def sources(*folders: str) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-#: As a store counts the pages that it reads.
+#: The code with which a store counts the pages that it reads.
 READS = "".join(f'self._calls["{want.call}"]' for want in (KEYS, CELLS, MESSAGES, COLUMNS, PAYLOADS))
 
 
@@ -319,7 +319,7 @@ def test_label_values_match_the_code(known: tuple[str, ...], pattern: str, code:
     assert set(known) == set(re.findall(pattern, code))
 
 
-def lags(found: FoundRow) -> FoundRow:
+def lags_of(found: FoundRow) -> FoundRow:
     return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_consumer_lag")}
 
 
@@ -336,15 +336,15 @@ FOUR = [
     [("top", {"a b x": 30, "b a x": 20, "_other _other _other": 9}), ("none", {"_other _other _other": 59})],
 )
 def test_metrics_of_consumers_show_the_slowest_and_sum_the_others(per_topic: PerTopic, expected: FoundRow) -> None:
-    assert lags(seen(empty(consumers=FOUR), per_topic, 2)) == expected
+    assert lags_of(series_of(empty_status(consumers=FOUR), per_topic, 2)) == expected
 
 
 def test_metrics_keep_a_shown_consumer_until_another_is_far_slower() -> None:
-    made = metrics(empty(consumers=FOUR), "top", 2)
-    made.update(empty(consumers=[*FOUR, consumer_figures("c:c:c", 23)]))
-    assert lags(series(parse_text(text(made)))) == {"a b x": 30, "b a x": 20, "_other _other _other": 32}
-    made.update(empty(consumers=[*FOUR, consumer_figures("c:c:c", 27)]))
-    assert lags(series(parse_text(text(made)))) == {"a b x": 30, "c c c": 27, "_other _other _other": 29}
+    made = metrics(empty_status(consumers=FOUR), "top", 2)
+    made.update(empty_status(consumers=[*FOUR, consumer_figures("c:c:c", 23)]))
+    assert lags_of(series(parse_text(text(made)))) == {"a b x": 30, "b a x": 20, "_other _other _other": 32}
+    made.update(empty_status(consumers=[*FOUR, consumer_figures("c:c:c", 27)]))
+    assert lags_of(series(parse_text(text(made)))) == {"a b x": 30, "c c c": 27, "_other _other _other": 29}
 
 
 def test_metrics_of_other_consumers_show_the_worst_of_them() -> None:
@@ -355,32 +355,34 @@ def test_metrics_of_other_consumers_show_the_worst_of_them() -> None:
         consumer_figures("_other:_other:_other", 4, oldest_unread_ms=7_000, position_ms=6_000, counted_ms=9_500),
     ]
     assert {
-        name: value for name, value in seen(empty(consumers=others), "none").items() if name.startswith("tms_consumer")
+        name: value
+        for name, value in series_of(empty_status(consumers=others), "none").items()
+        if name.startswith("tms_consumer")
     } == {
         "tms_consumer_lag_messages _other _other _other": 7,
         "tms_consumer_oldest_unread_timestamp_seconds _other _other _other": 4,
         "tms_consumer_position_timestamp_seconds _other _other _other": 4,
         "tms_consumer_stats_timestamp_seconds _other _other _other": 8,
     }
-    assert lags(seen(empty(consumers=others[3:]), "top")) == {"_other _other _other": 4}
-    assert lags(seen(empty(consumers=others), "top", 1)) == {"a a y": 2, "_other _other _other": 5}
+    assert lags_of(series_of(empty_status(consumers=others[3:]), "top")) == {"_other _other _other": 4}
+    assert lags_of(series_of(empty_status(consumers=others), "top", 1)) == {"a a y": 2, "_other _other _other": 5}
 
 
 OTHER = "_other _other"
 SOME = [queue("a:a", 100), queue("a:b", 300), queue("a:c", 200, messages=5, counted_ms=1_000), queue("b:a", 50)]
 
 
-def sizes(found: FoundRow) -> FoundRow:
+def sizes_of(found: FoundRow) -> FoundRow:
     return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_topic_bytes")}
 
 
 def test_metrics_of_top_topics_sum_the_others() -> None:
-    assert sizes(seen(empty(topics=SOME), "top", 2)) == {"a b": 300, "a c": 200, OTHER: 150}
+    assert sizes_of(series_of(empty_status(topics=SOME), "top", 2)) == {"a b": 300, "a c": 200, OTHER: 150}
 
 
 def test_metrics_of_top_topics_skip_uncounted_topics() -> None:
     topics = [queue("a:a", None), queue("a:b", None), queue("a:c", 1)]
-    assert sizes(seen(empty(topics=topics), "top", 1)) == {"a c": 1}
+    assert sizes_of(series_of(empty_status(topics=topics), "top", 1)) == {"a c": 1}
 
 
 def test_metrics_of_other_topics_span_the_oldest_and_newest_of_them() -> None:
@@ -390,7 +392,11 @@ def test_metrics_of_other_topics_span_the_oldest_and_newest_of_them() -> None:
         queue("a:c", 0, messages=0, counted_ms=8_500),
         queue("a:d", None),
     ]
-    found = {name: value for name, value in seen(empty(topics=topics), "none").items() if name.startswith("tms_topic")}
+    found = {
+        name: value
+        for name, value in series_of(empty_status(topics=topics), "none").items()
+        if name.startswith("tms_topic")
+    }
     assert found == {
         f"tms_topic_messages {OTHER}": 4,
         f"tms_topic_bytes {OTHER}": 3,
@@ -402,16 +408,16 @@ def test_metrics_of_other_topics_span_the_oldest_and_newest_of_them() -> None:
 
 @pytest.mark.parametrize("per_topic", ["top", "none"])
 def test_metrics_of_a_topic_named_other_count_it_with_the_others(per_topic: PerTopic) -> None:
-    found = seen(empty(topics=[queue("_other:_other", 1000), queue("a:a", 1)]), per_topic, 1)
-    assert sizes(found)[OTHER] == (1001 if per_topic == "none" else 1000)
+    found = series_of(empty_status(topics=[queue("_other:_other", 1000), queue("a:a", 1)]), per_topic, 1)
+    assert sizes_of(found)[OTHER] == (1001 if per_topic == "none" else 1000)
 
 
 def test_metrics_of_top_topics_replace_one_only_if_a_fifth_smaller() -> None:
     made = metrics(per_topic="top", top=1)
     shown = []
     for a, b in [(100, 90), (100, 110), (100, 125), (100, 126), (110, 126), (160, 128), (161, 128), (0, 0)]:
-        made.update(empty(topics=[queue("n:a", a), queue("n:b", b)]))
-        shown.append(next(name for name in sizes(series(parse_text(text(made)))) if name != OTHER))
+        made.update(empty_status(topics=[queue("n:a", a), queue("n:b", b)]))
+        shown.append(next(name for name in sizes_of(series(parse_text(text(made)))) if name != OTHER))
     assert shown == ["n a", "n a", "n a", "n b", "n b", "n b", "n a", "n a"]
 
 
@@ -451,8 +457,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_metrics_with_a_hostile_topic_name_escape_it(name: str) -> None:
-    made = metrics(empty(topics=[TopicFigures(name, name, 1, 60, size_bytes=7, messages=1)]))
-    plain = {name for name in seen(empty()) if not name.startswith("tms_topic")}
+    made = metrics(empty_status(topics=[TopicFigures(name, name, 1, 60, size_bytes=7, messages=1)]))
+    plain = {name for name in series_of(empty_status()) if not name.startswith("tms_topic")}
     for families in (parse_text(text(made)), parse_openmetrics(text(made, "application/openmetrics-text"))):
         found = series(families)
         assert found[f"tms_topic_bytes {name} {name}"] == 7
@@ -460,7 +466,9 @@ def test_metrics_with_a_hostile_topic_name_escape_it(name: str) -> None:
 
 
 def test_metrics_with_a_non_unicode_name_replace_its_bytes() -> None:
-    found = seen(empty(topics=[TopicFigures("a", "b\ud800", 1, 60, size_bytes=7)], skew_seconds={"\udc80": 1.0}))
+    found = series_of(
+        empty_status(topics=[TopicFigures("a", "b\ud800", 1, 60, size_bytes=7)], skew_seconds={"\udc80": 1.0})
+    )
     assert found["tms_topic_bytes a b?"] == 7
     assert found["tms_janitor_clock_skew_seconds ?"] == 1
 
@@ -494,14 +502,14 @@ PROMETHEUS = (
     ],
 )
 def test_metrics_are_openmetrics_if_accepted(accept: str | None, openmetrics: bool) -> None:
-    body, content_type = metrics(full()).render(accept)
+    body, content_type = metrics(full_status()).render(accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain;")
     assert body.endswith(b"# EOF\n") is openmetrics
 
 
 def test_metrics_after_an_update_do_not_read_the_status_again() -> None:
     topics, counters = [queue("a:b", 1)], counter("rows_inverted_total", 1)
-    made = metrics(empty(topics=topics, counters=counters))
+    made = metrics(empty_status(topics=topics, counters=counters))
     before = series(parse_text(text(made)))
     topics.clear()
     counters.clear()
@@ -509,15 +517,19 @@ def test_metrics_after_an_update_do_not_read_the_status_again() -> None:
 
 
 def test_metrics_after_a_failed_update_stay_unchanged() -> None:
-    made = metrics(full())
+    made = metrics(full_status())
     with pytest.raises(ValueError, match="nonsense"):
-        made.update(empty(boundary=BoundaryFigures("nonsense")))
-    assert series(parse_text(text(made))) == seen(full())
+        made.update(empty_status(boundary=BoundaryFigures("nonsense")))
+    assert series(parse_text(text(made))) == series_of(full_status())
 
 
 @pytest.mark.parametrize(
     "status",
-    [full(), empty(), empty(topics=[TopicFigures(name, name, 1, 60, size_bytes=7) for name in HOSTILE])],
+    [
+        full_status(),
+        empty_status(),
+        empty_status(topics=[TopicFigures(name, name, 1, 60, size_bytes=7) for name in HOSTILE]),
+    ],
     ids=["full", "empty", "hostile"],
 )
 def test_metrics_pass_the_check_of_promtool(status: Status) -> None:
@@ -527,8 +539,8 @@ def test_metrics_pass_the_check_of_promtool(status: Status) -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def documented() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
-    """Type and label values of each metric in the page's tables; None where a label's values are only described."""
+def documented_metrics() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
+    """Return type and label values of each metric in the page's tables; None for values that are only described."""
     rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| (.*?) \| .+ \|$", PAGE, flags=re.MULTILINE)
     assert len(rows) == len({name for name, _, _ in rows})
     return {name: (kind, _labels(cell)) for name, kind, cell in rows}
@@ -542,8 +554,8 @@ def _labels(cell: str) -> dict[str, frozenset[str] | None]:
     return found
 
 
-def exported() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
-    """The same of the code: the catalogue, and what prometheus-client adds."""
+def exported_metrics() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
+    """Return type and label values of each metric in the catalogue, and of the metrics of prometheus-client."""
     own = {item.name: (item.kind, label_values(item)) for item in CATALOGUE}
     added: dict[str, tuple[str, dict[str, frozenset[str] | None]]] = {}
     for family in metrics().registry.collect():
@@ -554,12 +566,12 @@ def exported() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
 
 
 def test_reference_page_lists_exactly_the_exported_metrics() -> None:
-    assert documented() == exported()
+    assert documented_metrics() == exported_metrics()
 
 
 def test_exported_metrics_match_the_catalogue() -> None:
     """Compare the catalogue, from which the reference page is checked, with the exported metrics."""
-    families = [family for family in parse_text(text(metrics(full()))) if family.name.startswith(OWN)]
+    families = [family for family in parse_text(text(metrics(full_status()))) if family.name.startswith(OWN)]
     shown = {family.name + ("_total" if family.type == "counter" else ""): family for family in families}
     assert set(shown) == {item.name for item in CATALOGUE}
     for item in CATALOGUE:
@@ -571,7 +583,7 @@ def test_exported_metrics_match_the_catalogue() -> None:
 
 
 def alerts() -> list[tuple[str, str, str]]:
-    """Name, expression and waiting time of each alert of the page."""
+    """Return name, expression and duration of each alert of the page."""
     section = PAGE.partition("## What to alert on")[2]
     return re.findall(r"^\| ([^|`]+) \| `([^`]+)` \| (\w+) \| .+ \|$", section, flags=re.MULTILINE)
 

@@ -1,10 +1,9 @@
 """The sweep by ranges has the same verdict as ``decide`` for every row.
 
-Random stores are swept by the engine, page by page and range by range, and judged row by row by the rules. Their
-alphabet is the extreme values: names that are prefixes of one another, generations and times at the ends of their
-types, keys cut short or too long, a clock in 1970, pointers of no transaction, values with tags that CDAP never writes
-and reads as references. Two answers are allowed in one place
-only: a message beyond the time in which its transaction could write may or may not keep its payload alive.
+The engine sweeps random stores, page by page and range by range, and the rules judge each row. The stores have extreme
+values: names that are prefixes of one another, generations and times at the ends of their types, truncated or too long
+keys, a clock in 1970, pointers of no transaction, and values with tags that CDAP never writes and reads as references.
+Two verdicts are correct in one case only: a message after the window of its transaction may keep its payload or not.
 """
 
 from __future__ import annotations
@@ -76,17 +75,17 @@ DATA_GENERATIONS = [1, 1, 2, 2, 3, 3, 4, 5, 6, 0, -1, -3, INT_MAX, INT_MIN]
 
 @dataclass
 class Scene:
-    """One random store, and what is known of it."""
+    """A random store, its transactions, frontiers and consumers."""
 
     now_ms: int
     metadata: dict[bytes, bytes] = field(default_factory=dict)
     messages: dict[bytes, MessageValue] = field(default_factory=dict)
-    #: Values of some of them as they lie in LevelDB, where CDAP would write others that say the same.
+    #: Values in LevelDB that CDAP would encode differently, by the keys of their messages.
     odd: dict[bytes, bytes] = field(default_factory=dict)
     payloads: dict[bytes, bytes] = field(default_factory=dict)
     snapshot: VisibilityState | None = None
     records: dict[TopicId, FrontierRecord] = field(default_factory=dict)
-    #: How far consumers have read.
+    #: The positions of consumers.
     bases: dict[TopicId, list[MessageId]] = field(default_factory=dict)
 
     @property
@@ -110,7 +109,7 @@ class Scene:
         return side
 
     def processed(self, topic: TopicMetadata, frontier: Frontier) -> int:
-        """The first position that L7 leaves, with nothing claimed."""
+        """Return the first position that rule L7 keeps, without claims."""
         bases = self.bases.get(topic.topic, [])
         if self.snapshot is None or not bases or topic.deleted or topic.properties.get("retention") != "consumed":
             return 0
@@ -134,7 +133,7 @@ class Scene:
         else:
             frontier, _ = advance(record, parsed, self.now, hold_seconds=3600, allowance_ms=LIFETIME.allowance_ms)
         if parsed.properties.get("hold") == "transaction" and not parsed.deleted:
-            # Nothing is known from before; no transaction lasts longer.
+            # Without an earlier run, all transactions that started before their maximum lifetime are decided.
             decided_ms = max(0, self.now_ms - LIFETIME.max_ms - LIFETIME.allowance_ms - 300_000)
             frontier = replace(frontier, decided_ms=decided_ms)
             if decided_ms < frontier.cutoff.ms:
@@ -170,7 +169,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 @st.composite
 def records(draw: st.DrawFn, scene: Scene, generation: int, ttl_seconds: int) -> FrontierRecord:
-    """A frontier of an earlier run: at the due cutoff, behind it, ahead of it, or in another generation."""
+    """Draw a frontier of an earlier run: at the due cutoff, before it, after it, or in another generation."""
     law_ms = max(0, scene.now_ms - ttl_seconds * 1000)
     cutoff_ms = max(0, law_ms - draw(st.sampled_from([0, 0, 1000, 299_999, 300_001, 10**9, -1000])))
     applied = draw(st.sampled_from([generation, generation, abs(generation), 0, 1, 2, -2, -1]))
@@ -181,7 +180,7 @@ def records(draw: st.DrawFn, scene: Scene, generation: int, ttl_seconds: int) ->
 
 @st.composite
 def bases(draw: st.DrawFn, now_ms: int, ttl_seconds: int) -> MessageId:
-    """Where a consumer may stand: at a row there may be, inside its payloads, or nowhere yet."""
+    """Draw a consumer's position: at a possible row, inside its payloads, or before all rows."""
     ms = draw(st.sampled_from([ms for ms in _times(now_ms, ttl_seconds) if ms >= 0]))
     return MessageId(ms, draw(st.sampled_from([0, 1, 32768, 65535])), draw(st.sampled_from([0, 0, 1])), 0)
 
@@ -199,7 +198,7 @@ def snapshots(draw: st.DrawFn, now_ms: int, pointers: st.SearchStrategy[int]) ->
 
 @st.composite
 def processed_scenes(draw: st.DrawFn) -> Scene:
-    """A topic of which nothing is held, and consumers that have come to some row of it."""
+    """Draw a topic without a hold, and consumers at some of its rows."""
     scene, name = Scene(1_700_000_000_000), NAMES[0]
     scene.metadata[name.prefix] = encode_properties({"generation": "1", "ttl": "604800", "retention": "consumed"})
     scene.records[name] = FrontierRecord(1, scene.now_ms - 604_800_000, scene.now, scene.now_ms, consumed=True)
@@ -242,7 +241,7 @@ def rows(
 
 @st.composite
 def odd_references(draw: st.DrawFn, pointer: int) -> bytes:
-    """A reference as no CDAP writes it and every CDAP reads it."""
+    """Draw a reference that CDAP reads but never writes."""
     whole = pointer.to_bytes(8, "big", signed=True)
     pointer_bytes = draw(st.sampled_from([whole, whole + b"more", whole.rstrip(b"\x00")]))
     return bytes([draw(st.sampled_from([2, 3, 0x7F, 0x80, 0xFF]))]) + pointer_bytes
@@ -250,7 +249,7 @@ def odd_references(draw: st.DrawFn, pointer: int) -> bytes:
 
 @st.composite
 def mangled(draw: st.DrawFn, key: bytes) -> bytes:
-    """The key, or now and then something that only looks like one."""
+    """Draw the key, or sometimes a similar invalid key."""
     kind = draw(st.integers(0, 15))
     if kind == 0:
         return key[: draw(st.integers(1, len(key) - 1))]
@@ -286,10 +285,10 @@ class FixedSource:
 
 
 def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set[bytes]]:
-    """The rules, row by row: verdicts on messages and payloads, and the payloads of which both answers are right.
+    """Judge each row by the rules; return the verdicts by table, and the payloads with two correct verdicts.
 
     Args:
-        tells: whether the store's cells say which rows take their payload from the payload table; else all may.
+        tells: whether the store's cells have the flag of references; otherwise every row may be a reference.
     """
     view = TransactionView(scene.snapshot, scene.now_ms, LIFETIME.undecided_ms)
     messages: dict[bytes, Verdict] = {}
@@ -300,7 +299,7 @@ def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], di
         messages[key] = decide(Row("message", parsed, value.pointer), topic, frontier, view, False, None)
         refers = value.payload is None or not tells
         if refers and value.pointer is not None and not isinstance(messages[key], Delete):
-            # Of a key that is too long as well: it stays, and a reader may take it for a message.
+            # A row with a too long key stays, too, and a reader may read it as a message.
             references[key] = java_abs(value.pointer)
     payloads: dict[bytes, Verdict] = {}
     either = set()
@@ -325,7 +324,7 @@ def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], di
 
 
 class SilentCells(MemoryMessageTable):
-    """Messages in memory whose cells do not say which rows refer, as HBase's do not."""
+    """Messages in memory whose cells have no flag of references, like HBase's."""
 
     def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         page: Page[Any] = super().read(want, start, stop, limit)
@@ -394,7 +393,7 @@ def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1, *, tell
 def check_figures(
     report: Report, messages: dict[bytes, Verdict], payloads: dict[bytes, Verdict], either: set[bytes]
 ) -> None:
-    """The report's figures are the rules'."""
+    """Check the numbers of a report against the verdicts."""
     verdicts = [*messages.values(), *payloads.values()]
     deleted = Counter(verdict.rule for verdict in verdicts if isinstance(verdict, Delete))
     reasons = Counter(verdict.reason for verdict in verdicts if isinstance(verdict, Keep | Invert))
@@ -408,7 +407,7 @@ def check_figures(
     assert report.totals.kept[Reason.UNDECIDED] == reasons[Reason.UNDECIDED]
     assert report.totals.kept[Reason.UNKNOWN_TOPIC] == reasons[Reason.UNKNOWN_TOPIC]
     assert report.totals.kept[Reason.NEWER_GENERATION] == reasons[Reason.NEWER_GENERATION]
-    # Foreign keys among live rows are not visited.
+    # A sweep does not visit unrecognized keys among live rows.
     assert report.totals.kept[Reason.UNRECOGNIZED] <= reasons[Reason.UNRECOGNIZED]
 
 
@@ -499,12 +498,12 @@ def test_apply_at_a_later_time_never_exceeds_the_plan(scene: Scene, batch_rows: 
             store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows, side=scene.side()
         )
         planned = engine.preview(out=Path(folder) / "plan.json")
-        # More has come due by then, which is none of the plan's business.
+        # Rows that came due since the plan are not in it.
         clock.advance(min(later_ms, 100_000))
         applied = engine.carry_out(Path(folder) / "plan.json")
         assert store.message.read(MESSAGES, b"", None, 10_000) == twin.message.read(MESSAGES, b"", None, 10_000)
         payloads, others = (dict(every(one.payload, PAYLOADS)) for one in (store, twin))
-        # Of some payloads both answers are right, but a plan is never exceeded.
+        # Some payloads have two correct verdicts, but a run never exceeds its plan.
         _, _, either = judge(scene)
         assert payloads.items() >= others.items()
         assert (kept := payloads.keys() - others.keys()) <= either

@@ -16,7 +16,7 @@ from tms_core.topic import INT_MAX, INT_MIN, TopicId, TopicMetadata
 TOPIC = TopicId("default", "events")
 NOW_MS = 1_700_000_000_000
 TTL_SECONDS = 3600
-#: The rules' cut-off at NOW_MS.
+#: The cutoff of the rules at NOW_MS.
 DUE_MS = NOW_MS - TTL_SECONDS * 1000
 POINTER = NOW_MS * 1_000_000
 
@@ -27,7 +27,7 @@ UNDECIDED, REFERENCED = Keep(Reason.UNDECIDED), Keep(Reason.REFERENCED)
 
 
 @dataclass(frozen=True)
-class Known:
+class Transactions:
     invalid: frozenset[int] = frozenset()
     undecided: frozenset[int] = frozenset()
 
@@ -38,8 +38,8 @@ class Known:
         return pointer in self.undecided
 
 
-INVALID = Known(invalid=frozenset({POINTER}))
-OPEN = Known(undecided=frozenset({POINTER}))
+INVALID = Transactions(invalid=frozenset({POINTER}))
+OPEN = Transactions(undecided=frozenset({POINTER}))
 
 
 def metadata(generation: int = 1) -> TopicMetadata:
@@ -55,7 +55,7 @@ def payload(write_ms: int = NOW_MS, generation: int = 1) -> Row:
 
 
 def held(topic: TopicMetadata, *, cutoff_ms: int = 0, generation: int = 0, hold: Hold = Hold.FRONTIER) -> Frontier:
-    """A frontier that stops at a cut-off and a generation of its own."""
+    """Return a frontier with another cutoff and generation than the rules."""
     return replace(Frontier.open(NOW_MS, topic), cutoff=Cutoff(cutoff_ms), generation=generation, hold=hold)
 
 
@@ -63,19 +63,19 @@ def judge(
     row: Row,
     generation: int = 1,
     frontier: Frontier | None = None,
-    transactions: Known | None = None,
+    transactions: Transactions | None = None,
     *,
     referenced: bool = False,
     expires_ms: int | None = None,
 ) -> Verdict:
-    """The verdict for a topic at ``generation``, with nothing held unless a frontier is given."""
+    """Return the verdict for a row of a topic at ``generation``; nothing is held unless a frontier is given."""
     topic = metadata(generation)
     frontier = frontier or Frontier.open(NOW_MS, topic)
-    return decide(row, topic, frontier, transactions or Known(), referenced, expires_ms)
+    return decide(row, topic, frontier, transactions or Transactions(), referenced, expires_ms)
 
 
-def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
-    return decide(row, None, None, transactions or Known(), False, None)
+def judge_unknown(row: Row, transactions: Transactions | None = None) -> Verdict:
+    return decide(row, None, None, transactions or Transactions(), False, None)
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
@@ -167,14 +167,14 @@ def test_l3_payload_expires_by_its_own_time_not_its_transactions() -> None:
 def test_l3_row_with_a_clock_in_1970_is_live() -> None:
     topic = metadata()
     frontier = Frontier.open(TTL_SECONDS * 1000 - 1, topic)
-    assert decide(message(0), topic, frontier, Known(), False, None) == LIVE
+    assert decide(message(0), topic, frontier, Transactions(), False, None) == LIVE
 
 
 @pytest.mark.parametrize(
     ("pointer", "verdict"), [(-POINTER, LIVE), (-1, LIVE), (0, LIVE), (1, Invert(Reason.LIVE)), (None, LIVE)]
 )
 def test_l4_pointer_in_the_invalid_list_is_inverted_if_positive(pointer: int | None, verdict: Verdict) -> None:
-    listed = Known(invalid=frozenset({-POINTER, POINTER, -1, 0, 1}))
+    listed = Transactions(invalid=frozenset({-POINTER, POINTER, -1, 0, 1}))
     assert judge(message(pointer=pointer), transactions=listed) == verdict
 
 
@@ -203,7 +203,7 @@ def test_l4_payload_of_an_invalid_transaction_is_not_inverted() -> None:
 
 def test_l5_expired_payload_of_an_open_transaction_stays() -> None:
     assert judge(payload(DUE_MS - 1), transactions=OPEN) == UNDECIDED
-    assert judge(payload(DUE_MS - 1), transactions=Known(undecided=frozenset({POINTER + 1}))) == EXPIRED
+    assert judge(payload(DUE_MS - 1), transactions=Transactions(undecided=frozenset({POINTER + 1}))) == EXPIRED
 
 
 def test_l5_expired_payload_of_a_living_message_stays() -> None:
@@ -236,7 +236,9 @@ def test_l5_held_payload_that_is_needed_counts_as_held() -> None:
 @pytest.mark.parametrize(
     ("transactions", "referenced", "verdict"), [(OPEN, False, UNDECIDED), (None, True, REFERENCED), (None, False, OLD)]
 )
-def test_l5_needed_payload_of_a_held_end_stays(transactions: Known | None, referenced: bool, verdict: Verdict) -> None:
+def test_l5_needed_payload_of_a_held_end_stays(
+    transactions: Transactions | None, referenced: bool, verdict: Verdict
+) -> None:
     frontier = held(metadata(2), cutoff_ms=DUE_MS, generation=1)
     assert judge(payload(DUE_MS - 1), 2, frontier, transactions, referenced=referenced) == verdict
 
@@ -268,7 +270,7 @@ def test_l6_topic_waiting_for_transactions_deletes_decided_rows() -> None:
 def test_l6_row_kept_by_an_earlier_rule_ignores_its_message_ttl() -> None:
     assert judge(message(NOW_MS, 2), 1, expires_ms=0) == NEWER
     assert judge(message(-1), expires_ms=0) == UNRECOGNIZED
-    assert decide(message(), None, None, Known(), False, 0) == UNKNOWN
+    assert decide(message(), None, None, Transactions(), False, 0) == UNKNOWN
 
 
 def test_l6_needed_payload_with_a_message_ttl_is_kept() -> None:
@@ -277,21 +279,21 @@ def test_l6_needed_payload_with_a_message_ttl_is_kept() -> None:
 
 
 PROCESSED = Delete(Rule.PROCESSED)
-#: All before the third row of this millisecond is processed.
-BEHIND_MS = DUE_MS + 10
+#: All rows before the third row of this millisecond are processed.
+PROCESSED_MS = DUE_MS + 10
 
 
 def done(topic: TopicMetadata, hold: Hold | None = None) -> Frontier:
-    return replace(Frontier.open(NOW_MS, topic), processed=BEHIND_MS << 16 | 2, hold=hold)
+    return replace(Frontier.open(NOW_MS, topic), processed=PROCESSED_MS << 16 | 2, hold=hold)
 
 
 @pytest.mark.parametrize(
     ("time_ms", "sequence", "verdict"),
     [
-        (BEHIND_MS, 1, PROCESSED),
-        (BEHIND_MS, 2, LIVE),
-        (BEHIND_MS - 1, 65535, PROCESSED),
-        (BEHIND_MS + 1, 0, LIVE),
+        (PROCESSED_MS, 1, PROCESSED),
+        (PROCESSED_MS, 2, LIVE),
+        (PROCESSED_MS - 1, 65535, PROCESSED),
+        (PROCESSED_MS + 1, 0, LIVE),
         (DUE_MS, 0, PROCESSED),
         (DUE_MS - 1, 0, EXPIRED),
     ],
@@ -302,22 +304,22 @@ def test_l7_message_processed_by_all_is_deleted(time_ms: int, sequence: int, ver
 
 
 def test_l7_payload_before_the_last_millisecond_is_deleted_if_free() -> None:
-    assert judge(payload(BEHIND_MS - 1), 1, done(metadata())) == PROCESSED
-    assert judge(payload(BEHIND_MS), 1, done(metadata())) == LIVE
-    assert judge(payload(BEHIND_MS - 1), 1, done(metadata()), referenced=True) == REFERENCED
-    assert judge(payload(BEHIND_MS - 1), 1, done(metadata()), transactions=OPEN) == UNDECIDED
+    assert judge(payload(PROCESSED_MS - 1), 1, done(metadata())) == PROCESSED
+    assert judge(payload(PROCESSED_MS), 1, done(metadata())) == LIVE
+    assert judge(payload(PROCESSED_MS - 1), 1, done(metadata()), referenced=True) == REFERENCED
+    assert judge(payload(PROCESSED_MS - 1), 1, done(metadata()), transactions=OPEN) == UNDECIDED
 
 
 @pytest.mark.parametrize("hold", list(Hold))
 def test_l7_processed_row_with_any_hold_is_held(hold: Hold) -> None:
-    assert judge(message(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
-    assert judge(payload(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
-    assert (done(metadata(), hold).processed_now, done(metadata()).processed_now) == (0, BEHIND_MS << 16 | 2)
+    assert judge(message(PROCESSED_MS - 1), 1, done(metadata(), hold)) == HELD
+    assert judge(payload(PROCESSED_MS - 1), 1, done(metadata(), hold)) == HELD
+    assert (done(metadata(), hold).processed_now, done(metadata()).processed_now) == (0, PROCESSED_MS << 16 | 2)
 
 
 def test_l7_row_of_another_generation_is_not_processed() -> None:
-    assert judge(message(BEHIND_MS - 1, 3), 2, done(metadata(2))) == NEWER
-    assert judge(message(BEHIND_MS - 1, 1), 2, done(metadata(2))) == OLD
+    assert judge(message(PROCESSED_MS - 1, 3), 2, done(metadata(2))) == NEWER
+    assert judge(message(PROCESSED_MS - 1, 1), 2, done(metadata(2))) == OLD
 
 
 def test_open_frontier_has_the_cutoff_of_the_ttl() -> None:
@@ -405,7 +407,7 @@ GENERATIONS = st.sampled_from([1, 2, 3, 4, INT_MAX]) | st.sampled_from([-1, -2, 
     st.sampled_from([0, DUE_MS - 100, DUE_MS]),
     GENERATIONS | st.just(0),
     st.sampled_from([None, *Hold]),
-    st.sampled_from([Known(), OPEN, INVALID]),
+    st.sampled_from([Transactions(), OPEN, INVALID]),
     st.booleans(),
     st.sampled_from([None, NOW_MS, NOW_MS + 1]),
 )
@@ -415,7 +417,7 @@ def test_s8_any_frontier_deletes_within_the_rules_or_names_its_reason(
     cutoff_ms: int,
     reached: int,
     hold: Hold | None,
-    transactions: Known,
+    transactions: Transactions,
     referenced: bool,
     expires_ms: int | None,
 ) -> None:

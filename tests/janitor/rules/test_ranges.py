@@ -105,7 +105,7 @@ def test_newest_expired_pointer_fits_or_is_none(due_ms: int, allowance_ms: int, 
 
 @dataclass(frozen=True)
 class Scene:
-    """A topic, how far a run may go in it, and a key's generation and time near everything that matters."""
+    """A topic, its frontier, and a key's generation and time near their bounds."""
 
     topic: TopicMetadata
     frontier: Frontier
@@ -129,8 +129,8 @@ def scenes(draw: st.DrawFn) -> Scene:
     )
 
 
-class NothingKnown:
-    """No transaction is invalid and all are finished."""
+class NoTransactions:
+    """A view without invalid and undecided transactions."""
 
     def is_invalid(self, pointer: int) -> bool:
         return False
@@ -140,11 +140,11 @@ class NothingKnown:
 
 
 def judge_row(row: Row, scene: Scene) -> Verdict:
-    return decide(row, scene.topic, scene.frontier, NothingKnown(), False, None)
+    return decide(row, scene.topic, scene.frontier, NoTransactions(), False, None)
 
 
 def find(spans: list[Span], key: bytes) -> Span | None:
-    """The span a key lies in; spans are in order, none is empty and none overlaps another."""
+    """Return the span of a key; check that spans are in order, not empty and disjoint."""
     ends = [end for span in spans for end in span[:2]]
     assert ends == sorted(ends)
     assert all(span.start < span.stop for span in spans)
@@ -152,7 +152,7 @@ def find(spans: list[Span], key: bytes) -> Span | None:
 
 
 def promise(span: Span | None, time_ms: int, frontier: Frontier) -> Verdict | None:
-    """What a span says of a row of ours; None when it stays for a reason that no span speaks of."""
+    """Return the verdict of a span for a recognized row; None if the row stays without a span."""
     if span is None:
         return None
     if not span.by_row:
@@ -163,7 +163,7 @@ def promise(span: Span | None, time_ms: int, frontier: Frontier) -> Verdict | No
     return Keep(Reason.HELD) if waits else None
 
 
-#: Why a row stays that no span speaks of.
+#: The verdicts of rows that stay without a span.
 STAYS = (Keep(Reason.LIVE), Keep(Reason.NEWER_GENERATION))
 
 
@@ -248,7 +248,7 @@ def test_intersect_with_an_endless_range_keeps_the_spans_end() -> None:
 
 
 def ranges(size: int) -> st.SearchStrategy[list[KeyRange]]:
-    """Up to ``size`` ranges of one-byte keys, in order and apart."""
+    """Draw up to ``size`` disjoint ranges of one-byte keys, in order."""
     ends = st.lists(st.integers(0, 20), unique=True, max_size=2 * size).map(sorted)
     pairs = ends.map(lambda found: zip(found[::2], found[1::2], strict=False))
     return pairs.map(lambda found: [KeyRange(bytes([start]), bytes([stop])) for start, stop in found])

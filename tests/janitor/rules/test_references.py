@@ -12,11 +12,11 @@ from tms_core.topic import TopicId
 
 TOPIC = TopicId("default", "t1")
 LIFETIME = Lifetime(max_ms=90_000, grace_ms=10_000, allowance_ms=300)
-BEGUN_MS = 1_000_000
-POINTER = BEGUN_MS * 1_000_000 + 7
+STARTED_MS = 1_000_000
+POINTER = STARTED_MS * 1_000_000 + 7
 SINCE_MS = 1_020_000
-#: The first moment at which the transaction can publish no more.
-END_MS = BEGUN_MS + 100_000
+#: The end of the transaction's window, after which it cannot publish.
+END_MS = STARTED_MS + 100_000
 
 WHOLE = KeyRange(time_prefix(TOPIC.prefix, 2, SINCE_MS), generation_prefix(TOPIC.prefix, 3))
 
@@ -30,40 +30,40 @@ def window(*payloads: PayloadKey, since_ms: int = SINCE_MS) -> KeyRange:
 
 
 def test_window_of_a_transaction_allows_for_clock_and_grace() -> None:
-    assert LIFETIME.window_start_ms(POINTER) == BEGUN_MS - 300
+    assert LIFETIME.window_start_ms(POINTER) == STARTED_MS - 300
     assert LIFETIME.window_end_ms(POINTER) == END_MS
 
 
-@pytest.mark.parametrize("write_ms", [BEGUN_MS - 300, BEGUN_MS, END_MS - 1])
+@pytest.mark.parametrize("write_ms", [STARTED_MS - 300, STARTED_MS, END_MS - 1])
 def test_window_of_a_payload_in_its_time_ends_with_the_transaction(write_ms: int) -> None:
     assert window(stored(write_ms)) == KeyRange(WHOLE.start, time_prefix(TOPIC.prefix, 2, END_MS))
 
 
-@pytest.mark.parametrize("write_ms", [0, BEGUN_MS - 301, END_MS, LONG_MAX])
+@pytest.mark.parametrize("write_ms", [0, STARTED_MS - 301, END_MS, LONG_MAX])
 def test_window_of_a_payload_at_another_time_is_everything(write_ms: int) -> None:
     assert window(stored(write_ms)) == WHOLE
 
 
 @pytest.mark.parametrize("pointer", [-(2**63), -1, 1, LONG_MAX])
 def test_window_of_a_pointer_chosen_by_a_client_is_the_whole_topic(pointer: int) -> None:
-    assert window(stored(BEGUN_MS, pointer)) == WHOLE
+    assert window(stored(STARTED_MS, pointer)) == WHOLE
 
 
 def test_window_of_several_payloads_has_the_latest_end() -> None:
-    later = stored(BEGUN_MS + 5, POINTER + 5_000_000)
-    assert window(stored(BEGUN_MS), later, stored(BEGUN_MS)).stop == time_prefix(TOPIC.prefix, 2, END_MS + 5)
-    assert window(stored(BEGUN_MS), stored(0), stored(BEGUN_MS)) == WHOLE
+    later = stored(STARTED_MS + 5, POINTER + 5_000_000)
+    assert window(stored(STARTED_MS), later, stored(STARTED_MS)).stop == time_prefix(TOPIC.prefix, 2, END_MS + 5)
+    assert window(stored(STARTED_MS), stored(0), stored(STARTED_MS)) == WHOLE
 
 
 @pytest.mark.parametrize("since_ms", [END_MS, END_MS + 1])
 def test_window_with_a_cutoff_after_its_end_is_empty(since_ms: int) -> None:
-    found = window(stored(BEGUN_MS), since_ms=since_ms)
+    found = window(stored(STARTED_MS), since_ms=since_ms)
     assert found.start == found.stop == time_prefix(TOPIC.prefix, 2, since_ms)
 
 
 @pytest.mark.parametrize(("grace_ms", "allowance_ms", "late_ms"), [(10_000, 9_999, 10_000), (300, 10_000, 10_000)])
 def test_window_ends_by_grace_or_allowance(grace_ms: int, allowance_ms: int, late_ms: int) -> None:
-    assert Lifetime(90_000, grace_ms, allowance_ms).window_end_ms(POINTER) == BEGUN_MS + 90_000 + late_ms
+    assert Lifetime(90_000, grace_ms, allowance_ms).window_end_ms(POINTER) == STARTED_MS + 90_000 + late_ms
 
 
 def test_window_without_payloads_is_empty() -> None:
@@ -74,11 +74,11 @@ def test_window_without_payloads_is_empty() -> None:
 def search(
     rows: dict[tuple[int, int, int], MessageValue], wanted: set[int], *windows: KeyRange, page_rows: int = 100
 ) -> tuple[set[int], int, int]:
-    """Return what is found, in how many reads, and after how many pages the search yielded.
+    """Search for references; return the found pointers, the number of reads, and the pages after which it yielded.
 
     Args:
         rows: by generation, publish time and sequence.
-        windows: where to look; WHOLE without any.
+        windows: the key ranges to search; by default WHOLE.
     """
     store = MemoryStore()
     store.message.put([(MessageKey(TOPIC, *parts).pack(), value) for parts, value in rows.items()])
@@ -136,7 +136,7 @@ def test_reference_outside_a_window_is_left_out(generation: int, publish_ms: int
 @pytest.mark.parametrize(("publish_ms", "found"), [(END_MS - 1, {POINTER}), (END_MS, set())])
 def test_reference_at_the_end_of_a_window_is_outside(publish_ms: int, found: set[int]) -> None:
     rows = {(2, publish_ms, 65535): reference(POINTER)}
-    assert search(rows, {POINTER}, window(stored(BEGUN_MS)))[0] == found
+    assert search(rows, {POINTER}, window(stored(STARTED_MS)))[0] == found
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_reference_of_a_negative_time_has_a_window(generation: int, publish_ms: 
 
 def test_search_of_several_windows_stops_when_all_is_found() -> None:
     rows = {(2, SINCE_MS, 0): reference(5), (2, -1, 0): reference(6), (2, 0, 0): reference(7)}
-    windows = (window(stored(BEGUN_MS)), timeless_range(TOPIC, 2))
+    windows = (window(stored(STARTED_MS)), timeless_range(TOPIC, 2))
     assert search(rows, {5, 6, 7}, *windows) == ({5, 6}, 2, 2)
     assert search(rows, {5}, *windows) == ({5}, 1, 1)
 

@@ -16,13 +16,13 @@ from tms_core.transaction.manager.storage import MemoryStorage
 
 
 class ServedStore:
-    """The server, whose topic the janitor has not adopted yet.
+    """A server in memory, and a janitor that has not adopted its store.
 
     Args:
-        stack: ends it.
-        properties: of the topic.
-        side: where positions, claims and the like are; None: in memory.
-        options: of the service besides.
+        stack: closes the server.
+        properties: the properties of the topic.
+        side: the side table; None: in memory.
+        options: more options of the service.
     """
 
     def __init__(
@@ -38,5 +38,5 @@ class ServedStore:
         self.service.create_topic(ORDERS, properties)
 
     def made(self, **options: Any) -> Kit:
-        """A janitor of it; takes what :func:`tests.builders.janitor` takes besides."""
+        """Return a janitor of the store; ``options`` as of :func:`tests.builders.janitor`."""
         return janitor(self.store, clock=self.clock, snapshots=self.manager, side=self.side, **options)

@@ -111,7 +111,7 @@ def test_run_after_a_plan_of_restored_rows_matches_the_plan(store: MemoryStore) 
     assert kit.engine.run_once(adopt=True).total(Rule.INVALID_TRANSACTION) == 31
     store.message.put(backup)
     kit.clock.advance(HOUR)
-    # A payload whose pointer was not made from the time is out of a frequent run's sight as well.
+    # An incremental run does not find a payload whose pointer has another time.
     orders.stored(pointer(NOW_MS + DAY), NOW_MS - 2 * DAY)
     planned, done = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.INVALID_TRANSACTION) == done.total(Rule.INVALID_TRANSACTION) == 31
@@ -146,20 +146,20 @@ def test_run_after_a_plan_made_during_a_run_is_full(store: MemoryStore) -> None:
     assert [kit.engine.run_once().full for _ in range(2)] == [True, False]
 
 
-def strangers(store: MemoryStore, number: int) -> None:
-    """Keys of no topic, before, between and after the topics' own."""
+def put_unrecognized_keys(store: MemoryStore, number: int) -> None:
+    """Put keys of no topic before, between and after the keys of the topics."""
     for start in (b"#", b"default:p", b"~"):
         keys = [start + number.to_bytes(4, "big") for number in range(number)]
         store.message.put([(key, MessageValue(None, b"?")) for key in keys])
         store.payload.put([(key, b"?") for key in keys])
 
 
-def swept(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
-    """A pass over two topics with so many strangers around them; how many store calls it made."""
+def sweep_with_unrecognized_keys(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
+    """Sweep two topics with unrecognized keys around them; return the number of store calls, too."""
     topics = [topic(store, name, ttl_seconds=60) for name in ("default:orders", "default:returns")]
     for described in topics:
         described.plain(1, NOW_MS).tx(OLD, NOW_MS).stored(pointer(1), 1, NOW_MS)
-    strangers(store, number)
+    put_unrecognized_keys(store, number)
     kit = janitor(store, batch_rows=100)
     kit.snapshots.invalid = [OLD]
     report = kit.engine.run_once(adopt=True)
@@ -169,13 +169,12 @@ def swept(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
 
 @pytest.mark.parametrize("number", [1, 99, 100, 101, 1000])
 def test_sweep_of_many_keys_of_no_topic_skips_them_in_pages(number: int) -> None:
-    _, _, calls = swept(MemoryStore(), 0)
-    _, topics, more = swept(MemoryStore(), number)
+    _, _, calls = sweep_with_unrecognized_keys(MemoryStore(), 0)
+    _, topics, more = sweep_with_unrecognized_keys(MemoryStore(), number)
     for described in topics:
         assert (described.times(), described.stored_times()) == ([NOW_MS, NOW_MS], [NOW_MS])
         assert described.pointers() == [None, -OLD]
-    # Keys in three steps and cells in one, at three places: pages that grow from one key to a hundred, and then so many
-    # that the last one is not full.
+    # Three steps read keys and one reads cells, at three places, in pages that grow from 1 to 100 keys.
     assert more - calls <= (3 + 1) * 3 * (number // 100 + 8)
 
 

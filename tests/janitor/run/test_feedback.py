@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,10 +46,10 @@ ORDERS = TopicId.parse("default:orders")
 
 @dataclass
 class FeedbackKit:
-    """A server and a janitor on one store, by one manager, at one clock.
+    """A server, its transaction manager and a janitor on one store, with one clock.
 
     Attributes:
-        aborted: pointers of transactions that were given up, in order.
+        aborted: pointers of the invalid transactions, in order.
     """
 
     store: Store
@@ -59,7 +59,7 @@ class FeedbackKit:
     janitor: Kit
     aborted: list[int] = field(default_factory=list)
 
-    def give_up(self, body: bytes = b"aborted") -> int:
+    def publish_invalid(self, body: bytes = b"aborted") -> int:
         """Publish in a transaction that then becomes invalid."""
         pointer = self.manager.start_short().write_pointer
         self.service.publish(ORDERS, [body], pointer=pointer)
@@ -75,7 +75,7 @@ class FeedbackKit:
         self.clock.advance(1000)
 
     def read(self) -> list[bytes]:
-        """What a transactional reader is given that begins now."""
+        """Return the messages that a new transaction reads."""
         transaction = self.manager.start_short()
         pages = self.service.fetch(ORDERS, FetchRequest(transaction=transaction))
         found = [message.payload or b"" for page in pages for message in page]
@@ -89,12 +89,12 @@ class FeedbackKit:
         return [cell.pointer for cell in self.store.message.read(CELLS, b"", None, 1_000_000).items]
 
     def plant(self, pointer: int) -> None:
-        """Put a row that nobody expects, behind all others."""
+        """Put an unexpected row after all other rows."""
         key = MessageKey(ORDERS, 1, self.clock.now_ms(), 0).pack()
         self.store.message.put([(key, MessageValue(pointer, b"planted"))])
         self.clock.advance(1000)
 
-    def feed_back(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Kit:
+    def with_feedback(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Kit:
         proxy = Feedback(manager or self.manager, participants or ("messaging",))
         self.janitor = self.janitor.restart(feedback=proxy, **options)
         return self.janitor
@@ -103,17 +103,11 @@ class FeedbackKit:
         return self.janitor.engine.run_once()
 
     def prove(self, *, days: int = 1) -> None:
-        """Let a full run prove all given ids without handing any over."""
+        """Let a full run prove all ids without feedback to the manager."""
         self.run()
         self.clock.advance(days * DAY)
         assert self.run().boundary is not None
         assert self.invalid() == self.aborted
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -142,21 +136,21 @@ def kit(make_kit: Callable[[Store], FeedbackKit]) -> FeedbackKit:
 
 @pytest.fixture
 def ready(kit: FeedbackKit) -> FeedbackKit:
-    """Two transactions are proven clean, and still on the list."""
+    """Return a kit with two proven transactions that are still on the list."""
     kit.commit()
-    kit.give_up()
-    kit.give_up()
+    kit.publish_invalid()
+    kit.publish_invalid()
     kit.prove()
     return kit
 
 
 @dataclass
 class ManagerProxy:
-    """A manager that keeps what it is told, and fails or answers as it is set to.
+    """A proxy of a manager that records truncations, and fails or responds as a test sets it.
 
     Attributes:
-        batches: how many ids came at once.
-        on_call: done before it answers with its list.
+        batches: the number of ids in each call.
+        on_call: called before it responds with its list.
     """
 
     manager: TransactionManager
@@ -191,13 +185,13 @@ def messages_of(report: Report) -> list[str]:
 @pytest.mark.parametrize("kind", ["memory", "leveldb"])
 def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kind: str, tmp_path: Path) -> None:
     kit = make_kit(MemoryStore() if kind == "memory" else LevelDBStore(tmp_path / "messaging", create=True))
-    kit.feed_back()
+    kit.with_feedback()
     for day in range(4):
         kit.commit(b"committed on day %d" % day)
-        first = kit.give_up()
-        second = kit.give_up()
+        first = kit.publish_invalid()
+        second = kit.publish_invalid()
         report = kit.run()
-        # What was given up today has been negated, and may still be written to.
+        # The rows of today's invalid transaction are inverted, but its client may still write.
         assert (report.truncated, kit.invalid()) == (2 * bool(day), [first, second])
         assert kit.run().truncated == 0
         kit.clock.advance(DAY - HOUR)
@@ -212,9 +206,9 @@ def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kin
 
 def test_run_without_new_proven_ids_does_not_call_the_manager(ready: FeedbackKit) -> None:
     proxy = ManagerProxy(ready.manager)
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     assert (ready.run().truncated, proxy.calls) == (2, 1)
-    ready.give_up()
+    ready.publish_invalid()
     before = ready.store.calls["cells"]
     assert (ready.run().truncated, proxy.calls, proxy.ids) == (0, 1, ready.aborted[:2])
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
@@ -227,7 +221,7 @@ def test_id_within_the_boundary_that_is_not_closed_stays_listed(ready: FeedbackK
     proxy = ManagerProxy(
         ready.manager, shown=VisibilityState(0, 0, seen.write_pointer, array("q", [first, never_met, last]))
     )
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     assert (ready.run().truncated, proxy.ids) == (2, [first, last])
 
 
@@ -246,11 +240,11 @@ def test_proven_ids_exclude_closed_ids_above_the_boundary() -> None:
 
 def test_proven_ids_leave_in_batches(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
-        ready.give_up()
+        ready.publish_invalid()
     ready.prove()
     monkeypatch.setattr(feedback, "BATCH_IDS", 3)
     proxy = ManagerProxy(ready.manager)
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     assert ready.run().truncated == 7
     assert (proxy.batches, proxy.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
 
@@ -260,14 +254,14 @@ def test_proven_ids_leave_the_list_over_thrift(ready: FeedbackKit, stack: ExitSt
     service.start()
     stack.callback(service.stop)
     client = stack.enter_context(TransactionClient(service.address, 60))
-    ready.feed_back(client)
-    ready.give_up()
+    ready.with_feedback(client)
+    ready.publish_invalid()
     assert (ready.run().truncated, ready.invalid()) == (2, ready.aborted[2:])
 
 
 def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) -> None:
     proxy = ManagerProxy(ready.manager)
-    ready.feed_back(proxy, "messaging", "datasets")
+    ready.with_feedback(proxy, "messaging", "datasets")
     for _ in range(2):
         report = ready.run()
         [reason] = messages_of(report)
@@ -290,7 +284,7 @@ def test_withheld_names_any_participant_but_messaging(participants: tuple[str, .
 def test_row_that_refutes_the_boundary_keeps_the_list_until_proven_again(ready: FeedbackKit) -> None:
     ready.plant(ready.aborted[1])
     proxy = ManagerProxy(ready.manager)
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     report = ready.run()
     [error] = report.errors
     assert error.startswith("the boundary ")
@@ -302,7 +296,7 @@ def test_row_that_refutes_the_boundary_keeps_the_list_until_proven_again(ready: 
         ready.janitor.state, Deployment("memory", "apply", "", ready.janitor.engine.deps.terms), ready.clock
     )
     assert (status.boundary.bound, status.boundary.obstacles[0], status.boundary.refuted) == (None, error, error)
-    # The search for open transactions would not meet it, so the next run is a full one.
+    # The next run is full, because a search for open transactions would not find the row.
     ready.clock.advance(1)
     report = ready.run()
     assert report.full
@@ -315,10 +309,10 @@ def test_row_that_refutes_the_boundary_keeps_the_list_until_proven_again(ready: 
 
 
 def test_row_of_an_id_that_left_refutes_the_boundary_of_later_ones(ready: FeedbackKit) -> None:
-    ready.feed_back()
+    ready.with_feedback()
     assert ready.run().truncated == 2
     ready.plant(ready.aborted[0])
-    ready.give_up()
+    ready.publish_invalid()
     ready.run()
     ready.clock.advance(DAY)
     report = ready.run()
@@ -327,7 +321,7 @@ def test_row_of_an_id_that_left_refutes_the_boundary_of_later_ones(ready: Feedba
 
 def test_feedback_of_plans_and_applied_plans_truncates_nothing(ready: FeedbackKit, tmp_path: Path) -> None:
     proxy = ManagerProxy(ready.manager)
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     assert ready.janitor.engine.rehearse().truncated == 0
     ready.janitor.engine.preview(out=tmp_path / "plan.json")
     assert ready.janitor.engine.carry_out(tmp_path / "plan.json").truncated == 0
@@ -335,15 +329,15 @@ def test_feedback_of_plans_and_applied_plans_truncates_nothing(ready: FeedbackKi
 
 
 def test_feedback_after_a_run_of_some_topics_truncates_nothing(ready: FeedbackKit) -> None:
-    ready.feed_back()
+    ready.with_feedback()
     assert ready.janitor.engine.run_once(patterns=("default:*",)).truncated == 0
     assert ready.invalid() == ready.aborted
 
 
 def test_feedback_without_a_boundary_truncates_nothing(kit: FeedbackKit) -> None:
-    kit.give_up()
+    kit.publish_invalid()
     kit.clock.advance(DAY)
-    kit.feed_back(lifetime_known=False)
+    kit.with_feedback(lifetime_known=False)
     report = kit.run()
     assert (report.boundary, report.truncated, kit.invalid()) == (None, 0, kit.aborted)
     [record] = kit.janitor.state.open_ids().values()
@@ -352,7 +346,7 @@ def test_feedback_without_a_boundary_truncates_nothing(kit: FeedbackKit) -> None
 
 def test_obstacle_after_the_boundary_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready.store, "obstacles", lambda: ["another janitor is at work"])
-    ready.feed_back()
+    ready.with_feedback()
     report = ready.run()
     assert report.boundary is not None
     assert (report.truncated, ready.invalid()) == (0, ready.aborted)
@@ -360,13 +354,13 @@ def test_obstacle_after_the_boundary_keeps_list(ready: FeedbackKit, monkeypatch:
 
 def test_feedback_with_a_pause_truncates_nothing(ready: FeedbackKit) -> None:
     ready.janitor.state.pause("default:nothing", ready.clock.now_ms())
-    ready.feed_back()
+    ready.with_feedback()
     assert (ready.run().truncated, ready.invalid()) == (0, ready.aborted)
 
 
 def test_clock_set_back_during_the_audit_keeps_the_list(ready: FeedbackKit) -> None:
     proxy = ManagerProxy(ready.manager, on_call=lambda: ready.clock.step(-3 * DAY))
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     report = ready.run()
     assert (proxy.calls, proxy.ids, report.truncated, report.errors) == (1, [], 0, [])
 
@@ -374,7 +368,7 @@ def test_clock_set_back_during_the_audit_keeps_the_list(ready: FeedbackKit) -> N
 def test_feedback_to_the_manager_of_another_system_sends_nothing(ready: FeedbackKit) -> None:
     other = VisibilityState(0, 0, ready.manager.visibility().write_pointer - 1, array("q", ready.aborted[:1]))
     proxy = ManagerProxy(ready.manager, shown=other)
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     report = ready.run()
     assert (proxy.ids, report.truncated, report.errors) == ([], 0, [])
     [reason] = messages_of(report)
@@ -383,23 +377,23 @@ def test_feedback_to_the_manager_of_another_system_sends_nothing(ready: Feedback
 
 def test_empty_list_of_the_manager_is_not_audited(ready: FeedbackKit) -> None:
     proxy = ManagerProxy(ready.manager, shown=VisibilityState(0, 0, ready.manager.visibility().write_pointer))
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     before = ready.store.calls["cells"]
     assert (ready.run().truncated, proxy.calls, ready.store.calls["cells"]) == (0, 1, before)
 
 
-def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
-    """An observer that does something when the audit has read its first page."""
+def observer_of_audit(action: Callable[[], object]) -> Callable[..., None]:
+    """Return an observer that calls a function after the first page of the audit."""
 
     def observer(phase: str, *_: object) -> None:
         if phase == "audit":
-            happen()
+            action()
 
     return observer
 
 
 def test_feedback_paused_during_its_audit_truncates_nothing(ready: FeedbackKit) -> None:
-    ready.feed_back(observer=during_the_audit(lambda: ready.janitor.state.pause(EVERYTHING, ready.clock.now_ms())))
+    ready.with_feedback(observer=observer_of_audit(lambda: ready.janitor.state.pause(EVERYTHING, ready.clock.now_ms())))
     report = ready.run()
     assert (report.truncated, report.errors, messages_of(report), ready.invalid()) == (0, [], [], ready.aborted)
 
@@ -407,7 +401,7 @@ def test_feedback_paused_during_its_audit_truncates_nothing(ready: FeedbackKit) 
 def test_feedback_losing_the_lease_during_its_audit_truncates_nothing(ready: FeedbackKit) -> None:
     mine, other = (Lease(ready.janitor.state, holder, 60, ready.clock) for holder in ("this one", "another"))
     mine.acquire()
-    ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
+    ready.with_feedback(lease=mine, observer=observer_of_audit(lambda: other.acquire(sole=True)))
     report = ready.run()
     assert (report.truncated, ready.invalid()) == (0, ready.aborted)
     assert "lease" in {note.guard for note in report.guards}
@@ -417,7 +411,7 @@ def test_refutation_after_a_lost_lease_keeps_the_boundary(ready: FeedbackKit) ->
     ready.plant(ready.aborted[0])
     mine, other = (Lease(ready.janitor.state, holder, 60, ready.clock) for holder in ("this one", "another"))
     mine.acquire()
-    ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
+    ready.with_feedback(lease=mine, observer=observer_of_audit(lambda: other.acquire(sole=True)))
     ready.run()
     assert ready.janitor.state.boundary() is not None
 
@@ -426,7 +420,7 @@ def test_long_audit_renews_the_lease(ready: FeedbackKit) -> None:
     lease = Lease(ready.janitor.state, "this one", 60, ready.clock)
     lease.acquire()
     before = ready.janitor.state.lease()
-    ready.feed_back(lease=lease, observer=during_the_audit(lambda: ready.clock.advance(30_000)))
+    ready.with_feedback(lease=lease, observer=observer_of_audit(lambda: ready.clock.advance(30_000)))
     assert ready.run().truncated == 2
     assert ready.janitor.state.lease() != before
 
@@ -434,7 +428,7 @@ def test_long_audit_renews_the_lease(ready: FeedbackKit) -> None:
 def test_stop_during_the_audit_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "PAGE_ROWS", 1)
     pages: list[int] = []
-    ready.feed_back(observer=during_the_audit(lambda: pages.append(1)), is_stopping=lambda: bool(pages))
+    ready.with_feedback(observer=observer_of_audit(lambda: pages.append(1)), is_stopping=lambda: bool(pages))
     report = ready.run()
     assert (len(pages), report.truncated, ready.invalid()) == (1, 0, ready.aborted)
     assert "interrupted" in {note.guard for note in report.guards}
@@ -443,20 +437,20 @@ def test_stop_during_the_audit_keeps_list(ready: FeedbackKit, monkeypatch: pytes
 def test_stop_between_batches_keeps_rest(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "BATCH_IDS", 1)
     proxy = ManagerProxy(ready.manager)
-    ready.feed_back(proxy, is_stopping=lambda: bool(proxy.ids))
+    ready.with_feedback(proxy, is_stopping=lambda: bool(proxy.ids))
     report = ready.run()
     assert (proxy.ids, report.truncated, ready.invalid()) == (ready.aborted[:1], 1, ready.aborted[1:])
     assert "interrupted" in {note.guard for note in report.guards}
-    ready.feed_back(is_stopping=never)
+    ready.with_feedback(is_stopping=never)
     assert (ready.run().truncated, ready.invalid()) == (1, [])
 
 
 @pytest.mark.parametrize(
     ("failing", "error"),
     [
-        ("silent", NoSnapshot("nobody answers.")),
-        ("error", ServiceUnavailable("nobody answers.")),
-        ("error", StoreError("nobody answers.")),
+        ("silent", NoSnapshot("no response.")),
+        ("error", ServiceUnavailable("no response.")),
+        ("error", StoreError("no response.")),
     ],
     ids=["no list", "no service", "no log"],
 )
@@ -465,19 +459,19 @@ def test_feedback_after_a_manager_failure_is_retried_by_the_next_run(
 ) -> None:
     proxy = ManagerProxy(ready.manager)
     setattr(proxy, failing, error)
-    ready.feed_back(proxy)
+    ready.with_feedback(proxy)
     report = ready.run()
     [reason] = messages_of(report)
-    assert reason.endswith("nobody answers.")
+    assert reason.endswith("no response.")
     assert (report.truncated, report.errors, ready.invalid()) == (0, [], ready.aborted)
     assert ready.janitor.state.runs(1)[0].result == "done"
     assert ready.janitor.state.boundary() is not None
-    ready.feed_back()
+    ready.with_feedback()
     assert (ready.run().truncated, ready.invalid()) == (2, [])
 
 
 def test_audit_that_fails_keeps_the_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready.feed_back()
+    ready.with_feedback()
     read = ready.store.message.read
 
     def fail_for_the_audit(kind: Any, *rest: Any) -> Any:
@@ -494,7 +488,7 @@ def test_audit_that_fails_keeps_the_list(ready: FeedbackKit, monkeypatch: pytest
 
 
 def test_report_history_and_log_count_ids(ready: FeedbackKit, caplog: pytest.LogCaptureFixture) -> None:
-    ready.feed_back()
+    ready.with_feedback()
     report = ready.run()
     assert report.truncated == 2
     assert ready.janitor.state.report(report.id, Report) == report

@@ -23,7 +23,7 @@ from tms_core.transaction.model import TX_PER_MS
 
 
 class ClaimKit(ServedStore):
-    """A server with a group, and a janitor that hands back what is proven, on one store at one clock."""
+    """A server with a consumer group, and a janitor with feedback of proven ids."""
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack, {"ttl": "8640000"})
@@ -44,7 +44,7 @@ class ClaimKit(ServedStore):
         return list(self.manager.visibility().invalid)
 
     def pass_days(self) -> None:
-        """Long enough for an id to be closed and handed back."""
+        """Advance the clock until an id is closed and leaves the list."""
         for _ in range(3):
             self.clock.advance(DAY)
             self.janitor.engine.run_once()
@@ -66,7 +66,7 @@ def test_trap_b_void_claim_is_freed_before_its_id_leaves_the_list(kit: ClaimKit)
     kit.pass_days()
     assert kit.invalid() == []
     assert kit.claims() == [(0, 0)]
-    # Readers would take the claim for done by now.
+    # Without the release, readers would treat the claim as done.
     assert kit.poll()[1] == [b"a", b"b"]
 
 
@@ -80,7 +80,7 @@ def test_trap_b_claim_that_cannot_be_freed_keeps_its_id(kit: ClaimKit, monkeypat
             kit.clock.advance(DAY)
             with pytest.raises(StoreError):
                 kit.janitor.engine.run_once()
-            # What was proven on the way would outlive the run.
+            # Evidence from an interrupted run would remain.
             evidence = kit.janitor.state.evidence()
             assert all(interval.started_ms <= pointer // TX_PER_MS for interval in evidence)
     assert kit.invalid() == [pointer]

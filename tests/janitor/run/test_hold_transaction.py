@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ HOLDING = {"ttl": "60", "hold": "transaction"}
 
 
 class HoldKit(ServedStore):
-    """A server and a janitor that sweeps every minute, with a topic whose messages live a minute."""
+    """A server with a topic whose messages expire after a minute, and a janitor that sweeps every minute."""
 
     def __init__(self, stack: ExitStack, properties: dict[str, str]) -> None:
         super().__init__(stack, properties, cache_bytes=0)
@@ -44,12 +43,6 @@ class HoldKit(ServedStore):
         self.manager.abort(tx)
         assert set(found) <= set(plain)
         return found
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
 
 
 @pytest.mark.parametrize("own_ttl", [None, 60])

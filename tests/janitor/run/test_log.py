@@ -32,7 +32,7 @@ def messages(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> lis
 
 
 @pytest.fixture(autouse=True)
-def listening(caplog: pytest.LogCaptureFixture) -> None:
+def log_info_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "janitor.run.log")
 
 
@@ -129,32 +129,32 @@ def test_log_of_a_repeated_error_has_it_once(caplog: pytest.LogCaptureFixture) -
     assert messages(caplog, logging.ERROR) == []
 
 
-def left_alone(unknown_row_log: int) -> Kit:
+def janitor_with_unknown_rows(unknown_row_log: int) -> Kit:
     store = MemoryStore()
     unknown_topic(store, "default:lost").plain(1, NOW_MS)
     store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(unknown_row_log)])
     return janitor(store)
 
 
-def named(caplog: pytest.LogCaptureFixture) -> list[str]:
+def named_rows(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("skipped")]
 
 
 def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    kit = left_alone(1)
+    kit = janitor_with_unknown_rows(1)
     kit.engine.run_once(adopt=True)
-    assert named(caplog) == [
+    assert named_rows(caplog) == [
         "skipped a row of the message table with an unrecognized key: 2330303030",
         "skipped rows of topic default:lost, which has no readable metadata",
     ]
     kit.engine.preview()
-    assert len(named(caplog)) == 2
+    assert len(named_rows(caplog)) == 2
 
 
 def test_log_of_a_topic_created_during_the_run_does_not_name_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    kit = left_alone(0)
+    kit = janitor_with_unknown_rows(0)
 
     def make(call: Call) -> None:
         if call.name.startswith("message.") and kit.store.metadata.get(b"default:new:") is None:
@@ -163,7 +163,7 @@ def test_log_of_a_topic_created_during_the_run_does_not_name_it(caplog: pytest.L
     watch(kit.store, before=make)
     kit.engine.run_once(adopt=True)
     lost = "skipped rows of topic default:lost, which has no readable metadata"
-    assert named(caplog) == [lost]
+    assert named_rows(caplog) == [lost]
 
 
 def test_unknown_row_log_has_the_last_ones(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,5 +172,5 @@ def test_unknown_row_log_has_the_last_ones(caplog: pytest.LogCaptureFixture, mon
     for number in range(10):
         log.name(Outcome(unrecognized=[UnrecognizedKey("message", f"{number:02}")]), metadata)
     log.name(Outcome(unrecognized=[UnrecognizedKey("message", "09")]), metadata)
-    assert len(named(caplog)) == 10
+    assert len(named_rows(caplog)) == 10
     assert [*log._named] == [UnrecognizedKey("message", key) for key in ("07", "08", "09")]

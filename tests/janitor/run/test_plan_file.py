@@ -33,7 +33,7 @@ NOW = ClockAnchor(NOW_MS, 1000, "boot")
 TERMS = Terms(3600, ("system:*",), LIFETIME, lifetime_known=True, snapshot_interval_seconds=60)
 TTL_SECONDS = 60
 DUE_MS = NOW_MS - 60_000
-#: A cut-off that this run may not pass.
+#: The cutoff of a held topic.
 HELD_AT_MS = DUE_MS - 600_000
 MARK = "ab" * 16
 
@@ -45,22 +45,22 @@ ORDERS_DUE = time_prefix(ORDERS.prefix, 3, DUE_MS)
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Orders in its third life, and returns in its first."""
+    """Return a store with ``orders`` in generation 3 and ``returns`` in generation 1."""
     store = MemoryStore()
     topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=3)
     topic(store, str(RETURNS), ttl_seconds=TTL_SECONDS)
     return store
 
 
-def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> Run:
-    """Orders may go as far as the rules, returns is held ten minutes longer."""
+def context_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> Run:
+    """Return the context of a run in which ``returns`` is held 10 minutes before its due cutoff."""
     records = {ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS), RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS)}
     run = Run(store, terms, TransactionView(None, NOW_MS, LIFETIME.undecided_ms), records, prepared(store), label=label)
     run.load_topics()
     return run
 
 
-def about(
+def entry_key(
     topic_id: TopicId = ORDERS,
     generation: int = 3,
     table: DataTable = "message",
@@ -71,7 +71,7 @@ def about(
 
 
 def write(path: Path, context: Run, *keys: EntryKey, what_if: bool = False, pointers: tuple[int, ...] = ()) -> Path:
-    """A plan of one row under each of the keys."""
+    """Write a plan with one row for each key."""
     outcome = Outcome()
     for key in keys:
         outcome.entries.setdefault(key, Entry(*key)).add([b"key"], 10, 1, 2)
@@ -89,7 +89,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def tamper(path: Path, *, seal: bool = False, **changes: Any) -> None:
-    """Change a plan file by hand, and seal it with a right checksum or not."""
+    """Change a plan file; with ``seal``, write a correct checksum."""
     document = {**load(path), **changes}
     if seal:
         document["sha256"] = checksum(document)
@@ -97,7 +97,7 @@ def tamper(path: Path, *, seal: bool = False, **changes: Any) -> None:
 
 
 def test_plan_file_has_the_report_and_its_terms(store: MemoryStore, tmp_path: Path) -> None:
-    document = load(write(tmp_path / "plan", world_of(store), about()))
+    document = load(write(tmp_path / "plan", context_of(store), entry_key()))
     assert (document["id"], document["mode"], document["effective_now_ms"]) == ("1-ab", "plan", NOW_MS - 5)
     assert document["totals"]["expired"] == 1
     assert document["store_id"] == MARK
@@ -127,8 +127,8 @@ def test_plan_file_has_the_report_and_its_terms(store: MemoryStore, tmp_path: Pa
 
 
 def test_plan_file_of_a_topic_without_metadata_has_null_metadata(store: MemoryStore, tmp_path: Path) -> None:
-    key = about(LOST, 1, rule=Rule.INVALID_TRANSACTION)
-    path = write(tmp_path / "plan", world_of(store), key, pointers=(9,))
+    key = entry_key(LOST, 1, rule=Rule.INVALID_TRANSACTION)
+    path = write(tmp_path / "plan", context_of(store), key, pointers=(9,))
     assert load(path)["topics"][0]["metadata"] is None
     assert load(path)["topics"][0]["frontier"] is None
     assert plan.read(path).topics == {}
@@ -136,8 +136,8 @@ def test_plan_file_of_a_topic_without_metadata_has_null_metadata(store: MemorySt
 
 
 def test_plan_file_has_pointers_in_order_as_decimal_strings(store: MemoryStore, tmp_path: Path) -> None:
-    keys = about(), about(rule=Rule.INVALID_TRANSACTION)
-    expired, inverted = load(write(tmp_path / "plan", world_of(store), *keys, pointers=(2**63 - 1, 10, 9)))["topics"]
+    keys = entry_key(), entry_key(rule=Rule.INVALID_TRANSACTION)
+    expired, inverted = load(write(tmp_path / "plan", context_of(store), *keys, pointers=(2**63 - 1, 10, 9)))["topics"]
     assert inverted["pointers"] == ["9", "10", "9223372036854775807"]
     assert (expired["pointers"], inverted["ranges"]) == ([], [])
 
@@ -151,8 +151,8 @@ def applied(generation: int, cutoff_ms: int, hold: Hold | None = None) -> Fronti
 
 
 def test_plan_file_reads_back_as_written(store: MemoryStore, tmp_path: Path) -> None:
-    context = world_of(store)
-    keys = (about(), about(RETURNS, 1), about(rule=Rule.INVALID_TRANSACTION))
+    context = context_of(store)
+    keys = (entry_key(), entry_key(RETURNS, 1), entry_key(rule=Rule.INVALID_TRANSACTION))
     read_back = plan.read(write(tmp_path / "plan", context, *keys, pointers=(7, 5)))
     returns_1 = generation_prefix(RETURNS.prefix, 1)
     assert read_back == PlanFile(
@@ -173,8 +173,8 @@ def test_plan_file_reads_back_as_written(store: MemoryStore, tmp_path: Path) -> 
 
 
 def test_plan_file_has_the_pointers_of_each_topic(store: MemoryStore, tmp_path: Path) -> None:
-    keys = [about(each, 1, rule=Rule.INVALID_TRANSACTION) for each in (ORDERS, RETURNS)]
-    path = write(tmp_path / "plan", world_of(store), *keys, pointers=(5,))
+    keys = [entry_key(each, 1, rule=Rule.INVALID_TRANSACTION) for each in (ORDERS, RETURNS)]
+    path = write(tmp_path / "plan", context_of(store), *keys, pointers=(5,))
     topics = load(path)["topics"]
     topics[1]["pointers"] = ["7"]
     tamper(path, seal=True, topics=topics)
@@ -184,32 +184,32 @@ def test_plan_file_has_the_pointers_of_each_topic(store: MemoryStore, tmp_path: 
 @pytest.mark.parametrize(
     ("key", "ranges"),
     [
-        (about(generation=1, rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_1, ORDERS_2)]),
-        (about(generation=2, rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_2, ORDERS_3)]),
-        (about(), [KeyRange(ORDERS_3, ORDERS_DUE)]),
-        (about(table="payload"), [KeyRange(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
-        (about(table="payload", rule=Rule.PROCESSED), [KeyRange(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
-        (about(generation=1, table="payload", rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_1, ORDERS_2)]),
-        (about(LOST), []),
+        (entry_key(generation=1, rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_1, ORDERS_2)]),
+        (entry_key(generation=2, rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_2, ORDERS_3)]),
+        (entry_key(), [KeyRange(ORDERS_3, ORDERS_DUE)]),
+        (entry_key(table="payload"), [KeyRange(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
+        (entry_key(table="payload", rule=Rule.PROCESSED), [KeyRange(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
+        (entry_key(generation=1, table="payload", rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_1, ORDERS_2)]),
+        (entry_key(LOST), []),
     ],
 )
 def test_plan_file_entry_allows_only_its_generation_and_rule(
     store: MemoryStore, tmp_path: Path, key: EntryKey, ranges: list[KeyRange]
 ) -> None:
-    limits = read(tmp_path / "plan", world_of(store), key).limits
+    limits = read(tmp_path / "plan", context_of(store), key).limits
     assert list(limits.ranges(key.table, key.topic)) == ranges
     assert limits.ranges("payload" if key.table == "message" else "message", key.topic) == ()
 
 
 def test_plan_file_ranges_of_a_topic_are_in_key_order(store: MemoryStore, tmp_path: Path) -> None:
-    keys = about(), about(generation=1, rule=Rule.OLD_GENERATION)
-    ranges = read(tmp_path / "plan", world_of(store), *keys).limits.ranges("message", ORDERS)
+    keys = entry_key(), entry_key(generation=1, rule=Rule.OLD_GENERATION)
+    ranges = read(tmp_path / "plan", context_of(store), *keys).limits.ranges("message", ORDERS)
     assert ranges == (KeyRange(ORDERS_1, ORDERS_2), KeyRange(ORDERS_3, ORDERS_DUE))
 
 
 @pytest.mark.parametrize("hold", [hold for hold in Hold if hold is not Hold.FIRST_CONTACT])
 def test_plan_file_shows_held_rows_without_a_limit(store: MemoryStore, tmp_path: Path, hold: Hold) -> None:
-    path = write(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=hold))
+    path = write(tmp_path / "plan", context_of(store), entry_key(RETURNS, 1, held=hold))
     [item] = load(path)["topics"]
     held_from, held_to = (time_prefix(RETURNS.prefix, 1, ms).hex() for ms in (HELD_AT_MS, DUE_MS))
     assert item["held"] == str(hold)
@@ -218,16 +218,16 @@ def test_plan_file_shows_held_rows_without_a_limit(store: MemoryStore, tmp_path:
 
 
 def test_plan_file_of_payloads_covers_their_generation(store: MemoryStore, tmp_path: Path) -> None:
-    keys = (about(RETURNS, 1, "payload"), about(RETURNS, 1, "payload", held=Hold.FRONTIER))
-    path = write(tmp_path / "plan", world_of(store), *keys)
+    keys = (entry_key(RETURNS, 1, "payload"), entry_key(RETURNS, 1, "payload", held=Hold.FRONTIER))
+    path = write(tmp_path / "plan", context_of(store), *keys)
     first, second = load(path)["topics"]
     assert first["ranges"] == second["ranges"] != []
     assert len(plan.read(path).limits.ranges("payload", RETURNS)) == 1
 
 
 def test_plan_file_before_adoption_may_delete_afterwards(store: MemoryStore, tmp_path: Path) -> None:
-    context = world_of(store, Hold.FIRST_CONTACT)
-    limits = read(tmp_path / "plan", context, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
+    context = context_of(store, Hold.FIRST_CONTACT)
+    limits = read(tmp_path / "plan", context, entry_key(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
     returns_1 = generation_prefix(RETURNS.prefix, 1)
     assert limits.ranges("message", RETURNS) == (KeyRange(returns_1, time_prefix(RETURNS.prefix, 1, DUE_MS)),)
 
@@ -260,7 +260,7 @@ CHANGED, NO_PLAN = "was changed after it was made", "is not a plan file"
 def test_plan_file_that_was_changed_is_rejected(
     store: MemoryStore, tmp_path: Path, sealed: bool, change: dict[str, Any], says: str
 ) -> None:
-    path = write(tmp_path / "plan", world_of(store), about())
+    path = write(tmp_path / "plan", context_of(store), entry_key())
     tamper(path, seal=sealed, **change)
     with pytest.raises(ConfigurationError, match=says):
         plan.read(path)
@@ -280,13 +280,13 @@ def test_plan_file_with_deep_json_is_not_a_plan(tmp_path: Path, text: str) -> No
 @pytest.mark.parametrize("value", [[], {}, None, 10**30, "x" * 10, "é", 1.5e300, float("inf"), {"a": {"b": []}}])
 def test_plan_file_with_forged_values_is_rejected_or_harmless(store: MemoryStore, tmp_path: Path, value: Any) -> None:
     """Replace each value of a plan in turn and write a correct checksum."""
-    path = write(tmp_path / "plan", world_of(store), about())
+    path = write(tmp_path / "plan", context_of(store), entry_key())
     whole = load(path)
     for place in places(whole):
         path.write_text(json.dumps(whole))
-        tamper(path, seal=True, **replaced(whole, place, value))
+        tamper(path, seal=True, **replace_at(whole, place, value))
         with suppress(ConfigurationError, PlanRefused):
-            plan.read(path).check(MARK, TERMS, world_of(store))
+            plan.read(path).check(MARK, TERMS, context_of(store))
 
 
 def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -296,7 +296,7 @@ def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(child, (*at, name))
 
 
-def replaced(whole: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+def replace_at(whole: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
     """Return a copy of a document with another value at a place."""
     copied: dict[str, Any] = json.loads(json.dumps(whole))
     node: Any = copied
@@ -327,7 +327,7 @@ def test_plan_file_without_an_end_is_rejected(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_plan_file_of_another_time_is_rejected(store: MemoryStore, tmp_path: Path) -> None:
-    path = write(tmp_path / "plan", world_of(store), about(), what_if=True)
+    path = write(tmp_path / "plan", context_of(store), entry_key(), what_if=True)
     with pytest.raises(ConfigurationError, match="what-if") as refused:
         plan.read(path)
     assert "without --at" in refused.value.hint
@@ -348,8 +348,8 @@ def test_plan_file_that_does_not_exist_is_rejected_with_the_reason(tmp_path: Pat
 
 @pytest.fixture
 def made(store: MemoryStore, tmp_path: Path) -> PlanFile:
-    """A plan that rests on orders alone."""
-    return read(tmp_path / "plan", world_of(store), about())
+    """Return a plan that depends only on ``orders``."""
+    return read(tmp_path / "plan", context_of(store), entry_key())
 
 
 @pytest.mark.parametrize(
@@ -366,13 +366,13 @@ def made(store: MemoryStore, tmp_path: Path) -> PlanFile:
 )
 def test_plan_by_other_terms_names_them(store: MemoryStore, made: PlanFile, terms: Terms, names: str) -> None:
     with pytest.raises(PlanRefused, match=rf": {names}\."):
-        made.check(MARK, terms, world_of(store))
+        made.check(MARK, terms, context_of(store))
 
 
 def test_plan_of_held_rows_alone_does_not_rest_on_the_topic(store: MemoryStore, tmp_path: Path) -> None:
-    made = read(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=Hold.FRONTIER))
+    made = read(tmp_path / "plan", context_of(store), entry_key(RETURNS, 1, held=Hold.FRONTIER))
     topic(store, str(RETURNS), ttl_seconds=1)
-    made.check(MARK, TERMS, world_of(store))
+    made.check(MARK, TERMS, context_of(store))
 
 
 METADATA = TopicMetadata(TopicId("default", "orders"), 1, 60)
@@ -401,14 +401,14 @@ def test_what_if_with_invalid_text_is_rejected(text: str) -> None:
         WhatIf.parse(text)
 
 
-@pytest.mark.parametrize("face", [lambda store: store, read_only], ids=["a store", "a daemon's store"])
-def test_supposed_changes_ttls_alone_and_writes_nothing(face: Callable[[MemoryStore], Store]) -> None:
+@pytest.mark.parametrize("wrap", [lambda store: store, read_only], ids=["a store", "a daemon's store"])
+def test_supposed_changes_ttls_alone_and_writes_nothing(wrap: Callable[[MemoryStore], Store]) -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60)
     topic(store, "other:orders", ttl_seconds=60)
     store.metadata.compare_and_set(b"default:broken:", None, b"{")
     before = store.metadata.rows()
-    then = suppose_ttls(face(store), WhatIf.parse("ttl=1d,topic=default:*"))
+    then = suppose_ttls(wrap(store), WhatIf.parse("ttl=1d,topic=default:*"))
     ttls = {key: found.ttl_seconds for key, value in then.metadata.rows() if (found := parse_or_none(key, value))}
     assert ttls == {b"default:orders:": 86_400, b"other:orders:": 60}
     assert then.metadata.get(b"default:broken:") == b"{"

@@ -29,7 +29,7 @@ CONSUMED = {"ttl": "8640000", "retention": "consumed"}
 
 
 class ProcessedKit(ServedStore):
-    """A server with a topic whose messages go once they are processed, and a janitor, at one clock."""
+    """A server with a topic whose processed messages are deleted, and a janitor."""
 
     def __init__(self, stack: ExitStack, side: SideTable | None = None) -> None:
         super().__init__(stack, CONSUMED, side)
@@ -52,7 +52,7 @@ class ProcessedKit(ServedStore):
         self.manager.commit(self.claim(name, limit).transaction_id)
 
     def publish_processed(self, *payloads: bytes, limit: int = 10) -> None:
-        """Let the group register, and process as many of these messages."""
+        """Register the group, publish messages, and process some of them."""
         self.register()
         self.publish(*payloads)
         self.process(limit=limit)
@@ -136,7 +136,7 @@ def test_slowest_of_several_consumers_counts_until_it_is_forgotten(kit: Processe
 
 def test_sweep_keeps_processed_rows_until_the_hold_has_passed(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
-    kit.sweep(HOUR - 1)  # of which one millisecond has passed
+    kit.sweep(HOUR - 1)  # one millisecond of the hold has passed
     assert kit.left() == [b"a"]
     kit.sweep(1)
     assert kit.left() == []
@@ -248,8 +248,8 @@ def test_sweep_with_unreadable_consumers_keeps_all_and_reports_it(kit: Processed
     assert not report.errors
 
 
-class BusySide(MemorySide):
-    """A side table that tells of each operation before it is done."""
+class WatchedSide(MemorySide):
+    """A side table that calls a function before each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,13 +273,13 @@ class BusySide(MemorySide):
 
 
 def _swept_while(moment: int, previous: bool) -> tuple[int, bool, list[bytes]]:
-    """Sweep while another consumer begins, or one goes back, before the operation with this number.
+    """Sweep; before the operation with this number, register another consumer, or move one back.
 
     Returns:
-        How many operations there were, whether it began, and what it was not given though it was unread.
+        The number of operations, whether the consumer was registered, and its deleted unread messages.
     """
     with ExitStack() as stack:
-        side = BusySide()
+        side = WatchedSide()
         kit = ProcessedKit(stack, side)
         kit.register()
         kit.publish(b"a")
@@ -346,7 +346,7 @@ def test_fetch_of_rows_deleted_as_consumed_returns_none_from_cache(kit: Processe
     kit.process(limit=1)
     kit.sweep()
     assert kit.left() == kit.fetched() == [b"b", b"c"]
-    # Released rows that no janitor has deleted yet are still there for plain readers.
+    # Released rows that are not deleted yet are visible to readers without a group.
     announce(kit.side, kit.metadata(), 1 << 62)
     assert kit.left() == kit.fetched() == [b"b", b"c"]
 
@@ -390,12 +390,12 @@ def test_why_of_a_processed_message_names_the_rule_and_its_run(kit: ProcessedKit
 def test_announcements_of_two_keep_the_further(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, exchange = kit.metadata(), kit.side.exchange
 
-    def beaten(*given: Any) -> bool:
+    def fail(*given: Any) -> bool:
         monkeypatch.setattr(kit.side, "exchange", exchange)
         announce(kit.side, topic, 7)
         return exchange(*given)
 
-    monkeypatch.setattr(kit.side, "exchange", beaten)
+    monkeypatch.setattr(kit.side, "exchange", fail)
     announce(kit.side, topic, 9)
     announce(kit.side, topic, 8)
     assert announced(kit.side, topic) == 9

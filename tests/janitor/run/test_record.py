@@ -24,6 +24,7 @@ from tests.builders import (
     NOW_MS,
     Call,
     Kit,
+    ProcessKilled,
     Topic,
     fail_at,
     janitor,
@@ -43,13 +44,13 @@ NAMES = ("default:a", "default:b")
 
 
 def counter(kit: Kit, name: str, **labels: str) -> float:
-    """Of all series of a counter with these labels among theirs."""
+    """Return the sum of a counter's series with these labels."""
     found = kit.state.counters()
     return sum(value for key, value in found.items() if key.name == name and set(labels.items()) <= set(key.labels))
 
 
 def overdue(kit: Kit) -> dict[tuple[str, str], int]:
-    """Rows that are due and stay, by topic and why."""
+    """Return the number of overdue rows by topic and reason."""
     items: list[dict[str, Any]] = kit.state.note("overdue") or []
     rows: Counter[tuple[str, str]] = Counter()
     for item in items:
@@ -57,12 +58,8 @@ def overdue(kit: Kit) -> dict[tuple[str, str], int]:
     return dict(rows)
 
 
-class Killed(BaseException):
-    """The process is gone; nothing catches this."""
-
-
-def slow(kit: Kit, saved: list[float], killed_at: int | None = None) -> None:
-    """Each delete takes a second from now on; what counters say after it is written down."""
+def slow_deletes(kit: Kit, saved: list[float], killed_at: int | None = None) -> None:
+    """Let each delete take a second; record the counter before each one, and kill the process at one of them."""
 
     def after(call: Call) -> None:
         if call.name == "message.delete":
@@ -72,7 +69,7 @@ def slow(kit: Kit, saved: list[float], killed_at: int | None = None) -> None:
         if call.name == "message.delete":
             saved.append(counter(kit, "rows_deleted_total", table="message", rule="expired"))
             if len(saved) == killed_at:
-                raise Killed
+                raise ProcessKilled
 
     watch(kit.store, before, after)
 
@@ -81,7 +78,7 @@ def test_record_of_a_long_run_updates_counters_during_it(store: MemoryStore) -> 
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
     saved: list[float] = []
-    slow(kit, saved)
+    slow_deletes(kit, saved)
     report = kit.engine.run_once(adopt=True)
     assert saved == [0, 2, 4, 6, 8]
     assert counter(kit, "rows_deleted_total") == report.totals.expired == 10
@@ -110,8 +107,8 @@ def test_counters_after_a_kill_count_each_deleted_row_once(store: MemoryStore) -
     kit = janitor(store, batch_rows=2)
     kit.engine.adopt()
     saved: list[float] = []
-    slow(kit, saved, killed_at=4)
-    with pytest.raises(Killed):
+    slow_deletes(kit, saved, killed_at=4)
+    with pytest.raises(ProcessKilled):
         kit.engine.run_once()
     assert (saved[-1], counter(kit, "rows_deleted_total")) == (6, 6)
     kit.engine.recover()
@@ -130,8 +127,8 @@ def test_regained_lease_closes_the_run_of_a_dead_janitor(store: MemoryStore) -> 
     other.acquire(sole=True)
     with pytest.raises(LeaseLost):
         lease.check()
-    slow(dying, [], killed_at=2)
-    with pytest.raises(Killed):
+    slow_deletes(dying, [], killed_at=2)
+    with pytest.raises(ProcessKilled):
         dying.engine.run_once()
     assert (waiting.engine.regain_lease(), len(kit.state.unfinished_runs())) == (False, 1)
     kit.clock.advance(HOUR)
@@ -146,13 +143,13 @@ def test_counters_that_cannot_be_saved_wait(
     kit = janitor(store, batch_rows=2)
     monkeypatch.setattr(kit.state, "save_running_counters", raising(StateError("the disk is full.")))
     saved: list[float] = []
-    slow(kit, saved)
+    slow_deletes(kit, saved)
     assert kit.engine.run_once(adopt=True).errors == []
     assert (saved, counter(kit, "rows_deleted_total")) == ([0] * 5, 10)
     assert caplog.text.count("the disk is full.") == 1
 
 
-def described(kit: Kit, name: str) -> Topic:
+def topic_of(kit: Kit, name: str) -> Topic:
     return unknown_topic(kit.store, name)
 
 
@@ -164,16 +161,16 @@ def approve(kit: Kit, name: str) -> None:
 def publish_invalid(kit: Kit, name: str) -> None:
     invalid = pointer(kit.clock.now_ms())
     kit.snapshots.invalid = [*kit.snapshots.invalid, invalid]
-    described(kit, name).tx(invalid, kit.clock.now_ms())
+    topic_of(kit, name).tx(invalid, kit.clock.now_ms())
 
 
-#: What may happen between two runs, to one of the topics.
-HAPPENINGS: dict[str, Callable[[Kit, str], object]] = {
-    "publish": lambda kit, name: described(kit, name).plain(*range(kit.clock.now_ms() - 3, kit.clock.now_ms())),
-    "store": lambda kit, name: described(kit, name).stored(pointer(kit.clock.now_ms()), kit.clock.now_ms()),
+#: Events of a topic between two runs.
+EVENTS: dict[str, Callable[[Kit, str], object]] = {
+    "publish": lambda kit, name: topic_of(kit, name).plain(*range(kit.clock.now_ms() - 3, kit.clock.now_ms())),
+    "store": lambda kit, name: topic_of(kit, name).stored(pointer(kit.clock.now_ms()), kit.clock.now_ms()),
     "invalid": publish_invalid,
-    "shorten": lambda kit, name: described(kit, name).describe(ttl_seconds=60),
-    "lengthen": lambda kit, name: described(kit, name).describe(ttl_seconds=TTL_SECONDS),
+    "shorten": lambda kit, name: topic_of(kit, name).describe(ttl_seconds=60),
+    "lengthen": lambda kit, name: topic_of(kit, name).describe(ttl_seconds=TTL_SECONDS),
     "pause": lambda kit, name: kit.state.pause(name, 0),
     "resume": lambda kit, name: kit.state.resume(name),
     "approve": approve,
@@ -186,7 +183,7 @@ HAPPENINGS: dict[str, Callable[[Kit, str], object]] = {
 
 
 @given(
-    happenings=st.lists(st.tuples(st.sampled_from(sorted(HAPPENINGS)), st.sampled_from(NAMES)), max_size=12),
+    happenings=st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.sampled_from(NAMES)), max_size=12),
     patient=st.booleans(),
     fails_at=st.integers(0, 80),
 )
@@ -207,7 +204,7 @@ def test_counters_are_the_sums_of_the_reports(happenings: list[tuple[str, str]],
     watch(store, before=fail)
     reports = [kit.engine.run_once(adopt=True)]
     for happening, name in happenings:
-        HAPPENINGS[happening](kit, name)
+        EVENTS[happening](kit, name)
         kit.clock.advance(1)
         reports.append(kit.engine.run_once(incremental=patient))
     expected = sums(reports)
@@ -223,7 +220,7 @@ NAMED = frozenset({"rows_deleted_total", "bytes_deleted_total", "rows_inverted_t
 
 
 def sums(reports: list[Report]) -> dict[CounterKey, float]:
-    """What the reports' JSON makes of it: another way than the one under test."""
+    """Return the counters computed from the JSON of reports, which the tested code does not use."""
     found: Counter[CounterKey] = Counter()
     for report in reports:
         document = pack(report)
@@ -268,7 +265,7 @@ def test_record_of_a_run_counts_phases_rows_and_store_calls(store: MemoryStore) 
 
 
 def calls_outside(store: MemoryStore) -> int:
-    """What was asked of the store by no run: adopting reads the metadata, filling writes."""
+    """Return the number of store calls outside of runs: an adoption reads the metadata, and the test writes rows."""
     return store.calls["put"] + store.calls["set"] + 1 + 1
 
 
@@ -297,8 +294,8 @@ def test_record_of_unsuccessful_runs_keeps_the_last_success(store: MemoryStore) 
     assert [counter(kit, "sweeps_total", result=result) for result in results] == [2, 1, 1]
 
 
-def held(kit: Kit) -> None:
-    """Two rows of a topic are held."""
+def hold_rows(kit: Kit) -> None:
+    """Shorten a TTL, which holds two rows of a topic."""
     orders = topic(kit.store, "default:a", ttl_seconds=DAY)
     kit.engine.run_once(adopt=True)
     orders.plain(NOW_MS - HOUR, NOW_MS - HOUR).describe(ttl_seconds=60)
@@ -316,23 +313,23 @@ def held(kit: Kit) -> None:
         lambda kit: kit.restart(is_stopping=lambda: True).engine.run_once(),
         lambda kit: kit.engine.run_once(),
     ],
-    ids=["patient", "of others", "interrupted", "plain"],
+    ids=["incremental", "other topics", "interrupted", "plain"],
 )
 def test_held_rows_stay_noted_by_runs_that_do_not_count(store: MemoryStore, run: Callable[[Kit], Report]) -> None:
     kit = janitor(store)
     topic(store, "default:other", ttl_seconds=60)
-    held(kit)
+    hold_rows(kit)
     kit.clock.advance(MINUTE)
     report = run(kit)
     assert overdue(kit) == {("default:a", "frontier"): 2}
     [last] = kit.state.runs(1)
-    # An interrupted run has looked at nothing.
-    assert last.held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
+    # An interrupted run has read nothing.
+    assert last.held == (0 if report.guards else 2), "the history shows a hold in each of its runs"
 
 
 def test_held_rows_of_a_topic_that_fails_stay_noted(store: MemoryStore) -> None:
     kit = janitor(store)
-    held(kit)
+    hold_rows(kit)
     of_topic = b"default:a:"
     error = StoreError("a block is damaged.")
     watch(store, before=fail_at("message.keys", error, lambda call: call.arguments[0].startswith(of_topic)))
@@ -342,7 +339,7 @@ def test_held_rows_of_a_topic_that_fails_stay_noted(store: MemoryStore) -> None:
 
 def test_held_rows_stay_noted_after_a_plan_file_is_applied(store: MemoryStore) -> None:
     kit = janitor(store)
-    held(kit)
+    hold_rows(kit)
     kept = kit.state.note("kept")
     kit.engine.apply(parse(kit.engine.plan().document, "the plan"))
     assert (overdue(kit), kit.state.note("kept")) == ({("default:a", "frontier"): 2}, kept)
@@ -350,7 +347,7 @@ def test_held_rows_stay_noted_after_a_plan_file_is_applied(store: MemoryStore) -
 
 def test_held_rows_of_a_topic_without_metadata_are_not_overdue(store: MemoryStore) -> None:
     kit = janitor(store)
-    held(kit)
+    hold_rows(kit)
     topic(store, "default:a", ttl_seconds=60).write_metadata(b"{")
     kit.engine.run_once()
     assert overdue(kit) == {}

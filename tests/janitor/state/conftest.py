@@ -21,38 +21,38 @@ from tms_core.settings.models import HBaseSettings
 __all__ = ["hbase"]
 
 
-class Memories(ABC):
+class StateKind(ABC):
     @abstractmethod
     def new(self) -> State:
         """Return an empty state."""
 
 
-class InMemory(Memories):
+class MemoryStates(StateKind):
     def new(self) -> State:
         return SqliteState.in_memory()
 
 
-class LastingMemories(Memories):
+class DurableStateKind(StateKind):
     """A kind of state that outlives its object."""
 
     @abstractmethod
-    def again(self) -> State:
+    def reopen(self) -> State:
         """Return the newest state, as another process opens it."""
 
 
-class InFiles(LastingMemories):
+class FileStates(DurableStateKind):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def new(self) -> State:
         self._last = self._folder / secrets.token_hex(4)
-        return self.again()
+        return self.reopen()
 
-    def again(self) -> State:
+    def reopen(self) -> State:
         return SqliteState(self._last)
 
 
-class InHBase(LastingMemories):
+class HBaseStates(DurableStateKind):
     """A kind of state in one shared table, in which each state has its key prefix."""
 
     def __init__(self, server: HBaseServer) -> None:
@@ -62,26 +62,26 @@ class InHBase(LastingMemories):
 
     def new(self) -> State:
         self._prefix = secrets.token_bytes(4)
-        return self.again()
+        return self.reopen()
 
-    def again(self) -> HBaseState:
+    def reopen(self) -> HBaseState:
         return HBaseState(self._wanted, prefix=self._prefix)
 
 
 @pytest.fixture(scope="session", params=["memory", "file", "hbase"])
-def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Memories:
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StateKind:
     """Return each kind of state in turn."""
-    return InMemory() if request.param == "memory" else lasting_memories(request, tmp_path_factory)
+    return MemoryStates() if request.param == "memory" else durable_kind(request, tmp_path_factory)
 
 
 @pytest.fixture(scope="session", params=["file", "hbase"])
-def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LastingMemories:
+def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DurableStateKind:
     """Return each durable kind of state in turn."""
-    return lasting_memories(request, tmp_path_factory)
+    return durable_kind(request, tmp_path_factory)
 
 
 @pytest.fixture
-def state(kind: Memories) -> Iterator[State]:
+def state(kind: StateKind) -> Iterator[State]:
     """Return an empty state of each kind in turn."""
     with kind.new() as opened:
         yield opened
@@ -95,7 +95,7 @@ def undone(state: State) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def lasting_memories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LastingMemories:
+def durable_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DurableStateKind:
     if request.param == "file":
-        return InFiles(tmp_path_factory.mktemp("state"))
-    return InHBase(request.getfixturevalue("hbase"))
+        return FileStates(tmp_path_factory.mktemp("state"))
+    return HBaseStates(request.getfixturevalue("hbase"))

@@ -33,7 +33,7 @@ FRONTIER = FrontierRecord(1, 500, ClockAnchor(1_000, 10, "boot"), 400)
 COUNT = TopicCount(1, 2, 3, 4, 5)
 ONE = CounterKey("rows_deleted_total", (("table", "message"),))
 
-#: What reads each value, and what changes it and therefore has to read it first.
+#: The function that reads each value, and the one that reads and changes it.
 VALUES: dict[str, tuple[Callable[[State], Any], Callable[[State], Any] | None]] = {
     "store": (State.store, lambda state: state.save_store(StoreRecord("other", "there"))),
     "anchor": (State.anchor, None),
@@ -52,7 +52,7 @@ VALUES: dict[str, tuple[Callable[[State], Any], Callable[[State], Any] | None]] 
     "ids.closed": (lambda state: state.known_ids(1, 1), lambda state: state.save_open_ids([OpenIdRecord(9, 1, 2, 3)])),
     "note.overdue": (HELD.read, lambda state: HELD.save(state, [])),
 }
-#: What reads each kind of row.
+#: The function that reads each kind of row.
 ROWS: dict[bytes, Callable[[State], Any]] = {
     runs.RUN: lambda state: state.runs(9),
     runs.REPORT: lambda state: state.report("one", Report),
@@ -68,7 +68,7 @@ LOOSE: dict[bytes, Callable[[State], Any]] = {
 
 @pytest.fixture
 def full(state: State) -> State:
-    """A memory with something of every kind in it."""
+    """Return a state with values and rows of every kind."""
     state.save_store(StoreRecord("mark", "leveldb:/data", 5, 6, 7))
     state.save_anchor(FRONTIER.at)
     state.save_frontiers({TOPIC: FRONTIER})
@@ -105,7 +105,7 @@ def fails(state: State, work: Callable[[State], Any], part: str) -> None:
     assert "adopt" in caught.value.hint or work is State.intents
 
 
-# A value of more than 256 bytes is not in HBase's root, which is JSON as a whole.
+# A value of more than 256 bytes is not part of HBase's root row, which is one JSON document.
 @pytest.mark.parametrize("content", [b'"' + b"odd" * 100, b'{"odd":"odd"}'])
 @pytest.mark.parametrize("name", VALUES)
 def test_read_of_a_damaged_value_names_it_and_no_change_replaces_it(full: State, name: str, content: bytes) -> None:
@@ -135,7 +135,7 @@ def test_read_of_a_damaged_row_names_its_key_and_loses_no_other(full: State, let
 
 
 def stop_of(letter: bytes) -> bytes:
-    """Where rows of a kind end; HBase's root, which is in the same table, begins like a run."""
+    """Return the stop key of a kind of row. The key of HBase's root row starts like that of a run."""
     return letter + (b"one\x00" if letter == runs.RUN else b"\xff")
 
 

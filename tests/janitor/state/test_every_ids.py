@@ -18,12 +18,12 @@ from janitor.state.base import State
 from janitor.state.documents import View
 from janitor.state.records import KnownIds, OpenIdRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
-from tests.janitor.state.conftest import LastingMemories, Memories
+from tests.janitor.state.conftest import DurableStateKind, StateKind
 from tests.support import size
 from tms_core.errors import StateBusy, StateError
 from tms_core.transaction.model import TX_PER_MS, transaction_ms
 
-#: Later than every pass below, and a window that has ended for all of them.
+#: A time after every pass below, and a window that has ended for all ids.
 NOW_MS, WINDOW_MS = 100, 10
 OPEN = OpenIdRecord(5, 1, 20)
 CLOSED = OpenIdRecord(7, 1, 20, 21)
@@ -59,8 +59,8 @@ def test_ids_that_no_longer_count_as_closed_are_in_order(state: State) -> None:
     assert list(state.known_ids(NOW_MS, 10**6).open_ids) == list(state.open_ids()) == [5, 7, 8, 9]
 
 
-def test_known_ids_after_another_process_are_read_again(lasting: LastingMemories) -> None:
-    with lasting.new() as state, lasting.again() as other:
+def test_known_ids_after_another_process_are_read_again(lasting: DurableStateKind) -> None:
+    with lasting.new() as state, lasting.reopen() as other:
         state.save_open_ids([OTHER, OPEN, CLOSED])
         known(state)
         other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
@@ -105,7 +105,7 @@ def test_known_ids_by_an_earlier_clock_are_open_until_then(state: State) -> None
 
 
 class Model:
-    """What a state has to know of ids, one by one."""
+    """A model of a state's ids, with an object for each id."""
 
     def __init__(self) -> None:
         self._ids: dict[int, OpenIdRecord] = {}
@@ -139,7 +139,7 @@ class Model:
 
 
 times = st.none() | st.integers(0, 40)
-# Of the first forty milliseconds, so that windows tell them apart.
+# Pointers of the first 40 milliseconds, some of which are inside a window.
 any_pointer = st.integers(-3, 40).map(lambda at_ms: at_ms * TX_PER_MS + 1) | st.integers(1, 30)
 records = st.lists(st.builds(OpenIdRecord, any_pointer, st.integers(0, 3), times, times), max_size=12)
 pointers = st.lists(any_pointer, max_size=8)
@@ -153,7 +153,7 @@ changes = st.one_of(
 @settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 @given(st.lists(changes, max_size=6), st.integers(0, 40), st.integers(0, 40))
 def test_known_ids_after_any_changes_are_those_of_a_plain_list(
-    kind: Memories, made: Sequence[Callable[[State | Model], None]], now_ms: int, window_ms: int
+    kind: StateKind, made: Sequence[Callable[[State | Model], None]], now_ms: int, window_ms: int
 ) -> None:
     model = Model()
     with patch("janitor.state.ids.BATCH_IDS", 4), kind.new() as state, patch.object(state.driver, "leaf_ids", 3):
@@ -165,8 +165,8 @@ def test_known_ids_after_any_changes_are_those_of_a_plain_list(
             assert state.lowest_open(2) == model.lowest_open(2)
 
 
-class Overtaken(tuple[Any, ...]):
-    """A list of leaves; when it is compared, another thread has just read those of another moment."""
+class OvertakenLeaves(tuple[Any, ...]):
+    """A list of leaves; before its comparison, another thread reads the leaves of another time."""
 
     state: SqliteState
 
@@ -175,8 +175,8 @@ class Overtaken(tuple[Any, ...]):
         return super().__ne__(other)
 
 
-class Watched(SqliteState):
-    """A state that tells how often it has read closed ids."""
+class CountingState(SqliteState):
+    """A state that counts its reads of closed ids."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -188,13 +188,13 @@ class Watched(SqliteState):
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
-    with Watched(tmp_path) as opened:
+def watched(tmp_path: Path) -> Iterator[CountingState]:
+    with CountingState(tmp_path) as opened:
         opened.save_open_ids([OTHER, OPEN, CLOSED])
         yield opened
 
 
-def test_closed_ids_that_stay_are_not_read_again(watched: Watched) -> None:
+def test_closed_ids_that_stay_are_not_read_again(watched: CountingState) -> None:
     known(watched)
     for scanned_ms in (30, 31, 32):
         with watched.transaction():
@@ -213,20 +213,20 @@ def test_known_ids_during_a_write_are_consistent(tmp_path: Path) -> None:
     with SqliteState(tmp_path, busy_seconds=0) as other:
         other.save_open_ids([OPEN, CLOSED])
 
-        class Interrupted(SqliteState):
+        class InterruptedState(SqliteState):
             def _closed_pointers(self, view: View) -> array[int]:
                 found = super()._closed_pointers(view)
                 with suppress(StateBusy):
                     other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
                 return found
 
-        with Interrupted(tmp_path) as state:
+        with InterruptedState(tmp_path) as state:
             assert known(state) == both(OPEN, closed=[7])
 
 
-def test_threads_of_other_moments_get_their_own_ids(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_other_moments_get_their_own_ids(watched: CountingState, monkeypatch: pytest.MonkeyPatch) -> None:
     before = watched.known_ids(NOW_MS, WINDOW_MS)
     leaves = ids._leaves
-    monkeypatch.setattr(Overtaken, "state", watched, raising=False)
-    monkeypatch.setattr(ids, "_leaves", lambda kind, view: Overtaken(leaves(kind, view)))
+    monkeypatch.setattr(OvertakenLeaves, "state", watched, raising=False)
+    monkeypatch.setattr(ids, "_leaves", lambda kind, view: OvertakenLeaves(leaves(kind, view)))
     assert watched.known_ids(NOW_MS, WINDOW_MS) == before

@@ -13,7 +13,7 @@ from janitor.state.base import State
 from janitor.state.documents import after
 from janitor.state.records import CounterKey, LedgerEntry, Note, RunRecord, TopicCount
 from janitor.state.runs import INTENT
-from tests.janitor.state.conftest import LastingMemories, Memories, undone
+from tests.janitor.state.conftest import DurableStateKind, StateKind, undone
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import size
 from tms_core.errors import StateError
@@ -37,7 +37,7 @@ keys = st.builds(CounterKey, words, st.lists(st.tuples(words, words), max_size=3
 amounts = st.integers(-1000, 1000).map(lambda number: number / 4)
 counts = st.builds(TopicCount, longs, longs, st.none() | longs, st.none() | longs, longs)
 
-#: Each example is a memory of its own, and one in HBase takes ten round trips or more.
+#: Fewer examples, because each one has a new state, and HBase needs ten or more round trips for it.
 FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 
 
@@ -122,7 +122,7 @@ def test_beat_changes_only_an_unfinished_run(state: State) -> None:
 
 @FEW
 @given(st.lists(entries, max_size=6), st.integers(0, 7))
-def test_ledger_returns_the_last_entries_first(kind: Memories, added: list[LedgerEntry], limit: int) -> None:
+def test_ledger_returns_the_last_entries_first(kind: StateKind, added: list[LedgerEntry], limit: int) -> None:
     with kind.new() as state:
         state.add_ledger(added)
         assert state.ledger(limit) == added[::-1][:limit]
@@ -167,8 +167,8 @@ def test_ledger_since_is_the_oldest_entry_after_a_prune(state: State) -> None:
 
 
 @pytest.mark.parametrize("lasting", ["hbase"], indirect=True)  # a file lets one process write at a time
-def test_prune_ledger_overtaken_prunes_the_rest(lasting: LastingMemories, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lasting.new() as state, lasting.again() as other:
+def test_prune_ledger_overtaken_prunes_the_rest(lasting: DurableStateKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lasting.new() as state, lasting.reopen() as other:
         for at_ms in (1, 5, 9):
             state.add_ledger([entry(at_ms=at_ms)])
         keys_of = state._keys_of
@@ -185,7 +185,7 @@ def test_prune_ledger_overtaken_prunes_the_rest(lasting: LastingMemories, monkey
 
 @FEW
 @given(st.lists(st.dictionaries(keys, amounts, max_size=3), max_size=4))
-def test_counters_of_any_amounts_are_their_sums(kind: Memories, added: list[Mapping[CounterKey, float]]) -> None:
+def test_counters_of_any_amounts_are_their_sums(kind: StateKind, added: list[Mapping[CounterKey, float]]) -> None:
     sums: dict[CounterKey, float] = {}
     with kind.new() as state:
         for amounts_of_a_run in added:
@@ -235,7 +235,7 @@ def test_book_before_an_undone_finish_is_kept(state: State) -> None:
     known=st.dictionaries(topics, counts, max_size=3), changed=st.dictionaries(topics, st.none() | counts, max_size=3)
 )
 def test_save_counts_changes_and_deletes_only_the_given_topics(
-    kind: Memories, known: dict[TopicId, TopicCount], changed: dict[TopicId, TopicCount | None]
+    kind: StateKind, known: dict[TopicId, TopicCount], changed: dict[TopicId, TopicCount | None]
 ) -> None:
     with kind.new() as state:
         state.save_counts(known)
@@ -305,7 +305,7 @@ def test_clear_intents_keeps_those_of_a_run_elsewhere(state: State) -> None:
 
 
 def damage_intent(state: State) -> bytes:
-    """Damage the only announcement, and return its key."""
+    """Damage the only announcement; return its key."""
     [(key, _)] = state.driver.loose.scan(INTENT, after(INTENT))
     state.driver.loose.put([(key, b'["odd"]')])
     return key

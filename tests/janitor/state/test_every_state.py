@@ -25,7 +25,7 @@ from janitor.state.records import (
     Strikes,
     TopicCount,
 )
-from tests.janitor.state.conftest import LastingMemories, Memories, undone
+from tests.janitor.state.conftest import DurableStateKind, StateKind, undone
 from tests.janitor.state.entries import entry
 from tests.support import size
 from tms_core.errors import StateError
@@ -58,7 +58,7 @@ open_ids = st.builds(OpenIdRecord, longs, longs, st.none() | longs, st.none() | 
 strikes = st.builds(Strikes, ints, longs, texts, st.none() | longs, st.none() | longs)
 evidence = st.builds(Evidence, st.binary(max_size=20), st.none() | st.binary(max_size=20), longs, longs, longs, texts)
 
-#: Each example is a memory of its own, and one in HBase takes ten round trips or more.
+#: Fewer examples, because each one has a new state, and HBase needs ten or more round trips for it.
 FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 
 
@@ -74,7 +74,7 @@ def test_new_state_is_empty(state: State) -> None:
 @FEW
 @given(records=st.dictionaries(topics, frontiers, max_size=5), anchor=anchors, full_pass_ms=longs)
 def test_save_frontiers_reads_back(
-    kind: Memories, records: dict[TopicId, FrontierRecord], anchor: ClockAnchor, full_pass_ms: int
+    kind: StateKind, records: dict[TopicId, FrontierRecord], anchor: ClockAnchor, full_pass_ms: int
 ) -> None:
     with kind.new() as state:
         state.save_frontiers(records)
@@ -87,7 +87,7 @@ def test_save_frontiers_reads_back(
 
 @FEW
 @given(records=st.lists(open_ids, max_size=8), forgotten=st.lists(longs, max_size=3))
-def test_open_ids_forgotten_are_gone(kind: Memories, records: list[OpenIdRecord], forgotten: list[int]) -> None:
+def test_open_ids_forgotten_are_gone(kind: StateKind, records: list[OpenIdRecord], forgotten: list[int]) -> None:
     gone = forgotten + [record.pointer for record in records[:2]]
     with kind.new() as state:
         state.save_open_ids(records)
@@ -103,7 +103,7 @@ def test_open_ids_forgotten_are_gone(kind: Memories, records: list[OpenIdRecord]
     proven=st.none() | st.builds(ProvenBoundary, longs, longs, texts),
 )
 def test_replace_evidence_keeps_only_the_last_in_key_order(
-    kind: Memories, first: list[Evidence], second: list[Evidence], proven: ProvenBoundary | None
+    kind: StateKind, first: list[Evidence], second: list[Evidence], proven: ProvenBoundary | None
 ) -> None:
     with kind.new() as state:
         state.replace_evidence(first)
@@ -117,7 +117,7 @@ def test_replace_evidence_keeps_only_the_last_in_key_order(
 @FEW
 @given(mark=texts, identity=texts, times=st.tuples(*[st.none() | longs] * 3))
 def test_save_store_reads_back(
-    kind: Memories, mark: str, identity: str, times: tuple[int | None, int | None, int | None]
+    kind: StateKind, mark: str, identity: str, times: tuple[int | None, int | None, int | None]
 ) -> None:
     record = StoreRecord(mark, identity, *times)
     with kind.new() as state:
@@ -183,7 +183,7 @@ def test_pause_repeated_keeps_its_time_and_pattern(state: State) -> None:
     changed=st.dictionaries(topics, st.none() | strikes, max_size=3),
 )
 def test_save_strikes_changes_and_deletes_only_the_given_topics(
-    kind: Memories, records: dict[TopicId, Strikes], changed: dict[TopicId, Strikes | None]
+    kind: StateKind, records: dict[TopicId, Strikes], changed: dict[TopicId, Strikes | None]
 ) -> None:
     with kind.new() as state:
         state.save_strikes(records)
@@ -200,12 +200,12 @@ def test_swap_lease_writes_only_with_the_current_value(state: State) -> None:
     assert state.lease() == b"theirs"
 
 
-def test_swap_lease_in_a_race_succeeds_for_one_of_two(lasting: LastingMemories) -> None:
+def test_swap_lease_in_a_race_succeeds_for_one_of_two(lasting: DurableStateKind) -> None:
     won: list[tuple[int, int]] = []
     lasting.new().close()
 
     def race(number: int, ready: threading.Barrier) -> None:
-        with lasting.again() as mine:
+        with lasting.reopen() as mine:
             for turn in range(20):
                 ready.wait()
                 expected = str(turn).encode() if turn else None
@@ -281,12 +281,12 @@ def test_transaction_undone_keeps_the_changes_of_another_thread(state: State) ->
     with undone(state):
         state.save_boundary(ProvenBoundary(1, 1, "r"))
         other.start()
-        other.join(timeout=0.2)  # time enough to get in where it must not
+        other.join(timeout=0.2)  # enough time for a wrong write
     other.join()
     assert (state.boundary(), state.last_full_pass_ms()) == (None, 1)
 
 
-def test_closed_state_raises_a_state_error(kind: Memories) -> None:
+def test_closed_state_raises_a_state_error(kind: StateKind) -> None:
     state = kind.new()
     state.close()
     state.close()

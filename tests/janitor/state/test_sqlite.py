@@ -88,7 +88,7 @@ with SqliteState(Path(sys.argv[1])) as state:
 
 
 def killed_after(folder: Path, mode: str, lines: int) -> list[str]:
-    """Run the child until it has written that many lines, then kill it as the kernel would; what it wrote."""
+    """Run the child, kill it after a number of lines, and return its output."""
     command = [sys.executable, "-c", CHILD, str(folder), mode]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -174,7 +174,7 @@ def test_file_with_damaged_pages_is_corrupt(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         state.save_open_ids(OpenIdRecord(pointer, 1) for pointer in range(1, 100_001))
     data = bytearray(file_of(tmp_path).read_bytes())
-    # Only the end of the file, which is the open ids' alone: the tables themselves are found undamaged.
+    # Damage only the end of the file, which has the open ids; the other tables stay readable.
     for page in range(len(data) // 8192 * 4096, len(data), 4096):
         data[page : page + 64] = b"\xff" * 64
     file_of(tmp_path).write_bytes(data)
@@ -184,7 +184,7 @@ def test_file_with_damaged_pages_is_corrupt(tmp_path: Path) -> None:
 
 def test_file_with_damaged_text_of_its_tables_is_corrupt(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
-    # SQLite quotes the damaged bytes, which are no text, in its error.
+    # SQLite quotes the damaged bytes in its error, which is then not valid text.
     file_of(tmp_path).write_bytes(
         file_of(tmp_path).read_bytes().replace(b"CREATE TABLE history", b"CREATE TABL\xff history")
     )

@@ -38,8 +38,8 @@ class Shape:
     points: tuple[Point, ...] = ()
 
 
-def carried(kind: Any, value: Any) -> Any:
-    """The value at the other end."""
+def encode_and_decode(kind: Any, value: Any) -> Any:
+    """Return the value after it was packed, encoded, decoded and unpacked."""
     return values.unpack(kind, json.loads(json.dumps(values.pack(value))))
 
 
@@ -67,7 +67,7 @@ def carried(kind: Any, value: Any) -> Any:
     ],
 )
 def test_value_reads_back_with_its_type(kind: Any, value: Any) -> None:
-    found = carried(kind, value)
+    found = encode_and_decode(kind, value)
     assert (found, type(found)) == (value, type(value))
 
 
@@ -79,15 +79,15 @@ def test_planned_and_applied_values_come_back_as_they_were() -> None:
     kit.snapshots.invalid = [invalid]
     kit.engine.adopt()
     planned = kit.engine.plan()
-    found: PlanResult = carried(PlanResult, planned)
+    found: PlanResult = encode_and_decode(PlanResult, planned)
     assert found == planned
     assert len(found.report.topics) == 3
     wanted = plan.parse(planned.document, "plan")
-    assert carried(PlanFile, wanted) == wanted
+    assert encode_and_decode(PlanFile, wanted) == wanted
     done = kit.engine.apply(wanted)
-    assert carried(Report, done) == done
+    assert encode_and_decode(Report, done) == done
     answer = kit.engine.why(ORDERS, MessageId(NOW_MS - DAY, 0))
-    assert carried(Why, answer) == answer
+    assert encode_and_decode(Why, answer) == answer
     assert answer.missing[0].taken
 
 
@@ -128,12 +128,12 @@ def test_pack_of_an_unknown_class_raises() -> None:
 def test_methods_of_the_socket_have_a_form_on_the_wire() -> None:
     for protocol in (ReadEngine, OperatorCommands):
         for name in methods(protocol):
-            for kind in within(list(typing.get_type_hints(getattr(protocol, name)).values())):
+            for kind in types_within(list(typing.get_type_hints(getattr(protocol, name)).values())):
                 assert has_form(kind), f"{name}: {kind}"
 
 
-def within(kinds: list[Any]) -> set[Any]:
-    """These types and all that they are made of."""
+def types_within(kinds: list[Any]) -> set[Any]:
+    """Return these types and all types of their fields."""
     found: set[Any] = set()
     while kinds:
         kind = kinds.pop()

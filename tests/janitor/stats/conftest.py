@@ -14,8 +14,8 @@ from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 
 
-class Place:
-    """What is counted, and what the figures are kept in and dated by."""
+class CountKit:
+    """A store to count, with the state of the counts and a clock."""
 
     def __init__(self) -> None:
         self.store, self.side = MemoryStore(), MemorySide()
@@ -27,5 +27,5 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def kit() -> CountKit:
+    return CountKit()

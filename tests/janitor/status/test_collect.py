@@ -25,13 +25,13 @@ from tms_core.topic import TopicId
 ARGUMENTS = "--config janitor.yaml --snapshots tx"
 
 
-def seen(kit: Kit, **options: Any) -> Status:
+def collect_status(kit: Kit, **options: Any) -> Status:
     deployment = Deployment("memory", "apply", "every 60 s", kit.engine.deps.terms, arguments=ARGUMENTS)
     return collect(kit.state, deployment, kit.clock, **options)
 
 
 def test_collect_from_an_empty_state_is_down_and_empty() -> None:
-    status = seen(janitor(MemoryStore()))
+    status = collect_status(janitor(MemoryStore()))
     assert (status.process, status.adopted_ms, status.last_run, status.heartbeat_ms) == ("down", None, None, None)
     assert (status.held, status.topics, status.counters, status.boundary.bound) == ([], [], {}, None)
     assert status.boundary.obstacles != []
@@ -39,9 +39,9 @@ def test_collect_from_an_empty_state_is_down_and_empty() -> None:
 
 def test_collect_after_the_package_was_replaced_shows_the_running_version(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = janitor(MemoryStore())
-    version = seen(kit).version
+    version = collect_status(kit).version
     monkeypatch.setattr(metadata, "version", raising(metadata.PackageNotFoundError("tms-janitor")))
-    assert seen(kit).version == version
+    assert collect_status(kit).version == version
 
 
 def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
@@ -52,22 +52,22 @@ def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
     kit.engine.run_once(adopt=True)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
-    [held] = seen(kit).held
+    [held] = collect_status(kit).held
     assert (held.topic, held.reason, held.rows, held.oldest_ms) == ("default:orders", "frontier", 1, NOW_MS - HOUR)
     assert held.until_ms == NOW_MS + 600 * SECOND
     assert held.command == f"janitor approve default:orders {ARGUMENTS}"
     back = "tms topic update default:orders --ttl 86400 --config janitor.yaml"
     assert held.keep == (back, f"janitor pause default:orders {ARGUMENTS}"), "tms takes none of its other options"
-    [late] = seen(kit).overdue
+    [late] = collect_status(kit).overdue
     assert (late.table, late.rule, late.rows, late.oldest_ms) == ("message", "expired", 1, NOW_MS - HOUR)
-    [figures] = seen(kit).topics
+    [figures] = collect_status(kit).topics
     assert (figures.overdue_rows, figures.oldest_overdue_ms) == (1, NOW_MS - HOUR)
 
-    # Approved, it is not held any more, and after the next run it is gone.
+    # After an approval the topic is not held, and the next run deletes its rows.
     kit.engine.approve((EVERYTHING,), clock=True)
-    assert (seen(kit).held, len(seen(kit).overdue)) == ([], 1)
+    assert (collect_status(kit).held, len(collect_status(kit).overdue)) == ([], 1)
     kit.engine.run_once()
-    assert (seen(kit).held, seen(kit).overdue) == ([], [])
+    assert (collect_status(kit).held, collect_status(kit).overdue) == ([], [])
 
 
 def test_collect_with_a_pause_shows_the_resume_command_of_a_held_topic() -> None:
@@ -79,7 +79,7 @@ def test_collect_with_a_pause_shows_the_resume_command_of_a_held_topic() -> None
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
     kit.state.pause(EVERYTHING, NOW_MS)
-    status = seen(kit)
+    status = collect_status(kit)
     assert status.paused == [Pause(EVERYTHING, NOW_MS)]
     assert [(held.reason, held.command) for held in status.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
 
@@ -90,7 +90,7 @@ def test_collect_with_open_transactions_names_the_oldest() -> None:
     kit = janitor(store)
     kit.snapshots.invalid = [pointer(NOW_MS - number * SECOND) for number in range(30)]
     kit.engine.run_once(adopt=True)
-    snapshot = seen(kit).snapshot
+    snapshot = collect_status(kit).snapshot
     assert (snapshot.invalid, snapshot.open, len(snapshot.oldest_open)) == (30, 30, 10)
     assert snapshot.oldest_open[0].began_ms == NOW_MS - 29 * SECOND
     assert (snapshot.timestamp_ms, snapshot.problem) == (NOW_MS, "")
@@ -99,24 +99,24 @@ def test_collect_with_open_transactions_names_the_oldest() -> None:
 def test_collect_with_a_clock_before_the_claim_has_no_boundary() -> None:
     kit = janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
     kit.engine.run_once(adopt=True)
-    bound = seen(kit).boundary.bound
+    bound = collect_status(kit).boundary.bound
     assert bound is not None
-    assert seen(kit).boundary.run_id is not None
+    assert collect_status(kit).boundary.run_id is not None
     kit.clock.step(-1)
-    assert (seen(kit).boundary.bound, seen(kit).boundary.last) == (None, bound)
+    assert (collect_status(kit).boundary.bound, collect_status(kit).boundary.last) == (None, bound)
 
 
 def test_collect_during_a_run_shows_the_previous_run_as_last() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
-    done = seen(kit).last_run
+    done = collect_status(kit).last_run
     kit.state.begin_run(RunRecord("under way", "apply", NOW_MS + 1, heartbeat_ms=NOW_MS + MINUTE))
-    assert seen(kit).last_run == done
-    assert seen(kit).heartbeat_ms == NOW_MS + MINUTE
+    assert collect_status(kit).last_run == done
+    assert collect_status(kit).heartbeat_ms == NOW_MS + MINUTE
 
 
 def test_collect_in_a_daemon_shows_its_start_and_next_run() -> None:
-    status = seen(janitor(MemoryStore()), live=Live(NOW_MS - HOUR, NOW_MS, NOW_MS + MINUTE))
+    status = collect_status(janitor(MemoryStore()), live=Live(NOW_MS - HOUR, NOW_MS, NOW_MS + MINUTE))
     assert (status.process, status.started_ms, status.next_run_ms) == ("running", NOW_MS - HOUR, NOW_MS + MINUTE)
     assert status.leader
 
@@ -126,7 +126,7 @@ def test_collect_after_a_run_has_adoption_and_skew() -> None:
     kit.engine.run_once(adopt=True)
     kit.clock.advance(MINUTE)
     kit.clock.step(2 * SECOND)
-    assert (seen(kit).adopted_ms, seen(kit).skew_seconds) == (NOW_MS, {"monotonic": 2.0})
+    assert (collect_status(kit).adopted_ms, collect_status(kit).skew_seconds) == (NOW_MS, {"monotonic": 2.0})
 
 
 def test_collect_between_runs_hours_apart_uses_their_usual_gap() -> None:
@@ -134,25 +134,25 @@ def test_collect_between_runs_hours_apart_uses_their_usual_gap() -> None:
     for _ in range(3):
         kit.engine.run_once(adopt=True)
         kit.clock.advance(6 * HOUR)
-    assert seen(kit).process == "between_runs"
+    assert collect_status(kit).process == "between_runs"
     kit.clock.advance(7 * HOUR)
-    assert seen(kit).process == "down"
+    assert collect_status(kit).process == "down"
 
 
 def test_collect_between_runs_is_down_only_after_a_long_silence() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     kit.clock.advance(SILENT_MS)
-    assert seen(kit).process == "between_runs"
+    assert collect_status(kit).process == "between_runs"
     kit.clock.advance(1)
-    assert seen(kit).process == "down"
+    assert collect_status(kit).process == "down"
 
 
 def test_collect_after_a_daemon_is_down_at_once() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     kit.state.save_note(DAEMON_NOTE, {"started_ms": NOW_MS})
-    assert seen(kit).process == "down"
+    assert collect_status(kit).process == "down"
 
 
 def test_collect_in_a_daemon_shows_late_transactions() -> None:
@@ -166,8 +166,8 @@ def test_collect_in_a_daemon_shows_late_transactions() -> None:
 
     kit = janitor(MemoryStore())
     note_late(kit.state, Manager(), kit.clock)
-    assert seen(kit).late == [], "without a daemon it is not known any more"
-    status = seen(kit, live=Live(NOW_MS, NOW_MS))
+    assert collect_status(kit).late == [], "without a daemon it is not known any more"
+    status = collect_status(kit, live=Live(NOW_MS, NOW_MS))
     [late] = status.late
     assert (late.transaction, late.client, late.since_ms) == ("17", "import@host-7", NOW_MS - 20 * MINUTE)
     assert (len(late.topics), late.more_topics, late.command) == (
@@ -196,9 +196,9 @@ def test_collect_with_counts_estimates_held_rows_by_their_size() -> None:
     kit.engine.run_once(adopt=True)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
-    [before] = seen(kit).held
+    [before] = collect_status(kit).held
     TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
-    [held], [figures] = seen(kit).held, seen(kit).topics
+    [held], [figures] = collect_status(kit).held, collect_status(kit).topics
     assert (held.rows, figures.messages) == (1, 2)
     assert figures.size_bytes is not None
     assert held.size_bytes == figures.size_bytes // 2 > 1000, "one of two messages of one size"
@@ -213,13 +213,13 @@ def test_collect_with_counts_leaves_held_old_generations_their_size() -> None:
     kit.engine.run_once(adopt=True)
     topic(store, "default:orders", ttl_seconds=86_400, generation=2).plain(NOW_MS)
     kit.engine.run_once()
-    [before] = seen(kit).held
+    [before] = collect_status(kit).held
     TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
-    assert seen(kit).held == [before]
+    assert collect_status(kit).held == [before]
 
 
 def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Kit:
-    """A janitor that ran every hour, once with a clock that was ahead, and whose clock is right again."""
+    """Return a janitor that ran every hour, once with a clock ahead, and has a correct clock again."""
     kit = janitor(MemoryStore())
     for _ in range(3):
         kit.engine.run_once(adopt=True)
@@ -236,7 +236,7 @@ def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Kit:
 @pytest.mark.parametrize("approved", [False, True])
 def test_collect_after_a_run_of_a_clock_ahead_is_down_without_success(approved: bool) -> None:
     kit = after_a_clock_ahead(approved=approved)
-    status = seen(kit)
+    status = collect_status(kit)
     assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
     assert judge(status).level == "down"
 
@@ -244,7 +244,7 @@ def test_collect_after_a_run_of_a_clock_ahead_is_down_without_success(approved: 
 def test_collect_after_an_accepted_clock_distrusts_the_run_when_its_time_has_come() -> None:
     kit = after_a_clock_ahead(approved=True)
     kit.clock.advance(40 * DAY + MINUTE)
-    status = seen(kit)
+    status = collect_status(kit)
     assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
 
 
@@ -252,7 +252,7 @@ def test_collect_after_a_clock_ahead_shows_the_run_recorded_last() -> None:
     kit = after_a_clock_ahead(approved=True)
     kit.clock.advance(HOUR)
     last = kit.engine.run_once()
-    status = seen(kit)
+    status = collect_status(kit)
     assert status.last_run is not None
     assert (status.last_run.id, status.process, status.heartbeat_ms) == (last.id, "between_runs", kit.clock.now_ms())
     assert set(status.last_success_ms.values()) == {kit.clock.now_ms()}
@@ -263,7 +263,7 @@ def test_collect_after_a_clock_ahead_ignores_the_gap_it_caused(later_ms: int) ->
     kit = after_a_clock_ahead(approved=True, ahead_ms=10 * DAY)
     kit.engine.run_once()
     kit.clock.advance(later_ms)
-    assert seen(kit).process == "down"
+    assert collect_status(kit).process == "down"
 
 
 def test_collect_with_a_machine_a_little_ahead_believes_its_run() -> None:
@@ -271,7 +271,7 @@ def test_collect_with_a_machine_a_little_ahead_believes_its_run() -> None:
     kit.clock.step(MINUTE)
     kit.engine.run_once(adopt=True)
     kit.clock.step(-MINUTE)
-    assert (seen(kit).process, len(seen(kit).last_success_ms)) == ("between_runs", 2)
+    assert (collect_status(kit).process, len(collect_status(kit).last_success_ms)) == ("between_runs", 2)
 
 
 def test_collect_after_a_run_of_a_slow_clock_keeps_the_usual_gap() -> None:
@@ -283,9 +283,9 @@ def test_collect_after_a_run_of_a_slow_clock_keeps_the_usual_gap() -> None:
     kit.engine.run_once()
     kit.clock.step(NOW_MS + 3 * HOUR - DAY)
     kit.engine.run_once()
-    assert seen(kit).process == "between_runs"
+    assert collect_status(kit).process == "between_runs"
     kit.clock.advance(2 * DAY)
-    assert seen(kit).process == "down"
+    assert collect_status(kit).process == "down"
 
 
 @pytest.mark.parametrize(("ahead_ms", "named"), [(5 * MINUTE, False), (5 * MINUTE + 1, True)])
@@ -296,7 +296,7 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
     TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
-    status = seen(kit)
+    status = collect_status(kit)
     assert [one.topic for one in status.ahead] == (["default:orders"] if named else [])
     message = "default:orders has messages with future timestamps."
     assert [reason.text for reason in judge(status).reasons] == [message if named else "No action is required."]

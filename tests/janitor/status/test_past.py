@@ -15,8 +15,8 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic, watch_stat
 from tms_core.tables.memory import MemoryStore
 
 
-def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", mode: Mode = "apply") -> str:
-    """A run that has ended; returns its id."""
+def record_run(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", mode: Mode = "apply") -> str:
+    """Record a completed run; return its id."""
     run_id = f"{at_ms}-{mode}"
     state.begin_run(RunRecord(run_id, mode, at_ms))
     state.finish_run(RunRecord(run_id, mode, at_ms, at_ms + 1, result, expired))
@@ -43,9 +43,9 @@ def test_topic_detail_with_an_older_status_has_the_newest_count() -> None:
 def test_range_counts_each_run_within_it_once(name: str) -> None:
     length_ms, step_ms = RANGES[name]
     with SqliteState.in_memory() as state:
-        ran(state, NOW_MS - length_ms - step_ms, 1000)
+        record_run(state, NOW_MS - length_ms - step_ms, 1000)
         for number in range(5):
-            ran(state, NOW_MS - number * length_ms // 6, 10**number)
+            record_run(state, NOW_MS - number * length_ms // 6, 10**number)
         found = RunHistory().range(state, name, NOW_MS)
     assert sum(step["expired"] for step in found["steps"]) == 11111
     assert sum(step["runs"] for step in found["steps"]) == 5
@@ -60,10 +60,10 @@ def test_range_with_new_runs_reads_only_their_page(monkeypatch: pytest.MonkeyPat
     with SqliteState.in_memory() as state:
         watch_state(state, before=lambda call: calls.update([call.name]))
         for number in range(5):
-            ran(state, NOW_MS - number * HOUR)
+            record_run(state, NOW_MS - number * HOUR)
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
         assert calls["state.runs"] == 3
-        ran(state, NOW_MS + MINUTE)
+        record_run(state, NOW_MS + MINUTE)
         found = history.range(state, "24h", NOW_MS + 2 * MINUTE)
     assert sum(step["runs"] for step in found["steps"]) == 6
     assert calls["state.runs"] == 4
@@ -72,9 +72,9 @@ def test_range_with_new_runs_reads_only_their_page(monkeypatch: pytest.MonkeyPat
 def test_range_after_the_last_counted_run_was_pruned_counts_the_others_once() -> None:
     history = RunHistory()
     with SqliteState.in_memory() as state:
-        ran(state, NOW_MS - MINUTE)
+        record_run(state, NOW_MS - MINUTE)
         # The clock was set back, so the run that was recorded last is the oldest.
-        ran(state, NOW_MS - HOUR)
+        record_run(state, NOW_MS - HOUR)
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 2
         state.prune_runs(NOW_MS - 2 * MINUTE)
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 1
@@ -97,7 +97,7 @@ def test_range_counts_a_run_that_ends_after_a_later_one_exactly_once() -> None:
     history = RunHistory()
     with SqliteState.in_memory() as state:
         state.begin_run(RunRecord("one", "apply", NOW_MS))
-        ran(state, NOW_MS + 1)
+        record_run(state, NOW_MS + 1)
         assert sum(step["runs"] for step in history.range(state, "1h", NOW_MS + 2)["steps"]) == 1
         state.finish_run(RunRecord("one", "apply", NOW_MS, NOW_MS + 2, "done"))
         for _ in range(2):
@@ -106,9 +106,9 @@ def test_range_counts_a_run_that_ends_after_a_later_one_exactly_once() -> None:
 
 def test_range_shows_plans_only_where_there_is_no_run() -> None:
     with SqliteState.in_memory() as state:
-        ran(state, NOW_MS, 5, mode="plan")
+        record_run(state, NOW_MS, 5, mode="plan")
         assert RunHistory().range(state, "1h", NOW_MS)["mode"] == "plan"
-        ran(state, NOW_MS - 1, 7)
+        record_run(state, NOW_MS - 1, 7)
         found = RunHistory().range(state, "1h", NOW_MS)
     assert found["mode"] == "apply"
     assert sum(step["expired"] for step in found["steps"]) == 7
@@ -117,7 +117,7 @@ def test_range_shows_plans_only_where_there_is_no_run() -> None:
 def test_range_forgets_runs_older_than_every_range() -> None:
     history = RunHistory()
     with SqliteState.in_memory() as state:
-        ran(state, NOW_MS)
+        record_run(state, NOW_MS)
         history.range(state, "30d", NOW_MS)
         found = history.range(state, "30d", NOW_MS + 31 * DAY)
     assert not any(step["runs"] for step in found["steps"])
@@ -126,7 +126,7 @@ def test_range_forgets_runs_older_than_every_range() -> None:
 
 def test_runs_between_two_times_are_newest_first() -> None:
     with SqliteState.in_memory() as state:
-        ids = [ran(state, NOW_MS + number) for number in range(4)]
+        ids = [record_run(state, NOW_MS + number) for number in range(4)]
         assert [run.id for run in runs_between(state, 10, NOW_MS + 1, NOW_MS + 3)] == [ids[2], ids[1]]
         assert [run.id for run in runs_between(state, 1)] == [ids[3]]
         found = run_detail(state, ids[0])
@@ -155,10 +155,10 @@ def test_range_with_blocked_runs_leaves_out_the_one_to_adopt() -> None:
 def test_range_after_a_run_of_a_clock_ahead_still_shows_new_runs() -> None:
     history = RunHistory()
     with SqliteState.in_memory() as state:
-        ran(state, NOW_MS - MINUTE)
-        ran(state, NOW_MS + 40 * DAY, result="failed")
+        record_run(state, NOW_MS - MINUTE)
+        record_run(state, NOW_MS + 40 * DAY, result="failed")
         assert sum(step["runs"] for step in history.range(state, "1h", NOW_MS)["steps"]) == 1
-        ran(state, NOW_MS)
+        record_run(state, NOW_MS)
         found = history.range(state, "1h", NOW_MS)
     assert sum(step["runs"] for step in found["steps"]) == 2
     assert found["bad_runs"] == []

@@ -14,7 +14,7 @@ from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.memory import MemoryStore
 
 
-class Kept:
+class ArchivedBatch:
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.keys = keys
         self.discarded = False
@@ -24,10 +24,10 @@ class Kept:
 
 
 class MemoryArchive:
-    """An archive in memory; fails from the n-th batch on, if told so, and keeps only what it is told to."""
+    """An archive in memory that can fail from the n-th batch on, and leave out a key."""
 
     def __init__(self, *, full_after: int | None = None, leaves: bytes | None = None) -> None:
-        self.kept: list[Kept] = []
+        self.kept: list[ArchivedBatch] = []
         self.checks = 0
         self.expired: list[tuple[int, int]] = []
         self._full_after = full_after
@@ -40,11 +40,11 @@ class MemoryArchive:
         self.expired.append((keep_days, now_ms))
         return 0
 
-    def save(self, topic: Any, generation: int, table: Any, rule: Rule, keys: Sequence[bytes]) -> Kept:
+    def save(self, topic: Any, generation: int, table: Any, rule: Rule, keys: Sequence[bytes]) -> ArchivedBatch:
         self.checks += 1
         if self._full_after is not None and len(self.kept) >= self._full_after:
             raise ArchiveError("the archive's disk is full.")
-        self.kept.append(Kept([key for key in keys if key != self._leaves]))
+        self.kept.append(ArchivedBatch([key for key in keys if key != self._leaves]))
         return self.kept[-1]
 
 
@@ -65,7 +65,7 @@ def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     assert (len(events.times()), len(orders.times())) == (2, 4)
     [error] = report.errors
     assert "the archive's disk is full." in error
-    # Inverting needs no archive, and a full disk is no fault of a topic.
+    # Inversion needs no archive, and a full disk is not a fault of the topic.
     assert (events.pointers(), orders.pointers()) == ([None, -doomed], [None, None, None, -doomed])
     assert kit.state.strikes() == {}
     assert kit.state.counters()[CounterKey("delete_errors_total", (("table", "message"), ("reason", "archive")))] == 1
@@ -85,8 +85,8 @@ def test_sweep_keeps_a_row_that_the_archive_could_not_save() -> None:
     assert (report.total(Rule.EXPIRED), orders.times()) == (1, [NOW_MS - HOUR])
 
 
-@pytest.mark.parametrize("happens", ["moved", "paused", "unreadable"])
-def test_topic_that_changes_while_archived_keeps_its_rows(happens: str) -> None:
+@pytest.mark.parametrize("change", ["moved", "paused", "unreadable"])
+def test_topic_that_changes_while_archived_keeps_its_rows(change: str) -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR)
@@ -94,11 +94,11 @@ def test_topic_that_changes_while_archived_keeps_its_rows(happens: str) -> None:
     kit = janitor(store, archive=cellar)
     save = cellar.save
 
-    def interrupted(*arguments: Any) -> Kept:
+    def interrupted(*arguments: Any) -> ArchivedBatch:
         kept = save(*arguments)
-        if happens == "moved":
+        if change == "moved":
             orders.describe(ttl_seconds=7200)
-        elif happens == "unreadable":
+        elif change == "unreadable":
             watch(store, before=fail_at("metadata.get", StoreError("it is gone")))
         else:
             kit.state.pause("default:*", NOW_MS)

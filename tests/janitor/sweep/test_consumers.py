@@ -13,6 +13,7 @@ from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import EVERYTHING
 from janitor.sweep.consumers import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, Topic, janitor, pointer, topic, watch
+from tests.kit.messaging import READ_NONE
 from tests.salted import SaltedStore
 from tests.support import raising
 from tms_core.clock import ManualClock
@@ -27,8 +28,7 @@ from tms_core.tables.side import Expiries, MemorySide, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 TTL_SECONDS, HOLD_SECONDS = 3600, 7200
-READ_NONE = MessageId(0, 0)
-#: Messages of before are due.
+#: Earlier messages are due.
 DUE_MS = NOW_MS - HOUR
 
 
@@ -38,8 +38,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         yield opened
 
 
-class Shop:
-    """A store with a topic, and how far its consumers are."""
+class ConsumedTopic:
+    """A topic in a store, and the positions of its consumers."""
 
     def __init__(self, store: Store, side: SideTable | None = None) -> None:
         self.store, self.side = store, side or MemorySide()
@@ -48,25 +48,25 @@ class Shop:
 
 
 @pytest.fixture
-def shop(store: Store) -> Shop:
-    return Shop(store)
+def consumed(store: Store) -> ConsumedTopic:
+    return ConsumedTopic(store)
 
 
 def read(
-    shop: Shop, message: MessageId, name: str = "billing", generation: int = 1, topic: Topic | None = None
+    consumed: ConsumedTopic, message: MessageId, name: str = "billing", generation: int = 1, topic: Topic | None = None
 ) -> None:
-    """A consumer has read so far, and did from the first."""
-    metadata = TopicMetadata((topic or shop.orders).id, generation, TTL_SECONDS)
-    shop.positions.put(metadata, Position(name, message, NOW_MS, 0))
+    """Set the position of a consumer that started with the first message."""
+    metadata = TopicMetadata((topic or consumed.orders).id, generation, TTL_SECONDS)
+    consumed.positions.put(metadata, Position(name, message, NOW_MS, 0))
 
 
-def kit_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Kit:
-    """A janitor that holds unread messages, on a store it has adopted."""
-    return janitor(shop.store, side=shop.side, consumer_hold_seconds=hold_seconds, batch_rows=3, **options)
+def kit_of(consumed: ConsumedTopic, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Kit:
+    """Return a janitor that holds unread messages and has adopted the store."""
+    return janitor(consumed.store, side=consumed.side, consumer_hold_seconds=hold_seconds, batch_rows=3, **options)
 
 
-def held(report: Report) -> dict[str, int]:
-    """Rows by what holds them; what went is under an empty word."""
+def rows_by_hold(report: Report) -> dict[str, int]:
+    """Return the number of rows by hold; deleted rows have an empty name."""
     found: dict[str, int] = {}
     for entry in report.topics:
         word = str(entry.held or "")
@@ -74,146 +74,146 @@ def held(report: Report) -> dict[str, int]:
     return found
 
 
-def test_unread_messages_are_held_and_shown(shop: Shop) -> None:
+def test_unread_messages_are_held_and_shown(consumed: ConsumedTopic) -> None:
     times = [DUE_MS - back for back in (9, 8, 7, 6, 5)]
-    shop.orders.plain(*times, NOW_MS)
-    read(shop, MessageId(times[1], 1))
-    kit = kit_of(shop)
+    consumed.orders.plain(*times, NOW_MS)
+    read(consumed, MessageId(times[1], 1))
+    kit = kit_of(consumed)
     for report in (kit.engine.preview(), kit.engine.run_once(adopt=True), kit.engine.run_once()):
-        assert held(report)["consumer"] == report.held_rows() == 3
+        assert rows_by_hold(report)["consumer"] == report.held_rows() == 3
         [note] = [note for note in report.guards if note.guard == "consumer"]
         assert (
             note.message
             == "default:orders keeps messages that consumer billing has not read, for up to 7200 s after their ttl"
         )
-    assert shop.orders.times() == [*times[2:], NOW_MS]
-    read(shop, MessageId(times[3], 3))
-    assert held(kit.engine.run_once()) == {"": 2, "consumer": 1}
-    read(shop, MessageId(times[4], 4))
-    assert held(kit.engine.run_once()) == {"": 1}
-    assert shop.orders.times() == [NOW_MS]
+    assert consumed.orders.times() == [*times[2:], NOW_MS]
+    read(consumed, MessageId(times[3], 3))
+    assert rows_by_hold(kit.engine.run_once()) == {"": 2, "consumer": 1}
+    read(consumed, MessageId(times[4], 4))
+    assert rows_by_hold(kit.engine.run_once()) == {"": 1}
+    assert consumed.orders.times() == [NOW_MS]
 
 
 @pytest.mark.parametrize(("wait_ms", "left"), [(-1, 3), (0, 3), (1, 2), (SECOND + 1, 1), (2 * SECOND + 1, 0)])
-def test_longest_hold_that_is_over_deletes_unread_rows(shop: Shop, wait_ms: int, left: int) -> None:
-    shop.orders.plain(NOW_MS, NOW_MS + SECOND, NOW_MS + 2 * SECOND)
-    read(shop, READ_NONE)
-    kit = kit_of(shop)
+def test_longest_hold_that_is_over_deletes_unread_rows(consumed: ConsumedTopic, wait_ms: int, left: int) -> None:
+    consumed.orders.plain(NOW_MS, NOW_MS + SECOND, NOW_MS + 2 * SECOND)
+    read(consumed, READ_NONE)
+    kit = kit_of(consumed)
     kit.engine.run_once(adopt=True)
     kit.clock.advance((TTL_SECONDS + HOLD_SECONDS) * SECOND + wait_ms)
     report = kit.engine.run_once()
-    assert held(report) == {word: rows for word, rows in (("", 3 - left), ("consumer", left)) if rows}
-    assert len(shop.orders.times()) == left
+    assert rows_by_hold(report) == {word: rows for word, rows in (("", 3 - left), ("consumer", left)) if rows}
+    assert len(consumed.orders.times()) == left
 
 
-def test_sweep_without_consumers_of_the_topic_holds_nothing(shop: Shop) -> None:
-    shop.orders.plain(DUE_MS - 1)
-    read(shop, READ_NONE, generation=2)
-    read(shop, READ_NONE, topic=topic(shop.store, "default:other", ttl_seconds=60))
-    kit = kit_of(shop)
-    assert held(kit.engine.preview()) == {"first_contact": 1}
-    read(shop, READ_NONE)
-    assert held(kit.engine.preview()) == {"consumer": 1}
-    assert held(janitor(shop.store).engine.run_once(adopt=True)) == {"": 1}
+def test_sweep_without_consumers_of_the_topic_holds_nothing(consumed: ConsumedTopic) -> None:
+    consumed.orders.plain(DUE_MS - 1)
+    read(consumed, READ_NONE, generation=2)
+    read(consumed, READ_NONE, topic=topic(consumed.store, "default:other", ttl_seconds=60))
+    kit = kit_of(consumed)
+    assert rows_by_hold(kit.engine.preview()) == {"first_contact": 1}
+    read(consumed, READ_NONE)
+    assert rows_by_hold(kit.engine.preview()) == {"consumer": 1}
+    assert rows_by_hold(janitor(consumed.store).engine.run_once(adopt=True)) == {"": 1}
 
 
-def test_consumer_with_the_largest_lag_is_named(shop: Shop) -> None:
-    shop.orders.plain(DUE_MS - 2, DUE_MS - 1)
+def test_consumer_with_the_largest_lag_is_named(consumed: ConsumedTopic) -> None:
+    consumed.orders.plain(DUE_MS - 2, DUE_MS - 1)
     for name, read_ms in (("a", NOW_MS), ("b", DUE_MS - 3), ("c", DUE_MS - 2)):
-        read(shop, MessageId(read_ms, 0), name)
-    [note] = [note.message for note in kit_of(shop).engine.preview().guards if note.guard == "consumer"]
+        read(consumed, MessageId(read_ms, 0), name)
+    [note] = [note.message for note in kit_of(consumed).engine.preview().guards if note.guard == "consumer"]
     assert "messages that consumer b has not read" in note
 
 
-def test_sweep_holds_the_payloads_of_held_messages(shop: Shop) -> None:
+def test_sweep_holds_the_payloads_of_held_messages(consumed: ConsumedTopic) -> None:
     begin_ms = DUE_MS - 30 * MINUTE
     used, free = pointer(begin_ms), pointer(begin_ms, 1)
-    shop.orders.stored(used, begin_ms, begin_ms + 1).stored(free, begin_ms)
-    shop.orders.plain(begin_ms + 2).ref(used, DUE_MS - 5)
-    read(shop, MessageId(begin_ms + 2, 3))
-    kit = kit_of(shop)
+    consumed.orders.stored(used, begin_ms, begin_ms + 1).stored(free, begin_ms)
+    consumed.orders.plain(begin_ms + 2).ref(used, DUE_MS - 5)
+    read(consumed, MessageId(begin_ms + 2, 3))
+    kit = kit_of(consumed)
     report = kit.engine.run_once(adopt=True)
-    assert held(report) == {"": 2, "consumer": 1}
+    assert rows_by_hold(report) == {"": 2, "consumer": 1}
     assert report.totals.kept[Reason.REFERENCED] == 2
-    assert shop.orders.times() == [DUE_MS - 5]
-    assert shop.orders.stored_times() == [begin_ms, begin_ms + 1]
-    read(shop, MessageId(DUE_MS - 5, 4, begin_ms + 1, 1))
-    assert held(kit.engine.run_once()) == {"": 3}
-    assert shop.orders.stored_times() == []
+    assert consumed.orders.times() == [DUE_MS - 5]
+    assert consumed.orders.stored_times() == [begin_ms, begin_ms + 1]
+    read(consumed, MessageId(DUE_MS - 5, 4, begin_ms + 1, 1))
+    assert rows_by_hold(kit.engine.run_once()) == {"": 3}
+    assert consumed.orders.stored_times() == []
 
 
-def test_unread_invalid_rows_are_inverted_and_claimed(shop: Shop) -> None:
+def test_unread_invalid_rows_are_inverted_and_claimed(consumed: ConsumedTopic) -> None:
     invalid = pointer(NOW_MS - 5 * HOUR)
-    shop.orders.tx(invalid, DUE_MS - 5)
-    read(shop, READ_NONE)
-    kit = kit_of(shop)
+    consumed.orders.tx(invalid, DUE_MS - 5)
+    read(consumed, READ_NONE)
+    kit = kit_of(consumed)
     kit.snapshots.invalid = [invalid]
     kit.engine.run_once(adopt=True)
-    assert shop.orders.pointers() == [-invalid]
+    assert consumed.orders.pointers() == [-invalid]
     kit.clock.advance(DAY)
-    shop.orders.plain(kit.clock.now_ms() - 2 * HOUR)
+    consumed.orders.plain(kit.clock.now_ms() - 2 * HOUR)
     report = kit.engine.run_once()
-    assert held(report) == {"": 1, "consumer": 1}
+    assert rows_by_hold(report) == {"": 1, "consumer": 1}
     assert report.boundary is not None
     assert report.boundary >= invalid
 
 
-def test_sweep_with_frontier_and_consumer_holds_uses_the_lower_cutoff(shop: Shop) -> None:
-    shop.orders.plain(*(NOW_MS - back * MINUTE for back in (59, 40, 20)))
-    read(shop, MessageId(NOW_MS - 59 * MINUTE, 0))
-    kit = kit_of(shop)
+def test_sweep_with_frontier_and_consumer_holds_uses_the_lower_cutoff(consumed: ConsumedTopic) -> None:
+    consumed.orders.plain(*(NOW_MS - back * MINUTE for back in (59, 40, 20)))
+    read(consumed, MessageId(NOW_MS - 59 * MINUTE, 0))
+    kit = kit_of(consumed)
     kit.engine.run_once(adopt=True)
-    shop.orders.describe(ttl_seconds=60)
+    consumed.orders.describe(ttl_seconds=60)
     kit.clock.advance(2 * MINUTE)
-    # The first has come due in time, the others by the shortened ttl.
-    assert held(kit.engine.run_once()) == {"": 1, "frontier": 2}
+    # The first is due by time, the others by the shorter TTL.
+    assert rows_by_hold(kit.engine.run_once()) == {"": 1, "frontier": 2}
     kit.clock.advance(30 * MINUTE)
-    # Time alone would take the second one now.
-    assert held(kit.engine.run_once()) == {"frontier": 2}
+    # The second would be due by time now.
+    assert rows_by_hold(kit.engine.run_once()) == {"frontier": 2}
     kit.engine.approve((EVERYTHING,), clock=True)
-    assert held(kit.engine.run_once()) == {"consumer": 2}
+    assert rows_by_hold(kit.engine.run_once()) == {"consumer": 2}
 
 
 @pytest.mark.parametrize("hold", [Hold.PAUSED, Hold.PROTECTED, Hold.QUARANTINED])
-def test_lower_of_a_closed_frontier_returns_it_unchanged(shop: Shop, hold: Hold) -> None:
-    shop.orders.plain(DUE_MS - 1)
-    read(shop, READ_NONE)
-    holds = ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS))
-    metadata = TopicMetadata(shop.orders.id, 1, TTL_SECONDS)
+def test_lower_of_a_closed_frontier_returns_it_unchanged(consumed: ConsumedTopic, hold: Hold) -> None:
+    consumed.orders.plain(DUE_MS - 1)
+    read(consumed, READ_NONE)
+    holds = ConsumerHolds(Floor(consumed.positions, consumed.store, HOLD_SECONDS))
+    metadata = TopicMetadata(consumed.orders.id, 1, TTL_SECONDS)
     frontier = Frontier.closed(NOW_MS, metadata, hold)
     assert holds.lower(metadata, frontier) is frontier
     assert holds.waiting == {}
     lowered = holds.lower(metadata, Frontier.open(NOW_MS, metadata))
     assert (lowered.cutoff, lowered.due, lowered.hold) == (Cutoff(DUE_MS - 1), Cutoff(DUE_MS), Hold.CONSUMER)
-    assert list(holds.waiting) == [shop.orders.id]
+    assert list(holds.waiting) == [consumed.orders.id]
     assert holds.lower(metadata, frontier) is frontier
     assert holds.waiting == {}, "it does not wait any more"
-    shop.positions.put(metadata, Position("billing", MessageId(NOW_MS, 0), NOW_MS, 0))
-    assert ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
+    consumed.positions.put(metadata, Position("billing", MessageId(NOW_MS, 0), NOW_MS, 0))
+    assert ConsumerHolds(Floor(consumed.positions, consumed.store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
 
 
-def test_unread_messages_with_their_own_ttl_wait_hidden(shop: Shop) -> None:
-    shop.orders.plain(DUE_MS - 9, NOW_MS - 2, NOW_MS - 1)
-    key = MessageKey(shop.orders.id, 1, NOW_MS - 1, 2).pack()
-    expiries = Expiries(shop.side)
+def test_unread_messages_with_their_own_ttl_wait_hidden(consumed: ConsumedTopic) -> None:
+    consumed.orders.plain(DUE_MS - 9, NOW_MS - 2, NOW_MS - 1)
+    key = MessageKey(consumed.orders.id, 1, NOW_MS - 1, 2).pack()
+    expiries = Expiries(consumed.side)
     expiries.put([(key, NOW_MS)])
-    read(shop, READ_NONE)
-    kit = kit_of(shop)
-    assert held(kit.engine.run_once(adopt=True)) == {"consumer": 2}
+    read(consumed, READ_NONE)
+    kit = kit_of(consumed)
+    assert rows_by_hold(kit.engine.run_once(adopt=True)) == {"consumer": 2}
     assert [expiry.key for expiry in expiries.due(NOW_MS, 10)] == [key]
-    read(shop, MessageId(DUE_MS - 9, 0))
-    assert held(kit.engine.run_once()) == {"": 2}
-    assert shop.orders.times() == [NOW_MS - 2]
+    read(consumed, MessageId(DUE_MS - 9, 0))
+    assert rows_by_hold(kit.engine.run_once()) == {"": 2}
+    assert consumed.orders.times() == [NOW_MS - 2]
 
 
 def test_server_and_janitor_agree_on_existing_messages(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
-    shop = Shop(store, side)
-    orders = shop.orders
+    consumed = ConsumedTopic(store, side)
+    orders = consumed.orders
     with MessagingService(
         store, clock, ServiceOptions(cache_bytes=0, consumer_hold_seconds=HOLD_SECONDS), side=side
     ) as service:
-        kit = kit_of(shop, clock=clock)
+        kit = kit_of(consumed, clock=clock)
         kit.engine.run_once(adopt=True)
         for _ in range(6):
             service.publish(orders.id, [b"x"])
@@ -226,77 +226,77 @@ def test_server_and_janitor_agree_on_existing_messages(store: Store) -> None:
             kit.engine.run_once()
             assert [message.publish_ms for message in fetched] == orders.times()
             left.append(len(fetched))
-        # The first one is read, the others go two hours after their ttl.
+        # The first one is read; the others are deleted two hours after their TTL.
         assert left == [5] * 12 + [4, 3, 2, 1, 0, 0, 0, 0]
 
 
-def test_topic_whose_unread_messages_cannot_be_found_is_held(shop: Shop) -> None:
-    shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 1, DUE_MS - 2, DUE_MS - 1)
-    other = topic(shop.store, "default:other", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
-    read(shop, READ_NONE)
-    kit = kit_of(shop)
+def test_topic_whose_unread_messages_cannot_be_found_is_held(consumed: ConsumedTopic) -> None:
+    consumed.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 1, DUE_MS - 2, DUE_MS - 1)
+    other = topic(consumed.store, "default:other", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
+    read(consumed, READ_NONE)
+    kit = kit_of(consumed)
     kit.engine.run_once(adopt=True)
-    shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 2)
+    consumed.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 2)
     other.plain(DUE_MS - 1)
     looks = [0]
 
     def fail(call: Call) -> None:
-        # What a consumer has not read is looked for before anything else.
+        # A sweep searches for unread messages first.
         if call.name == "message.keys" and not looks[0]:
             looks[0] += 1
             raise StoreError("a block is corrupt.")
 
-    watch(shop.store, before=fail)
-    assert held(kit.engine.run_once()) == {"": 2, "consumer": 2}
-    assert (shop.orders.times(), other.times()) == ([DUE_MS - 2, DUE_MS - 1], [])
+    watch(consumed.store, before=fail)
+    assert rows_by_hold(kit.engine.run_once()) == {"": 2, "consumer": 2}
+    assert (consumed.orders.times(), other.times()) == ([DUE_MS - 2, DUE_MS - 1], [])
 
 
-def test_unreadable_positions_delete_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop.orders.plain(DUE_MS - 1)
-    kit = kit_of(shop)
+def test_unreadable_positions_delete_nothing(consumed: ConsumedTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumed.orders.plain(DUE_MS - 1)
+    kit = kit_of(consumed)
     monkeypatch.setattr(Positions, "all", raising(StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
         kit.engine.run_once(adopt=True)
-    assert shop.orders.times() == [DUE_MS - 1]
+    assert consumed.orders.times() == [DUE_MS - 1]
 
 
-def test_rows_held_for_long_are_counted_now_and_then(shop: Shop) -> None:
-    shop.orders.plain(*(NOW_MS + number * MINUTE for number in range(60)))
-    read(shop, READ_NONE)
-    kit = kit_of(shop)
+def test_rows_held_for_long_are_counted_now_and_then(consumed: ConsumedTopic) -> None:
+    consumed.orders.plain(*(NOW_MS + number * MINUTE for number in range(60)))
+    read(consumed, READ_NONE)
+    kit = kit_of(consumed)
     kit.engine.run_once(adopt=True)
     kit.clock.advance(HOUR + 1)
     counts = []
     for _ in range(40):
-        counts.append(held(kit.engine.run_once(incremental=True)).get("consumer"))
+        counts.append(rows_by_hold(kit.engine.run_once(incremental=True)).get("consumer"))
         kit.clock.advance(20 * SECOND)
-    # When the hold is new, and then whenever a hundredth of the longest one has passed: 72 s.
+    # Counted when the hold starts, and then after each hundredth of the longest hold: 72 s.
     assert counts[0] == 1
     assert [count for count in counts if count] == sorted(count for count in counts if count)
     assert 10 <= sum(count is not None for count in counts) <= 14
     notes = kit.state.note("overdue")
     assert [(item["held"], item["rows"]) for item in notes] == [("consumer", max(count or 0 for count in counts))]
     kit.clock.advance(DAY)
-    assert held(kit.engine.run_once(incremental=True)) == {"": 60}
+    assert rows_by_hold(kit.engine.run_once(incremental=True)) == {"": 60}
     assert kit.state.note("overdue") == []
 
 
-def test_hold_that_starts_between_two_counts_is_shown_at_once(shop: Shop) -> None:
-    kit = kit_of(shop)
+def test_hold_that_starts_between_two_counts_is_shown_at_once(consumed: ConsumedTopic) -> None:
+    kit = kit_of(consumed)
     step_ms = HOLD_SECONDS * SECOND // 100
     kit.clock.advance(step_ms - DUE_MS % step_ms)
-    shop.orders.plain(kit.clock.now_ms() - HOUR + 5 * SECOND)
-    read(shop, READ_NONE)
-    assert held(kit.engine.run_once(adopt=True)) == {}
+    consumed.orders.plain(kit.clock.now_ms() - HOUR + 5 * SECOND)
+    read(consumed, READ_NONE)
+    assert rows_by_hold(kit.engine.run_once(adopt=True)) == {}
     kit.clock.advance(6 * SECOND)
-    assert held(kit.engine.run_once(incremental=True)) == {"consumer": 1}
+    assert rows_by_hold(kit.engine.run_once(incremental=True)) == {"consumer": 1}
 
 
-def test_held_payloads_stay_noted_by_a_run_that_does_not_count_them(shop: Shop) -> None:
+def test_held_payloads_stay_noted_by_a_run_that_does_not_count_them(consumed: ConsumedTopic) -> None:
     begin_ms = NOW_MS - 90 * MINUTE
-    shop.orders.ref(pointer(begin_ms), begin_ms + 5).stored(pointer(begin_ms), begin_ms + 6)
-    read(shop, READ_NONE)
-    kit = kit_of(shop)
+    consumed.orders.ref(pointer(begin_ms), begin_ms + 5).stored(pointer(begin_ms), begin_ms + 6)
+    read(consumed, READ_NONE)
+    kit = kit_of(consumed)
     kit.engine.run_once(adopt=True)
     overdue = kit.state.note("overdue")
     assert [(item["table"], item["held"]) for item in overdue] == [("message", "consumer"), ("payload", "consumer")]
@@ -305,26 +305,26 @@ def test_held_payloads_stay_noted_by_a_run_that_does_not_count_them(shop: Shop) 
 
 
 def test_report_of_many_waiting_topics_names_only_the_first() -> None:
-    shop = Shop(MemoryStore())
+    consumed = ConsumedTopic(MemoryStore())
     for number in range(25):
-        made = topic(shop.store, f"default:t{number:02}", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
-        read(shop, READ_NONE, topic=made)
-    notes = [note.message for note in kit_of(shop).engine.preview().guards if note.guard == "consumer"]
+        made = topic(consumed.store, f"default:t{number:02}", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
+        read(consumed, READ_NONE, topic=made)
+    notes = [note.message for note in kit_of(consumed).engine.preview().guards if note.guard == "consumer"]
     assert len(notes) == 21
     assert notes[0].startswith("default:t00 keeps")
     assert notes[20] == "5 more topics keep unread messages"
 
 
-def test_apply_of_a_plan_keeps_unread_messages(shop: Shop, tmp_path: Path) -> None:
-    shop.orders.plain(DUE_MS - 3, DUE_MS - 2, DUE_MS - 1)
-    read(shop, MessageId(DUE_MS - 3, 0))
-    kit = kit_of(shop)
+def test_apply_of_a_plan_keeps_unread_messages(consumed: ConsumedTopic, tmp_path: Path) -> None:
+    consumed.orders.plain(DUE_MS - 3, DUE_MS - 2, DUE_MS - 1)
+    read(consumed, MessageId(DUE_MS - 3, 0))
+    kit = kit_of(consumed)
     kit.engine.adopt()
     planned = kit.engine.preview(out=tmp_path / "plan")
-    read(shop, READ_NONE, "late")
+    read(consumed, READ_NONE, "late")
     done = kit.engine.carry_out(tmp_path / "plan")
     assert (planned.total(Rule.EXPIRED), done.total(Rule.EXPIRED)) == (1, 0)
-    shop.positions.delete(TopicMetadata(TopicId("default", "orders"), 1, TTL_SECONDS), "late")
-    read(shop, MessageId(NOW_MS, 0))
+    consumed.positions.delete(TopicMetadata(TopicId("default", "orders"), 1, TTL_SECONDS), "late")
+    read(consumed, MessageId(NOW_MS, 0))
     assert kit.engine.carry_out(tmp_path / "plan").total(Rule.EXPIRED) == 1
-    assert shop.orders.times() == [DUE_MS - 2, DUE_MS - 1]
+    assert consumed.orders.times() == [DUE_MS - 2, DUE_MS - 1]

@@ -27,8 +27,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         yield opened
 
 
-class OwnExpiries(Expiries):
-    """The expiries of a side table of their own."""
+class SeparateExpiries(Expiries):
+    """Expiries in a separate side table."""
 
     def __init__(self) -> None:
         self.side = MemorySide()
@@ -36,28 +36,28 @@ class OwnExpiries(Expiries):
 
 
 @pytest.fixture
-def expiries() -> OwnExpiries:
-    return OwnExpiries()
+def expiries() -> SeparateExpiries:
+    return SeparateExpiries()
 
 
-def early(orders: Topic, expiries: OwnExpiries, expires_ms: int, *times_ms: int) -> None:
+def publish_with_ttl(orders: Topic, expiries: SeparateExpiries, expires_ms: int, *times_ms: int) -> None:
     before = {key for key, _ in orders.messages()}
     orders.plain(*times_ms)
     new = [key for key, _ in orders.messages() if key not in before]
     expiries.put([(key.pack(), expires_ms) for key in new])
 
 
-def adopted(store: Store, expiries: OwnExpiries, **options: Any) -> Kit:
+def adopt_store(store: Store, expiries: SeparateExpiries, **options: Any) -> Kit:
     kit = janitor(store, side=expiries.side, batch_rows=3, **options)
     kit.engine.run_once(adopt=True)
     return kit
 
 
 @pytest.mark.parametrize("page_rows", [1, 3, 1000])
-def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: OwnExpiries, page_rows: int) -> None:
+def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: SeparateExpiries, page_rows: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(40)]
-    early(orders, expiries, NOW_MS, *times)
+    publish_with_ttl(orders, expiries, NOW_MS, *times)
     orders.plain(*(NOW_MS - AGE + 100 + number for number in range(20)))
     kept = [key for key, _ in orders.messages()]
     lost = {number for number in range(40) if number % 5 == 0 or 10 < number < 25}
@@ -71,7 +71,7 @@ def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: OwnExpiries,
     assert expiries.due(NOW_MS + DAY, 100) == []
 
 
-def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: OwnExpiries) -> None:
+def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: SeparateExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     kit = janitor(store, side=expiries.side)
     kit.engine.run_once(adopt=True)
@@ -83,15 +83,15 @@ def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: OwnExp
 
 
 @pytest.mark.parametrize("case", ["paused", "protected", "unknown", "newer"])
-def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries: OwnExpiries, case: str) -> None:
+def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries: SeparateExpiries, case: str) -> None:
     name = "default:orders"
     orders = unknown_topic(store, name) if case == "unknown" else topic(store, name, ttl_seconds=3600)
     if case == "newer":
         orders = orders.at(2)
-    early(orders, expiries, NOW_MS, NOW_MS - AGE)
-    kit = adopted(store, expiries, protect=(name,) if case == "protected" else ())
+    publish_with_ttl(orders, expiries, NOW_MS, NOW_MS - AGE)
+    kit = adopt_store(store, expiries, protect=(name,) if case == "protected" else ())
     if case == "paused":
-        early(orders, expiries, NOW_MS + 1, NOW_MS - AGE + 1)
+        publish_with_ttl(orders, expiries, NOW_MS + 1, NOW_MS - AGE + 1)
         kit.state.pause(name, NOW_MS)
         kit.clock.advance(1)
     kit.engine.run_once()
@@ -99,17 +99,17 @@ def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries
     assert len(expiries.due(NOW_MS + DAY, 10)) == 1
 
 
-def test_due_message_in_a_range_counts_once(store: Store, expiries: OwnExpiries) -> None:
+def test_due_message_in_a_range_counts_once(store: Store, expiries: SeparateExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    early(orders, expiries, NOW_MS - HOUR, NOW_MS - 2 * HOUR)
+    publish_with_ttl(orders, expiries, NOW_MS - HOUR, NOW_MS - 2 * HOUR)
     retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
-    early(retired, expiries, NOW_MS - HOUR, NOW_MS - MINUTE)
+    publish_with_ttl(retired, expiries, NOW_MS - HOUR, NOW_MS - MINUTE)
     report = janitor(store, side=expiries.side).engine.run_once(adopt=True)
     assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (1, 1)
     assert expiries.due(NOW_MS + DAY, 10) == []
 
 
-def test_due_message_of_an_invalid_transaction_is_not_inverted(store: Store, expiries: OwnExpiries) -> None:
+def test_due_message_of_an_invalid_transaction_is_not_inverted(store: Store, expiries: SeparateExpiries) -> None:
     invalid = pointer(NOW_MS - AGE)
     orders = topic(store, "default:orders", ttl_seconds=3600).tx(invalid, NOW_MS - AGE)
     expiries.put([(key.pack(), NOW_MS) for key, _ in orders.messages()])
@@ -120,17 +120,17 @@ def test_due_message_of_an_invalid_transaction_is_not_inverted(store: Store, exp
         assert (report.total(Rule.EXPIRED), report.total(Rule.INVALID_TRANSACTION)) == (1, 0)
 
 
-def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: OwnExpiries, tmp_path: Path) -> None:
+def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: SeparateExpiries, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(5)]
     orders.plain(*times)
-    early(orders, expiries, NOW_MS + 10, times[0], times[4])
-    early(orders, expiries, NOW_MS + 20, times[2])
-    kit = adopted(store, expiries)
+    publish_with_ttl(orders, expiries, NOW_MS + 10, times[0], times[4])
+    publish_with_ttl(orders, expiries, NOW_MS + 20, times[2])
+    kit = adopt_store(store, expiries)
     kit.clock.advance(10)
     planned = kit.engine.preview(out=tmp_path / "plan")
     kit.clock.advance(10)
-    early(orders, expiries, NOW_MS + 5, NOW_MS - 1)
+    publish_with_ttl(orders, expiries, NOW_MS + 5, NOW_MS - 1)
     done = kit.engine.carry_out(tmp_path / "plan")
     assert planned.total(Rule.EXPIRED) == done.total(Rule.EXPIRED) == 2
     assert len(orders.times()) == 7
@@ -138,21 +138,23 @@ def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: Ow
     assert orders.times() == times
 
 
-@pytest.mark.parametrize("case", ["goes", "lives", "held", "invalid"])
-def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiries: OwnExpiries, case: str) -> None:
+@pytest.mark.parametrize("case", ["deleted", "live", "held", "invalid"])
+def test_plan_of_a_due_message_with_an_old_payload_is_right(
+    store: Store, expiries: SeparateExpiries, case: str
+) -> None:
     begun_ms = NOW_MS - HOUR // 2
     written = pointer(begun_ms, 1)
     orders = topic(store, "default:orders", ttl_seconds=3600).stored(written, begun_ms, begun_ms + 1)
     orders.ref(written, NOW_MS - MINUTE)
     [(key, _)] = orders.messages()
-    expiries.put([(key.pack(), NOW_MS + HOUR if case == "lives" else NOW_MS + 40 * MINUTE)])
-    kit = adopted(store, expiries, protect=("default:orders",) if case == "held" else ())
+    expiries.put([(key.pack(), NOW_MS + HOUR if case == "live" else NOW_MS + 40 * MINUTE)])
+    kit = adopt_store(store, expiries, protect=("default:orders",) if case == "held" else ())
     kit.clock.advance(40 * MINUTE)
     kit.snapshots.invalid = [written] if case == "invalid" else []
     seen, done = kit.engine.preview(), kit.engine.run_once()
     assert rows_of(seen) == rows_of(done)
     assert seen.totals.kept == done.totals.kept
-    taken = {"goes": 3, "invalid": 3}.get(case, 0)
+    taken = {"deleted": 3, "invalid": 3}.get(case, 0)
     assert sum(rows for key, rows in rows_of(done).items() if key.held is None) == taken
     assert len(orders.stored_times()) + len(orders.times()) == 3 - taken
 
@@ -161,10 +163,10 @@ def rows_of(report: Report) -> dict[EntryKey, int]:
     return {EntryKey(e.topic, e.generation, e.table, e.rule, e.held): e.rows for e in report.topics}
 
 
-def test_due_message_whose_delete_failed_comes_up_again(store: Store, expiries: OwnExpiries) -> None:
+def test_due_message_whose_delete_failed_comes_up_again(store: Store, expiries: SeparateExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    early(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
-    kit = adopted(store, expiries)
+    publish_with_ttl(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
+    kit = adopt_store(store, expiries)
     broken = [True]
     watch(store, before=fail_at("message.delete", StoreError("the disk is full."), lambda _: broken[0]))
     [error] = kit.run_after(1).errors
@@ -174,10 +176,10 @@ def test_due_message_whose_delete_failed_comes_up_again(store: Store, expiries: 
     assert orders.times() == []
 
 
-def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: OwnExpiries) -> None:
+def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: SeparateExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    early(orders, expiries, NOW_MS + 1, NOW_MS - AGE)
-    kit = adopted(store, expiries)
+    publish_with_ttl(orders, expiries, NOW_MS + 1, NOW_MS - AGE)
+    kit = adopt_store(store, expiries)
     kit.clock.advance(1)
     moved: list[Topic] = []
 

@@ -11,7 +11,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, fail_at, janit
 from tms_core.errors import StoreError
 from tms_core.tables.memory import MemoryStore
 
-#: Its lifetime and grace have ended; the other's have not.
+#: A transaction after its lifetime and grace, and one within them.
 OLD, YOUNG = pointer(NOW_MS - 10 * HOUR), pointer(NOW_MS - MINUTE)
 
 
@@ -22,7 +22,7 @@ def orders() -> Topic:
 
 @pytest.fixture
 def kit(orders: Topic) -> Kit:
-    """A janitor that has closed one transaction and knows another that is open."""
+    """Return a janitor with one closed and one open transaction."""
     kit = janitor(orders.store)
     kit.snapshots.invalid = [OLD, YOUNG]
     kit.engine.run_once(adopt=True)

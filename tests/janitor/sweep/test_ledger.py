@@ -21,6 +21,7 @@ from tests.builders import (
     NOW_MS,
     Call,
     Kit,
+    ProcessKilled,
     Topic,
     fail_at,
     janitor,
@@ -40,17 +41,13 @@ from tms_core.topic import TopicId, TopicMetadata
 TTL_SECONDS = 86400
 INVALID = pointer(NOW_MS - 10 * HOUR)
 OTHER = pointer(NOW_MS - 9 * HOUR)
-#: Store calls of the longest sweep below; far more than any of them makes.
+#: Upper limit of store calls of each sweep below.
 CALLS = 300
-#: Counters of rows that went or were negated.
+#: Counters of deleted and inverted rows.
 COUNTED = ("rows_deleted_total", "rows_inverted_total")
 
 
-class Crash(BaseException):
-    """The process dies."""
-
-
-class About(NamedTuple):
+class Subject(NamedTuple):
     topic: str
     generation: int
     table: str
@@ -58,7 +55,7 @@ class About(NamedTuple):
 
 
 def fill(store: Store) -> Topic:
-    """Rows of every fate."""
+    """Store rows of every fate."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
     due = [NOW_MS - 2 * DAY + number for number in range(5)]
     orders.plain(*due, NOW_MS).tx(INVALID, NOW_MS - 1, NOW_MS).stored(pointer(due[0]), *due).stored(
@@ -72,7 +69,7 @@ def fill(store: Store) -> Topic:
 
 
 def filled(store: Store) -> Kit:
-    """An adopted store with rows of every fate, none of which has gone yet."""
+    """Return a janitor that has adopted a store with rows of every fate."""
     fill(store)
     kit = janitor(store, batch_rows=2)
     kit.snapshots.invalid = [INVALID, OTHER]
@@ -85,40 +82,40 @@ def kit(store: MemoryStore) -> Kit:
     return filled(store)
 
 
-class Spy:
-    """Which keys were deleted and inverted, by what an entry is about."""
+class DeletionSpy:
+    """A watcher that records deleted and inverted keys by the subjects of their ledger entries."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.taken: dict[About, list[bytes]] = defaultdict(list)
+        self.taken: dict[Subject, list[bytes]] = defaultdict(list)
         watch(store, before=self)
 
     def __call__(self, call: Call) -> None:
         table, _, operation = call.name.partition(".")
         if operation == "delete":
             for key in call.arguments[0]:
-                self.taken[self.about(table, key)].append(key)
+                self.taken[self.subject_of(table, key)].append(key)
         elif operation == "invert":
             for cell in call.arguments[0]:
-                self.taken[self.about(table, cell.key)._replace(rule="invalid_transaction")].append(cell.key)
+                self.taken[self.subject_of(table, cell.key)._replace(rule="invalid_transaction")].append(cell.key)
 
-    def about(self, table: str, raw: bytes) -> About:
+    def subject_of(self, table: str, raw: bytes) -> Subject:
         key = MessageKey.parse(raw) if table == "message" else PayloadKey.parse(raw)
         assert key is not None
         current = {"default:orders": 3, "default:gone": 3}[str(key.topic)] if str(key.topic) != "default:stray" else 0
         rule = "old_generation" if key.generation < current else "expired"
-        return About(str(key.topic), key.generation, table, rule)
+        return Subject(str(key.topic), key.generation, table, rule)
 
 
-def entries(kit: Kit, run_id: str | None = None) -> dict[About, LedgerEntry]:
+def entries(kit: Kit, run_id: str | None = None) -> dict[Subject, LedgerEntry]:
     found = kit.state.ledger(1000, run_id=run_id)
-    by_about = {About(str(e.topic), e.generation, e.table, e.rule): e for e in found}
-    assert len(by_about) == len(found)
-    return by_about
+    by_subject = {Subject(str(e.topic), e.generation, e.table, e.rule): e for e in found}
+    assert len(by_subject) == len(found)
+    return by_subject
 
 
 def test_ledger_covers_exactly_the_keys_that_were_deleted(kit: Kit) -> None:
-    spy = Spy(kit.store)
+    spy = DeletionSpy(kit.store)
     report = kit.engine.run_once()
     found = entries(kit)
     assert set(found) == set(spy.taken)
@@ -134,26 +131,26 @@ def test_ledger_covers_exactly_the_keys_that_were_deleted(kit: Kit) -> None:
 def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:
     kit.snapshots.age_ms, kit.snapshots.write_pointer = 7, pointer(NOW_MS)
     kit.engine.run_once()
-    expired = entries(kit)[About("default:orders", 3, "message", "expired")]
+    expired = entries(kit)[Subject("default:orders", 3, "message", "expired")]
     assert (expired.oldest_ms, expired.newest_ms) == (NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 4)
     assert expired.snapshot_timestamp_ms == NOW_MS - 7
-    assert entries(kit)[About("default:gone", 2, "message", "old_generation")].metadata_generation == -2
+    assert entries(kit)[Subject("default:gone", 2, "message", "old_generation")].metadata_generation == -2
 
 
 def test_ledger_of_an_applied_plan_has_deleted_rows_and_no_held_rows(kit: Kit) -> None:
     plan = parse(kit.engine.plan().document, "the plan")
     kit.restart(protect=("default:*",)).engine.run_once()
     assert {entry.rule for entry in kit.state.ledger(10)} == {"invalid_transaction"}
-    spy = Spy(kit.store)
+    spy = DeletionSpy(kit.store)
     report = kit.engine.apply(plan)
     found = {about: entry.rows for about, entry in entries(kit, report.id).items()}
     assert found == {about: len(keys) for about, keys in spy.taken.items()} != {}
 
 
 def test_ledger_by_key_finds_the_entry_and_no_neighbour(kit: Kit) -> None:
-    spy = Spy(kit.store)
+    spy = DeletionSpy(kit.store)
     kit.engine.run_once()
-    about = About("default:orders", 3, "message", "expired")
+    about = Subject("default:orders", 3, "message", "expired")
     keys, entry = sorted(spy.taken[about]), entries(kit)[about]
     for key in keys:
         assert kit.state.ledger(10, topic=entry.topic, key=key) == [entry]
@@ -170,14 +167,14 @@ def test_ttl_that_changes_in_a_sweep_makes_an_entry_for_each(kit: Kit) -> None:
         if call.name == "message.delete":
             orders.describe(ttl_seconds=shorter, generation=3)
 
-    spy = Spy(kit.store)
+    spy = DeletionSpy(kit.store)
     watch(kit.store, after=shorten)
     covers_at_announcement: list[bool] = []
     watch(kit.store, before=lambda call: covers_at_announcement.append(announced(kit, call)))
     kit.engine.run_once()
     assert NOW_MS - DAY + 1 not in orders.times()
     found = [e for e in kit.state.ledger(100) if e.topic == orders.id and e.generation == 3 and e.table == "message"]
-    deleted = sorted(spy.taken[About("default:orders", 3, "message", "expired")])
+    deleted = sorted(spy.taken[Subject("default:orders", 3, "message", "expired")])
     by_ttl = {entry.ttl_seconds: entry for entry in found if entry.rule == "expired"}
     assert set(by_ttl) <= {TTL_SECONDS, shorter}
     assert sum(entry.rows or 0 for entry in by_ttl.values()) == len(deleted)
@@ -187,7 +184,7 @@ def test_ttl_that_changes_in_a_sweep_makes_an_entry_for_each(kit: Kit) -> None:
 
 
 def announced(kit: Kit, call: Call) -> bool:
-    """Whether all that a call deletes was announced."""
+    """Return whether all keys of a delete were announced."""
     if not call.name.endswith(".delete"):
         return True
     intents = kit.state.intents()
@@ -198,20 +195,20 @@ def announced(kit: Kit, call: Call) -> bool:
 
 
 def test_announcement_reaches_as_far_as_the_deletes_may(kit: Kit) -> None:
-    made: dict[About, LedgerEntry] = {}
+    made: dict[Subject, LedgerEntry] = {}
 
     def note(call: Call) -> None:
         if call.name == "state.intend":
             [e] = call.arguments
-            assert made.setdefault(About(str(e.topic), e.generation, e.table, e.rule), e) is e
+            assert made.setdefault(Subject(str(e.topic), e.generation, e.table, e.rule), e) is e
 
     watch_state(kit.state, before=note)
     kit.engine.run_once()
     prefix = b"default:orders:"
-    assert made[About("default:orders", 3, "message", "expired")].stop == time_prefix(prefix, 3, NOW_MS - DAY)
-    assert made[About("default:orders", 3, "payload", "expired")].stop == generation_prefix(prefix, 4)
-    assert made[About("default:orders", 1, "message", "old_generation")].stop == generation_prefix(prefix, 2)
-    assert made[About("default:orders", 3, "message", "invalid_transaction")].stop == generation_prefix(prefix, 4)
+    assert made[Subject("default:orders", 3, "message", "expired")].stop == time_prefix(prefix, 3, NOW_MS - DAY)
+    assert made[Subject("default:orders", 3, "payload", "expired")].stop == generation_prefix(prefix, 4)
+    assert made[Subject("default:orders", 1, "message", "old_generation")].stop == generation_prefix(prefix, 2)
+    assert made[Subject("default:orders", 3, "message", "invalid_transaction")].stop == generation_prefix(prefix, 4)
     for about, found in entries(kit).items():
         assert made[about].start == found.start
         assert made[about].stop >= found.stop
@@ -228,7 +225,7 @@ def test_announcement_of_payloads_of_processed_messages_covers_them(kit: Kit) ->
 
 
 def test_announcement_that_fails_deletes_nothing(kit: Kit) -> None:
-    spy = Spy(kit.store)
+    spy = DeletionSpy(kit.store)
     watch_state(
         kit.state,
         before=fail_at(
@@ -242,20 +239,20 @@ def test_announcement_that_fails_deletes_nothing(kit: Kit) -> None:
     assert kit.state.strikes() == {}
 
 
-def die(kit: Kit, at_call: int) -> bool:
-    """Sweep, and die at the k-th store call; returns whether it came to that."""
+def kill_at_call(kit: Kit, at_call: int) -> bool:
+    """Sweep, and kill the process at the k-th store call; return whether the sweep reached it."""
     calls = 0
 
     def count(_: Call) -> None:
         nonlocal calls
         calls += 1
         if calls == at_call:
-            raise Crash
+            raise ProcessKilled
 
     watch(kit.store, before=count)
     try:
         kit.engine.run_once()
-    except Crash:
+    except ProcessKilled:
         return True
     return False
 
@@ -276,7 +273,7 @@ def test_death_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
     for at_call in range(1, CALLS):
         kit = filled(MemoryStore())
         before, pointers = keys_of(kit.store), pointers_of(kit.store)
-        if not die(kit, at_call):
+        if not kill_at_call(kit, at_call):
             break
         [run] = kit.state.unfinished_runs()
         assert (run.result, kit.state.ledger(10)) == ("", [])
@@ -307,8 +304,8 @@ def test_death_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
 
 def test_death_after_a_run_was_closed_leaves_no_entry_twice(kit: Kit) -> None:
     dying = [True]
-    watch_state(kit.state, before=fail_at("state.clear_intents", Crash, lambda _: dying[0]))
-    with pytest.raises(Crash):
+    watch_state(kit.state, before=fail_at("state.clear_intents", ProcessKilled, lambda _: dying[0]))
+    with pytest.raises(ProcessKilled):
         kit.engine.run_once()
     dying[0] = False
     found = entries(kit)
@@ -317,7 +314,7 @@ def test_death_after_a_run_was_closed_leaves_no_entry_twice(kit: Kit) -> None:
 
 
 def fail_once(kit: Kit, at_call: int) -> bool:
-    """Sweep with a state that fails at the k-th call; returns whether it came to that."""
+    """Sweep with a state that fails at the k-th call; return whether the sweep reached it."""
     calls = 0
 
     def count(_: Call) -> None:
@@ -336,14 +333,14 @@ def fail_once(kit: Kit, at_call: int) -> bool:
 def test_state_that_fails_once_anywhere_counts_each_row_once() -> None:
     for at_call in range(1, CALLS):
         kit = filled(MemoryStore())
-        spy = Spy(kit.store)
+        spy = DeletionSpy(kit.store)
         if not fail_once(kit, at_call):
             break
         kit.clock.advance(MINUTE)
         kit.engine.run_once()
-        found: Counter[About] = Counter()
+        found: Counter[Subject] = Counter()
         for one in kit.state.ledger(1000):
-            found[About(str(one.topic), one.generation, one.table, one.rule)] += one.rows or 0
+            found[Subject(str(one.topic), one.generation, one.table, one.rule)] += one.rows or 0
         assert found == {about: len(keys) for about, keys in spy.taken.items()}
         counted = [number for key, number in kit.state.counters().items() if key.name in COUNTED]
         assert sum(counted) == sum(found.values())

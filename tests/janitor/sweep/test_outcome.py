@@ -30,28 +30,28 @@ ORDERS = TopicMetadata(TopicId("default", "orders"), 3, 60)
 KEYS = [MessageKey(ORDERS.topic, 3, ms, 0).pack() for ms in range(1, 6)]
 
 
-def due(keys: list[bytes], hold: Hold | None = None) -> Due:
+def make_due(keys: list[bytes], hold: Hold | None = None) -> Due:
     work = TopicWork(ORDERS, b"", Frontier.open(NOW_MS, ORDERS), admit(ORDERS, ClockAnchor(NOW_MS, 0, "")))
     return Due(work, MemoryStore().message, Batch("message", 3, Rule.EXPIRED, keys), 100 * len(keys), hold, hold)
 
 
-def about(held: Hold | None = None) -> EntryKey:
+def entry_key(held: Hold | None = None) -> EntryKey:
     return EntryKey(ORDERS.topic, 3, "message", Rule.EXPIRED, held)
 
 
 def test_outcome_counts_only_deleted_rows_of_a_batch() -> None:
     outcome = Outcome()
-    outcome.add(due(KEYS), Done(KEYS[:1], entry=ENTRY))
-    assert (outcome.entries[about()].rows, outcome.entries[about()].bytes) == (1, 100)
-    outcome.add(due(KEYS), Done(entry=ENTRY))
-    assert outcome.entries[about()].rows == 1
+    outcome.add(make_due(KEYS), Done(KEYS[:1], entry=ENTRY))
+    assert (outcome.entries[entry_key()].rows, outcome.entries[entry_key()].bytes) == (1, 100)
+    outcome.add(make_due(KEYS), Done(entry=ENTRY))
+    assert outcome.entries[entry_key()].rows == 1
 
 
 def test_taking_leaves_out_held_rows_and_rows_that_stay() -> None:
     outcome = Outcome()
-    for finding in (due(KEYS, Hold.FRONTIER), RemainingRows(Reason.UNDECIDED, 2), RemainingRows(Reason.LIVE, 5)):
+    for finding in (make_due(KEYS, Hold.FRONTIER), RemainingRows(Reason.UNDECIDED, 2), RemainingRows(Reason.LIVE, 5)):
         outcome.add(finding)
-    assert (outcome.entries[about(Hold.FRONTIER)].rows, outcome.kept) == (5, {Reason.UNDECIDED: 2})
+    assert (outcome.entries[entry_key(Hold.FRONTIER)].rows, outcome.kept) == (5, {Reason.UNDECIDED: 2})
     assert (outcome.deletions, outcome.without_kept_rows().entries, outcome.without_kept_rows().kept) == ({}, {}, {})
 
 
@@ -66,8 +66,8 @@ def test_outcome_counts_all_unrecognized_keys_and_names_the_first() -> None:
 
 def test_merge_of_outcomes_of_parts_counts_everything_once() -> None:
     one, other = Outcome(), Outcome()
-    one.add(due(KEYS[3:]), Done(KEYS[3:], entry=replace(ENTRY, at_ms=9)))
-    other.add(due(KEYS[:3]), Done(KEYS[:3], entry=replace(ENTRY, at_ms=7)))
+    one.add(make_due(KEYS[3:]), Done(KEYS[3:], entry=replace(ENTRY, at_ms=9)))
+    other.add(make_due(KEYS[:3]), Done(KEYS[:3], entry=replace(ENTRY, at_ms=7)))
     one.add(RemainingPointer(8))
     other.add(RemainingPointer(5))
     other.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
@@ -75,7 +75,7 @@ def test_merge_of_outcomes_of_parts_counts_everything_once() -> None:
     one.merge(other)
     [taken] = one.deletions.values()
     assert taken == replace(ENTRY, at_ms=7, start=KEYS[0], stop=KEYS[-1] + b"\x00", rows=5, oldest_ms=1, newest_ms=5)
-    assert one.entries[about()].rows == 5
+    assert one.entries[entry_key()].rows == 5
     assert one.untouchable == 5
     assert (one.failed, one.errors, one.failures) == (
         {b"a:b:": FailedTopic(b"a:b:", "payload", "store", "broken")},
@@ -103,10 +103,10 @@ def test_merge_into_an_empty_outcome_keeps_each_field() -> None:
         notes=[GuardNote("snapshot", tripped=False, message="old")],
         ended=StopRequested("stopping"),
     )
-    full.add(due(KEYS), Done(KEYS, entry=ENTRY))
+    full.add(make_due(KEYS), Done(KEYS, entry=ENTRY))
     full.add(unrecognized("payload", [b"\xff"]))
     full.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
-    # The driver adds calls itself, because tasks on Spark have their own stores.
+    # The driver adds the calls of Spark tasks, which have separate stores.
     names = {field.name for field in fields(Outcome)} - {"calls"}
     empty = Outcome()
     assert [name for name in sorted(names) if getattr(full, name) == getattr(empty, name)] == []
@@ -119,7 +119,7 @@ def test_outcome_reads_back_from_json() -> None:
     outcome = Outcome(scanned=Counter(message=3), withheld={b"x:y:"}, pointers={ORDERS.topic: {1, 2}})
     outcome.add(unrecognized("payload", [b"\xff"]))
     outcome.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
-    outcome.add(due(KEYS), Done(KEYS, entry=ENTRY))
+    outcome.add(make_due(KEYS), Done(KEYS, entry=ENTRY))
     assert values.unpack(Outcome, values.pack(outcome)) == outcome
 
 

@@ -21,7 +21,7 @@ from tms_core.topic import TopicId
 ORDERS = TopicId("default", "orders")
 
 
-class Case:
+class PermissionKit:
     def __init__(self, *, leased: bool = True) -> None:
         self.clock = ManualClock(NOW_MS)
         self.state = SqliteState.in_memory()
@@ -42,103 +42,105 @@ class Case:
 
 
 @pytest.fixture
-def case() -> Case:
-    return Case()
+def kit() -> PermissionKit:
+    return PermissionKit()
 
 
 @pytest.mark.parametrize("paused", [EVERYTHING, "default:*", "default:orders", "*:orders", "default:order?"])
-def test_matching_pause_denies_the_topic_but_not_the_run(case: Case, paused: str) -> None:
-    case.state.pause(paused, NOW_MS)
-    assert not case.permission.allows(ORDERS)
-    case.permission.keep_alive()
-    assert case.permission.pauses()
-    case.state.resume(paused)
-    assert case.permission.allows(ORDERS)
-    assert not case.permission.pauses()
+def test_matching_pause_denies_the_topic_but_not_the_run(kit: PermissionKit, paused: str) -> None:
+    kit.state.pause(paused, NOW_MS)
+    assert not kit.permission.allows(ORDERS)
+    kit.permission.keep_alive()
+    assert kit.permission.pauses()
+    kit.state.resume(paused)
+    assert kit.permission.allows(ORDERS)
+    assert not kit.permission.pauses()
 
 
 @pytest.mark.parametrize("paused", ["default:order", "other:*", "default:Orders", "", "orders"])
-def test_pause_of_other_topics_allows_the_topic(case: Case, paused: str) -> None:
-    case.state.pause(paused, NOW_MS)
-    assert case.permission.allows(ORDERS)
+def test_pause_of_other_topics_allows_the_topic(kit: PermissionKit, paused: str) -> None:
+    kit.state.pause(paused, NOW_MS)
+    assert kit.permission.allows(ORDERS)
 
 
-def test_lost_lease_ends_the_run_even_if_the_topic_is_paused(case: Case) -> None:
-    case.state.pause(EVERYTHING, NOW_MS)
-    case.take_over()
+def test_lost_lease_ends_the_run_even_if_the_topic_is_paused(kit: PermissionKit) -> None:
+    kit.state.pause(EVERYTHING, NOW_MS)
+    kit.take_over()
     with pytest.raises(LeaseLost):
-        case.permission.allows(ORDERS)
+        kit.permission.allows(ORDERS)
 
 
-def test_lost_lease_of_a_reader_is_noticed_with_its_heartbeat(case: Case) -> None:
-    case.permission.keep_alive()
-    case.take_over()
-    case.clock.advance(HEARTBEAT_MS - 1)
-    case.permission.keep_alive()
-    case.clock.advance(1)
+def test_lost_lease_of_a_reader_is_noticed_with_its_heartbeat(kit: PermissionKit) -> None:
+    kit.permission.keep_alive()
+    kit.take_over()
+    kit.clock.advance(HEARTBEAT_MS - 1)
+    kit.permission.keep_alive()
+    kit.clock.advance(1)
     with pytest.raises(LeaseLost):
-        case.permission.keep_alive()
+        kit.permission.keep_alive()
 
 
-def test_lost_lease_at_the_start_ends_the_run(case: Case) -> None:
-    case.take_over()
+def test_lost_lease_at_the_start_ends_the_run(kit: PermissionKit) -> None:
+    kit.take_over()
     with pytest.raises(LeaseLost):
-        case.permission.keep_alive()
-    assert case.heartbeat_ms == NOW_MS
+        kit.permission.keep_alive()
+    assert kit.heartbeat_ms == NOW_MS
 
 
-def test_heartbeat_of_a_long_run_is_written_now_and_then(case: Case) -> None:
+def test_heartbeat_of_a_long_run_is_written_now_and_then(kit: PermissionKit) -> None:
     beats = []
     for _ in range(13):
-        case.permission.keep_alive()
-        beats.append(case.heartbeat_ms)
-        case.clock.advance(HEARTBEAT_MS // 4)
+        kit.permission.keep_alive()
+        beats.append(kit.heartbeat_ms)
+        kit.clock.advance(HEARTBEAT_MS // 4)
     assert sorted({ms - NOW_MS for ms in beats if ms is not None}) == [0, 5_000, 10_000, 15_000]
 
 
-def test_heartbeat_interval_uses_monotonic_time(case: Case) -> None:
-    case.permission.keep_alive()
-    case.clock.step(-3_600_000)
-    case.clock.advance(HEARTBEAT_MS)
-    case.permission.keep_alive()
-    assert case.heartbeat_ms == NOW_MS - 3_600_000 + HEARTBEAT_MS
+def test_heartbeat_interval_uses_monotonic_time(kit: PermissionKit) -> None:
+    kit.permission.keep_alive()
+    kit.clock.step(-3_600_000)
+    kit.clock.advance(HEARTBEAT_MS)
+    kit.permission.keep_alive()
+    assert kit.heartbeat_ms == NOW_MS - 3_600_000 + HEARTBEAT_MS
 
 
-class Sleepy(ManualClock):
-    def __init__(self) -> None:
-        super().__init__(0)
+class SleepRecorder(ManualClock):
+    def __init__(self, *, advances: bool = True) -> None:
+        super().__init__(0, monotonic_ms=DAY)
+        self.advances = advances
         self.sleeps: list[float] = []
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
-        super().sleep(seconds)
+        if self.advances:
+            super().sleep(seconds)
 
 
 @pytest.mark.parametrize(
     ("rows", "sleeps"), [(500, [0.5]), (1000, [1.0]), (1001, [1.0, 0.001]), (3500, [1.0, 1.0, 1.0, 0.5])]
 )
 def test_pace_sleeps_a_long_wait_in_pieces(rows: int, sleeps: list[float]) -> None:
-    clock = Sleepy()
+    clock = SleepRecorder()
     Pacer(1000, clock).throttle(rows)
     assert clock.sleeps == pytest.approx(sleeps)
     assert max(clock.sleeps) <= MAX_SLEEP_SECONDS == 1.0
 
 
 @pytest.mark.parametrize(
-    ("rows", "happens"),
+    ("rows", "change"),
     [
-        pytest.param(500, lambda clock: clock.advance(200), id="the time a batch took is no discount"),
-        pytest.param(1, lambda clock: clock.advance(3_600_000), id="nothing is saved up by an hour of idling"),
-        pytest.param(500, lambda clock: clock.step(-86_400_000), id="the wall clock is set"),
+        pytest.param(500, lambda clock: clock.advance(200), id="time of a batch"),
+        pytest.param(1, lambda clock: clock.advance(3_600_000), id="an idle hour"),
+        pytest.param(500, lambda clock: clock.step(-86_400_000), id="wall clock set back"),
     ],
 )
 def test_pace_ignores_elapsed_time_and_clock_steps_between_payments(
-    rows: int, happens: Callable[[ManualClock], None]
+    rows: int, change: Callable[[ManualClock], None]
 ) -> None:
     clock = ManualClock(0)
     pacer = Pacer(1000, clock)
     pacer.throttle(rows)
-    happens(clock)
+    change(clock)
     before_ms = clock.monotonic_ms()
     pacer.throttle(500)
     assert clock.monotonic_ms() - before_ms == 500
@@ -165,19 +167,8 @@ def test_pace_of_many_small_batches_is_that_of_their_sum(rate: float | None, pas
     assert clock.monotonic_ms() == pytest.approx(passed_ms, rel=0.01)
 
 
-class Standing(ManualClock):
-    """Time stands still, also while somebody sleeps."""
-
-    def __init__(self) -> None:
-        super().__init__(0, monotonic_ms=DAY)
-        self.sleeps: list[float] = []
-
-    def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-
-
 def test_pace_of_several_threads_is_that_of_all_together() -> None:
-    clock = Standing()
+    clock = SleepRecorder(advances=False)
     pacer = Pacer(1000, clock)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(pacer.throttle, [100] * 8))

@@ -31,14 +31,14 @@ from tms_core.transaction.source.source import Loaded, RejectedSnapshot
 
 INTERVAL_SECONDS = 60
 ALLOWANCE_MS = LIFETIME.allowance_ms
-#: A lifetime, and how far the clock it is measured by may be ahead.
+#: The maximum lifetime plus the clock allowance.
 UNDECIDED_MS = LIFETIME.max_ms + ALLOWANCE_MS
 INVALID, IN_PROGRESS = pointer(NOW_MS - 500, 1), pointer(NOW_MS - 400, 2)
 
 
 @dataclass
-class Source:
-    """A source whose snapshot is that old, or that fails."""
+class FakeSource:
+    """A source that returns a snapshot of a given age, or raises an error."""
 
     age_ms: int = 0
     error: Exception | None = None
@@ -51,7 +51,7 @@ class Source:
         return Loaded(taken, "snapshot.1", self.rejected)
 
 
-def read(source: Source | None) -> TxState:
+def read(source: FakeSource | None) -> TxState:
     return refresh(source, NOW_MS, interval_seconds=INTERVAL_SECONDS, allowance_ms=ALLOWANCE_MS)
 
 
@@ -65,21 +65,21 @@ def read(source: Source | None) -> TxState:
     ],
 )
 def test_s14_source_that_fails_gives_its_reason(error: Exception, problem: Problem) -> None:
-    state = read(Source(error=error))
+    state = read(FakeSource(error=error))
     assert (state.problem, state.message) == (problem, str(error))
     assert (state.snapshot, state.usable, state.used) == (None, None, None)
 
 
 @pytest.mark.parametrize(("age_ms", "figure"), [(120_001, "2 min old"), (-ALLOWANCE_MS - 1, "5 min ahead")])
 def test_s14_snapshot_of_another_time_is_named_with_its_age(age_ms: int, figure: str) -> None:
-    state = read(Source(age_ms))
+    state = read(FakeSource(age_ms))
     assert (state.usable, state.used) == (None, None)
     assert f"snapshot.1 is {figure}" in state.message
 
 
 def test_read_of_a_source_raises_unexpected_errors() -> None:
     with pytest.raises(ZeroDivisionError):
-        read(Source(error=ZeroDivisionError()))
+        read(FakeSource(error=ZeroDivisionError()))
 
 
 def view(age_ms: int | None = 0) -> TransactionView:
@@ -103,26 +103,26 @@ def test_without_a_snapshot_a_transaction_is_open_its_lifetime(begin_ms: int, nu
 
 
 TERM = Lifetime(max_ms=90_000, grace_ms=10_000, allowance_ms=300)
-BEGUN_MS = 1_000_000
-#: The first moment at which nothing of a transaction begun then can be published any more.
-END_MS = BEGUN_MS + 100_000
+STARTED_MS = 1_000_000
+#: The end of the window of a transaction that started at STARTED_MS.
+END_MS = STARTED_MS + 100_000
 
 OPEN = OpenIdRecord(10, first_seen_ms=5, scanned_ms=6)
 
 
-def known(*open_ids: OpenIdRecord, closed: Iterable[int] = ()) -> KnownIds:
+def make_known_ids(*open_ids: OpenIdRecord, closed: Iterable[int] = ()) -> KnownIds:
     return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
 
 
-def compared(ids: KnownIds, *listed: int) -> tuple[list[OpenIdRecord], list[int], list[int], list[int]]:
-    """What is open and was known, and which pointers are new, gone, or left though they are closed."""
+def compare(ids: KnownIds, *listed: int) -> tuple[list[OpenIdRecord], list[int], list[int], list[int]]:
+    """Return the known open ids, and the pointers that are new, gone, or left although they are closed."""
     observed = observe(ids, array("q", listed), NOW_MS)
     return observed.still_listed, list(observed.new), observed.unlisted_open, list(observed.unlisted_closed)
 
 
 def test_compared_ids_of_every_kind_are_in_order() -> None:
-    ids = known(OPEN, OpenIdRecord(15, 5), OpenIdRecord(16, 5), closed=[20, 21, 40])
-    assert compared(ids, 1, 10, 16, 20, 30) == ([OPEN, OpenIdRecord(16, 5)], [1, 30], [15], [21, 40])
+    ids = make_known_ids(OPEN, OpenIdRecord(15, 5), OpenIdRecord(16, 5), closed=[20, 21, 40])
+    assert compare(ids, 1, 10, 16, 20, 30) == ([OPEN, OpenIdRecord(16, 5)], [1, 30], [15], [21, 40])
 
 
 ascending = st.lists(st.integers(0, 40), unique=True).map(sorted).map(lambda values: array("q", values))
@@ -140,7 +140,7 @@ def test_differences_are_those_of_the_sets(first: array[int], second: array[int]
 def by_sets(
     records: Mapping[int, OpenIdRecord], invalid: Iterable[int], now_ms: int, lifetime: Lifetime
 ) -> tuple[list[OpenIdRecord], set[int]]:
-    """The plain way to say what is open, and what is not to be remembered, with an object for every pointer known."""
+    """Return the open ids and those to forget, computed with sets."""
     listed = set(invalid)
     found = [OpenIdRecord(each, now_ms) for each in listed - records.keys()]
     for record in records.values():
@@ -156,7 +156,7 @@ def by_sets(
     return sorted(found, key=lambda record: record.pointer), gone
 
 
-#: Few values, and close to one another, so that all the comparisons come out either way.
+#: A few close values, so that every comparison has both results.
 pointers = st.integers(-3, 30).map(lambda begin: begin * 100_000)
 soon_ms = st.integers(0, 3)
 month_later_ms = soon_ms.map(lambda ms: ms + REMEMBER_CLOSED_MS)
@@ -186,10 +186,10 @@ def test_observe_equals_a_comparison_of_all_ids(
 
 
 def test_search_since_of_several_pointers_is_the_earliest() -> None:
-    searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
-    never = OpenIdRecord(pointer(BEGUN_MS + 40_000), NOW_MS)
-    assert search_since_ms([searched, never, searched], TERM) == BEGUN_MS + 39_700
-    assert search_since_ms([searched], TERM) == BEGUN_MS + 49_700
+    searched = OpenIdRecord(pointer(STARTED_MS), NOW_MS, scanned_ms=STARTED_MS + 50_000)
+    never = OpenIdRecord(pointer(STARTED_MS + 40_000), NOW_MS)
+    assert search_since_ms([searched, never, searched], TERM) == STARTED_MS + 39_700
+    assert search_since_ms([searched], TERM) == STARTED_MS + 49_700
     assert search_since_ms([], TERM) is None
 
 
@@ -203,7 +203,7 @@ def test_search_since_of_several_pointers_is_the_earliest() -> None:
     ],
 )
 def test_covered_by_several_passes_needs_the_oldest(first_seen_ms: int, lifetime: Lifetime, over: bool) -> None:
-    record = OpenIdRecord(pointer(BEGUN_MS), first_seen_ms)
+    record = OpenIdRecord(pointer(STARTED_MS), first_seen_ms)
     [after] = mark_covered([record], END_MS + 5000, END_MS + 6000, lifetime, END_MS + 1000)
     times = (END_MS + 1000, END_MS + 6000) if over else (END_MS + 5000, None)
     assert after == OpenIdRecord(record.pointer, first_seen_ms, *times)
@@ -212,7 +212,7 @@ def test_covered_by_several_passes_needs_the_oldest(first_seen_ms: int, lifetime
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("late_ms", "over"), [(-1, False), (0, True), (1, True)])
 def test_covered_by_a_full_pass_after_the_last_write_closes(late_ms: int, over: bool, full: bool) -> None:
-    record = OpenIdRecord(pointer(BEGUN_MS, 999_999), 5)
+    record = OpenIdRecord(pointer(STARTED_MS, 999_999), 5)
     finished_ms = END_MS + 100_000
     began_ms = END_MS + late_ms
     expected = OpenIdRecord(record.pointer, 5, began_ms, finished_ms if over and full else None)
@@ -221,7 +221,7 @@ def test_covered_by_a_full_pass_after_the_last_write_closes(late_ms: int, over: 
 
 
 def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -> bool:
-    """Whether a memory that holds this record says that it is closed."""
+    """Return whether a state with this record has it closed."""
     with SqliteState.in_memory() as state:
         state.save_open_ids([record])
         ids = state.known_ids(now_ms, lifetime.window_end_ms(0))
