@@ -1,7 +1,7 @@
-"""An application that copies a topic through a stream, and may be killed.
+"""A program that copies a topic with a stream, and kills itself at a given step of a batch.
 
-A program of its own, because all of it has to be gone at once: Python, Java, and what they have not written yet. It
-starts Spark, which takes longest, before it is told to begin.
+It is a separate process, so that Python and Java end at once, without their buffered writes. It starts Spark, which
+takes the most time, and then waits for a line on standard input.
 """
 
 from __future__ import annotations
@@ -17,41 +17,26 @@ from pyspark.sql import DataFrame, SparkSession
 from janitor.spark.session import translated
 from janitor.spark.source.source import register
 from janitor.spark.stream.publish import publish_batches
-from tests.spark.conftest import LITTLE
+from tests.spark.settings import DRIVER
 from tms_core.transaction.rpc.client import TransactionClient
 
 BatchFunction = Callable[[DataFrame, int], None]
 
-#: Messages in a batch.
-MOST = 7
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": LITTLE,
-    "spark.log.level": "OFF",
-}
+BATCH_MESSAGES = 7
 
 
-def main(url: str, transactions: str, folder: Path, moment: str, at: int) -> None:
-    """Wait for a line, then copy until it dies.
+def main(url: str, transactions: str, folder: Path, step: str, batch_id: int) -> None:
+    """Wait for a line, and copy messages until the given step.
 
     Args:
-        url, transactions: the server.
-        folder: for what Spark keeps.
-        moment: when to die: ``before`` the batch is published, at its ``commit``, or ``after`` it.
-        at: in which batch.
+        url, transactions: the addresses of the server.
+        folder: the folder of Spark's files and of the checkpoint.
+        step: ``before`` the batch is published, at its ``commit``, or ``after`` the batch.
     """
-    builder = SparkSession.builder.master("local[1]").config("spark.local.dir", str(folder / "local"))
-    for name, value in SETTINGS.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    settings = {**DRIVER, "spark.log.level": "OFF", "spark.local.dir": str(folder / "local")}
+    spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
     sys.stdin.readline()
-    copy(spark, url, transactions, folder, lambda publish: dying(publish, moment, at))
+    copy(spark, url, transactions, folder, lambda publish: kill_at(publish, step, batch_id))
 
 
 def copy(
@@ -59,34 +44,36 @@ def copy(
     url: str,
     transactions: str,
     folder: Path,
-    changed: Callable[[BatchFunction], BatchFunction] = lambda publish: publish,
+    change: Callable[[BatchFunction], BatchFunction] = lambda publish: publish,
 ) -> None:
+    """Copy all messages of the topic, with a changed publish function."""
     register(spark)
     options = {"url": url, "topic": "default:orders", "transactions": transactions}
-    stream = spark.readStream.format("tms").options(**options, maxMessagesPerBatch=str(MOST), partitions="2").load()
+    options |= {"maxMessagesPerBatch": str(BATCH_MESSAGES), "partitions": "2"}
+    stream = spark.readStream.format("tms").options(**options).load()
     checkpoint = str(folder / "checkpoint")
     publish = publish_batches(url, "default:bills", checkpoint, transactions=transactions)
-    writer = stream.writeStream.foreachBatch(changed(publish)).option("checkpointLocation", checkpoint)
+    writer = stream.writeStream.foreachBatch(change(publish)).option("checkpointLocation", checkpoint)
     with translated():
         writer.trigger(availableNow=True).start().awaitTermination()
 
 
-def dying(publish: BatchFunction, moment: str, at: int) -> BatchFunction:
+def kill_at(publish: BatchFunction, step: str, killed_batch_id: int) -> BatchFunction:
     """Return a publish function that kills this program in one batch."""
 
-    def die_or_publish(batch: DataFrame, batch_id: int) -> None:
-        if batch_id == at and moment == "before":
-            die()
-        if batch_id == at and moment == "commit":
-            TransactionClient.commit = die  # type: ignore[method-assign, assignment]
+    def publish_or_kill(batch: DataFrame, batch_id: int) -> None:
+        if batch_id == killed_batch_id and step == "before":
+            kill()
+        if batch_id == killed_batch_id and step == "commit":
+            TransactionClient.commit = kill  # type: ignore[method-assign, assignment]
         publish(batch, batch_id)
-        if batch_id == at and moment == "after":
-            die()
+        if batch_id == killed_batch_id and step == "after":
+            kill()
 
-    return die_or_publish
+    return publish_or_kill
 
 
-def die(*_: object) -> None:
+def kill(*_: object) -> None:
     """Kill Java and this process, like a power failure."""
     os.killpg(0, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Tasks without Spark: run one after the other in this process, from serialized input."""
+"""Tasks without Spark, which run one after the other in this process from serialized input."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tms_core.clock import Clock, ManualClock
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.memory import MemoryStore
 
-#: How Spark sends what a task needs.
+#: The serialization of tasks by Spark.
 _DUMPS: Callable[[object], bytes] = cloudpickle.dumps
 
 
-def _nothing(*_: object) -> None:
-    """Nothing happens before a task, and rows are kept nowhere."""
+def _do_nothing(*_: object) -> None:
+    """Do nothing before a task, and archive no rows."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class MemoryEnvironment:
     store: Store
     state: State
     clock: Clock
-    make_archive: Callable[[str, TransactionView, int], RowArchive | None] = _nothing
+    make_archive: Callable[[str, TransactionView, int], RowArchive | None] = _do_nothing
 
     @contextmanager
     def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
@@ -57,7 +57,7 @@ class MemoryEnvironment:
 
 @dataclass
 class PiecesEnvironment(MemoryEnvironment):
-    """An environment of a store that is cut by keys, for reading."""
+    """An environment that reads a store in ranges of keys."""
 
     @contextmanager
     def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
@@ -69,26 +69,26 @@ class LocalSender:
     """A sender that runs tasks immediately.
 
     Attributes:
-        before: told of each task; may change things, or raise.
-        times: how often each is done; only the last answer counts.
-        sent: everything that was asked for.
+        before: a function that is called with each task before it runs, and may raise an error.
+        times: the number of executions of each task; the last one returns the outcome.
+        sent: all tasks.
     """
 
     environment: Any
-    before: Callable[[Part], None] = _nothing
+    before: Callable[[Part], None] = _do_nothing
     times: int = 1
     sent: list[Part] = field(default_factory=list)
 
     def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
         keep_alive()
-        return [self._do(part) for part in parts]
+        return [self._perform(part) for part in parts]
 
-    def _do(self, part: Part) -> Outcome:
-        travelled: Part = cloudpickle.loads(_DUMPS(part))
-        self.sent.append(travelled)
-        self.before(travelled)
-        answers = [perform(self.environment, travelled, attempt) for attempt in range(self.times)]
-        return unpack(pack(answers[-1]))
+    def _perform(self, part: Part) -> Outcome:
+        received: Part = cloudpickle.loads(_DUMPS(part))
+        self.sent.append(received)
+        self.before(received)
+        outcomes = [perform(self.environment, received, attempt) for attempt in range(self.times)]
+        return unpack(pack(outcomes[-1]))
 
 
 def salted(run: Run) -> list[tuple[Part, Reads]]:

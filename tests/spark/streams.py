@@ -1,4 +1,4 @@
-"""A stream without Spark: planned and read like Spark, with a server in this process."""
+"""Streams without Spark: the tests plan and read them like Spark, with a server in this process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tms_core.clock import ManualClock
 from tms_core.errors import TmsError
 
 ORDERS = "default:orders"
-#: What Spark says then.
+#: Spark's error on a machine that is too busy to start Python in time.
 TOO_BUSY = "Python worker failed to connect back"
 _ATTEMPTS = 10
-#: How Spark sends what a task needs.
+#: The serialization of tasks by Spark.
 _DUMPS: Callable[[object], bytes] = cloudpickle.dumps
-#: The topic's ttl, in seconds.
+#: The ttl of the topic, in seconds.
 TTL_SECONDS = 3600
 
 
@@ -68,14 +68,14 @@ class Query:
     def payloads(self, number: int) -> list[bytes]:
         return [row["payload"] for row in self.rows(number)]
 
-    def all(self) -> list[bytes]:
+    def all_payloads(self) -> list[bytes]:
         return [payload for number in range(len(self.offsets)) for payload in self.payloads(number)]
 
     def drain(self) -> list[bytes]:
         """Plan until no messages are left and return the payloads of all batches."""
         while self.plan():
             pass
-        return self.all()
+        return self.all_payloads()
 
     def kill(self) -> None:
         """Discard everything but the checkpoint."""
@@ -94,7 +94,9 @@ class Query:
 
 
 @dataclass
-class Scene:
+class StreamKit:
+    """A server with topics, its clock and client, and queries of streams."""
+
     server: InProcess
     clock: ManualClock
     client: Client
@@ -130,7 +132,7 @@ class Scene:
 
 
 @contextmanager
-def scene(patch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def scene(patch: pytest.MonkeyPatch) -> Iterator[StreamKit]:
     """Yield a server with the topics ``default:orders`` and ``default:bills``."""
     clock = ManualClock(NOW_MS)
     with in_process(clock=clock) as server, server.client() as client:
@@ -141,7 +143,7 @@ def scene(patch: pytest.MonkeyPatch) -> Iterator[Scene]:
         patch.setattr(feeds, "connect", connect)
         client.create_topic(ORDERS, ttl=TTL_SECONDS)
         client.create_topic("default:bills")
-        made = Scene(server, clock, client)
+        made = StreamKit(server, clock, client)
         yield made
         for query in made.queries:
             query.kill()
@@ -157,8 +159,8 @@ def _bytes(payload: bytes | str | int) -> bytes:
     return payload if isinstance(payload, bytes) else str(payload).encode()
 
 
-def persistently(work: Callable[[], object]) -> None:
-    """Retry while Spark's limit of 10 seconds is too short to start Python on a busy machine."""
+def retry_if_busy(work: Callable[[], object]) -> None:
+    """Run a job again if the machine was too busy to start Python within Spark's 10 seconds."""
     for _ in range(_ATTEMPTS - 1):
         try:
             work()
@@ -170,7 +172,7 @@ def persistently(work: Callable[[], object]) -> None:
     work()
 
 
-def everything() -> ReadLimit:
+def read_all() -> ReadLimit:
     """Return the limit of a query that reads all messages in one batch."""
     return ReadAllAvailable()
 

@@ -1,12 +1,11 @@
 """A cluster with two executors: a client over Spark Connect, and a driver whose executors are killed.
 
-One is killed, while it stores, unless ``TMS_TEST_EXECUTORS`` says 4.
+The test kills one executor while it stores; with ``TMS_TEST_EXECUTORS=4``, four executors at different steps.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
@@ -23,8 +22,8 @@ import pytest
 
 from tests.builders import HOUR, NOW_MS, topic
 from tests.server.process import Serve, configure
-from tests.spark.conftest import LITTLE
-from tests.spark.mortal import ROWS
+from tests.spark.killed_executors import ROWS
+from tests.spark.settings import DRIVER, EXECUTORS, JAVA_OPTIONS, environment
 from tests.spark.streams import texts
 from tests.support import require_or_skip, size, wait_until
 from tms_core.client import Client
@@ -32,13 +31,13 @@ from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.store import LevelDBStore
 
-#: Processes have to be started, and machines may be busy.
+#: Processes start slowly on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
-#: How long Spark may take to start, or to do something small, on a busy machine.
+#: The time limit for the start of Spark, or for a small job, in seconds.
 PATIENCE_SECONDS = 240
-#: When executors are killed, one in each batch.
-MOMENTS = ["begun", "storing", "stored", "late"] if size("TMS_TEST_EXECUTORS", 1) > 1 else ["storing"]
+#: The steps at which executors are killed, one in each batch.
+STEPS = ["started", "storing", "stored", "late"] if size("TMS_TEST_EXECUTORS", 1) > 1 else ["storing"]
 
 
 def spark_home() -> Path:
@@ -60,19 +59,18 @@ class Daemon:
             if found := re.findall(pattern, text):
                 return str(found[0])
             if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{self.log.name} never said {pattern!r}:\n{text[-4000:]}")
+                pytest.fail(f"{self.log.name} does not contain {pattern!r}:\n{text[-4000:]}")
             time.sleep(0.2)
 
 
 @contextmanager
 def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Daemon]:
     log = folder / f"{name}.log"
-    environment = {**os.environ, "SPARK_DAEMON_MEMORY": "512m", "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment["SPARK_DAEMON_JAVA_OPTS"] = LITTLE
-    environment |= {"SPARK_WORKER_DIR": str(folder / name), "PYSPARK_PYTHON": sys.executable}
+    options = {"SPARK_DAEMON_MEMORY": "512m", "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS}
+    options["SPARK_WORKER_DIR"] = str(folder / name)
     command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
     with log.open("wb") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder, env=environment)
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder, env=environment() | options)
     try:
         yield Daemon(log, process)
     finally:
@@ -87,8 +85,8 @@ def master(tmp_path: Path) -> Iterator[str]:
     with ExitStack() as stack:
         head = stack.enter_context(daemon(tmp_path, "master", "master.Master", *own))
         address = head.wait_for(r"Starting Spark master at (spark://\S+)")
-        room = ("--cores", "2", "--memory", "1200m")
-        stack.enter_context(daemon(tmp_path, "worker", "worker.Worker", *own, *room, address))
+        capacity = ("--cores", "2", "--memory", "1200m")
+        stack.enter_context(daemon(tmp_path, "worker", "worker.Worker", *own, *capacity, address))
         head.wait_for(r"Registering worker")
         yield address
 
@@ -97,18 +95,10 @@ def master(tmp_path: Path) -> Iterator[str]:
 def connect(master: str, tmp_path: Path) -> Iterator[str]:
     """Yield the address of a Connect server whose tasks run in two executors."""
     conf = {
+        **DRIVER,
+        **EXECUTORS,
         "spark.master": master,
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": LITTLE,
-        "spark.executor.extraJavaOptions": LITTLE,
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.executor.memory": "512m",
-        "spark.executor.cores": "1",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -128,7 +118,7 @@ def test_spark_connect_reads_and_plans(connect: str, place: Path, tmp_path: Path
         keys = [MessageKey(made.id, 1, ms, 0).pack() for ms in times]
         store.message.put([(key, MessageValue(None, bodies.randbytes(40))) for key in keys])
     output = subprocess.run(
-        [sys.executable, "-m", "tests.spark.program", connect, str(place), str(tmp_path / "scratch")],
+        [sys.executable, "-m", "tests.spark.connect_program", connect, str(place), str(tmp_path / "scratch")],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -146,21 +136,22 @@ def test_spark_connect_reads_and_plans(connect: str, place: Path, tmp_path: Path
 def test_killed_executors_publish_each_row_once(master: str, tmp_path: Path) -> None:
     with Serve(configure(tmp_path)) as server, Client(server.url, transactions=server.transactions) as client:
         client.create_topic("default:bills")
+        arguments = [master, server.url, server.transactions, str(tmp_path), *STEPS]
         published = subprocess.run(
-            [sys.executable, "-m", "tests.spark.mortal", master, server.url, server.transactions, tmp_path, *MOMENTS],
+            [sys.executable, "-m", "tests.spark.killed_executors", *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            env=environment(),
             capture_output=True,
             text=True,
             check=False,
             timeout=PATIENCE_SECONDS,
         )
         assert published.returncode == 0, published.stderr[-4000:]
-        for moment in MOMENTS:
-            assert not Path("/proc", (tmp_path / moment).read_text()).exists(), "an executor was killed"
-        if "late" in MOMENTS:
-            wait_until((tmp_path / "late refused").exists)
-        rows = texts(*range(ROWS * (len(MOMENTS) + 1)))
+        for step in STEPS:
+            assert not Path("/proc", (tmp_path / step).read_text()).exists(), "the executor still runs"
+        if "late" in STEPS:
+            wait_until((tmp_path / "late rejected").exists)
+        rows = texts(*range(ROWS * (len(STEPS) + 1)))
         with client.transaction() as reader:
             assert [message.payload for message in reader.poll("default:bills")] == rows
         assert [message.payload for message in client.poll("default:bills")] == rows

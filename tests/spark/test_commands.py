@@ -62,9 +62,9 @@ ORDERS = TopicId("default", "orders")
 
 
 def exported(kit: CommandKit) -> str:
-    memory = kit.folder / "data" / "janitor"
+    state = kit.folder / "data" / "janitor"
     deployment = Shown("store", "apply", "", Terms(3600, (), LIFETIME, True, 60))
-    exporter = Exporter(LevelDBPlace(memory, memory), deployment, Metrics("top", 10), kit.clock)
+    exporter = Exporter(LevelDBPlace(state, state), deployment, Metrics("top", 10), kit.clock)
     exporter.refresh()
     return exporter.metrics()[0].decode()
 
@@ -93,16 +93,14 @@ def test_spark_sweep_has_same_report_and_state_as_a_run(kit: CommandKit) -> None
     for name in ("mode", "totals", "boundary"):
         assert swept.json[name] == single.json[name]
     assert rows(kit.store) == rows(twin / "data" / "messaging")
-    memories = []
+    states = []
     for folder in (kit.folder, twin):
         with SqliteState(folder / "data" / "janitor") as state:
             runs = [run.result for run in state.runs(10) if run.mode == "apply"][:1]
-            memories.append(
-                (state.frontiers(), len(state.evidence()), runs, state.last_full_pass_ms(), state.intents())
-            )
-    assert memories[0] == memories[1]
+            states.append((state.frontiers(), len(state.evidence()), runs, state.last_full_pass_ms(), state.intents()))
+    assert states[0] == states[1]
 
-    # And whoever exports that memory shows the run.
+    # The exporter of the state shows the run.
     assert kit.janitor("spark stats").code == 0
     text = exported(kit)
     assert 'tms_janitor_sweeps_total{result="done"} 1.0' in text
@@ -123,8 +121,9 @@ def test_spark_sweep_with_an_archive_can_be_listed_and_restored(kit: CommandKit)
     counts = [(group["topic"], group["messages"], group["payloads"]) for group in listed]
     assert counts == [("orders", 2, 1), ("retired", 1, 0)]
     frame = pandas.concat(pandas.read_parquet(path) for path in (kit.folder / "data" / "archive").rglob("*.parquet"))
-    gone = {key for one, other in zip(before, rows(kit.store), strict=True) for key in dict(one).keys() - dict(other)}
-    assert set(frame["key"]) == gone
+    after = rows(kit.store)
+    deleted = {key for one, other in zip(before, after, strict=True) for key in dict(one).keys() - dict(other)}
+    assert set(frame["key"]) == deleted
     assert kit.janitor("pause default:orders").code == 0
     assert kit.janitor("archive restore default:orders").code == 0
     assert {key for key, _ in rows(kit.store)[0]} == {key for key, _ in before[0] if b"retired" not in key}
@@ -179,7 +178,7 @@ def test_spark_stats_of_a_topic_keep_counts_of_other_topics(kit: CommandKit) -> 
     with SqliteState(kit.folder / "data" / "janitor") as state:
         counted = {str(name): count.messages for name, count in state.counts().items()}
         assert counted == {"default:orders": 4, "default:other": 1}
-        assert state.note("statistics") is None, "that is of the whole store"
+        assert state.note("statistics") is None, "statistics are about the whole store"
 
 
 def test_stats_of_empty_store_report_it_as_empty(capsys: pytest.CaptureFixture[str]) -> None:

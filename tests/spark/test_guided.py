@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ USUAL = Terms(0, (), LIFETIME, True, 60)
 WAITS = [1, 1000, MINUTE, HOUR, 8 * DAY]
 
 
-def same(count: int) -> str:
+def zeros(count: int) -> str:
     """Return zeros, so that run ids differ only by the start of the run."""
     return "0" * count
 
@@ -63,11 +63,11 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
     return cut
 
 
-def copying(store: Store, state: State, clock: ManualClock) -> OpenReading:
+def read_copy(store: Store, state: State, clock: ManualClock) -> OpenReading:
     """Return a function that creates tasks on a copy of a store."""
 
     @contextmanager
-    def looking() -> Iterator[LocalSender]:
+    def open_reading() -> Iterator[LocalSender]:
         copied = MemoryStore()
         for key, value in store.metadata.rows():
             copied.metadata.compare_and_set(key, None, value)
@@ -76,11 +76,11 @@ def copying(store: Store, state: State, clock: ManualClock) -> OpenReading:
         copied.payload.put(payloads)
         yield LocalSender(PiecesEnvironment(copied, state, clock))
 
-    return looking
+    return open_reading
 
 
 def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: Terms, **options: Any) -> Engine:
-    given = {"token_hex": same, "sender": LocalSender(None), "open_reading": copying(store, state, clock)}
+    given = {"token_hex": zeros, "sender": LocalSender(None), "open_reading": read_copy(store, state, clock)}
     return on_spark(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
 
 
@@ -137,9 +137,9 @@ def swept(
     """Return the reports and remaining rows of consecutive runs.
 
     Args:
-        waits: how long after each run the next one starts, in milliseconds.
-        own: messages with a ttl of their own, and when it ends from now, in milliseconds.
-        cuts: keys at which the store is cut for tasks; None: one process sweeps alone.
+        waits: the time from each run to the next one, in milliseconds.
+        own: messages with a message ttl, and the time until they expire, in milliseconds.
+        cuts: the keys at which the store is cut for tasks; None: one process sweeps without tasks.
     """
     store, state, clock, side = MemoryStore(), SqliteState.in_memory(), ManualClock(scene.now_ms), scene.side()
     scene.fill(store)
@@ -150,7 +150,7 @@ def swept(
     source = FixedSource(scene.snapshot) if scene.snapshot else None
     options: dict[str, Any] = {"batch_rows": batch_rows, "side": side}
     engine: Any = (
-        FileEngine(store, state, source, clock, TERMS, token_hex=same, **options)
+        FileEngine(store, state, source, clock, TERMS, token_hex=zeros, **options)
         if cuts is None
         else guided(store, state, source, clock, TERMS, cut=cut_at(cuts), **options)
     )
@@ -168,7 +168,7 @@ def fill(store: Store) -> None:
     orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200), *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 90))
     orders.tx(DEAD, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 20))
     orders.stored(DEAD, *range(NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 40))
-    # None of ours, among rows of which the driver and a task see the same ones.
+    # An unrecognized row among rows that both the driver and a task read.
     store.payload.put([(PayloadKey(orders.id, 1, DEAD, NOW_MS - 2 * DAY + 5, 0).pack() + b"!", b"")])
     kept = pointer(NOW_MS - 2 * HOUR, 1)
     orders.stored(kept, NOW_MS - 2 * HOUR).ref(kept, NOW_MS - MINUTE)
@@ -189,15 +189,15 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
     access = Access(load(None, {}, {"leveldb": str(place)}).settings)
 
     @contextmanager
-    def looking() -> Iterator[LocalSender]:
+    def open_reading() -> Iterator[LocalSender]:
         with copy_open_store(place, folder / "state") as copied:
             yield LocalSender(StoreEnvironment(access.at(copied)))
 
     with LevelDBStore(place) as store, SqliteState.in_memory() as state:
         arguments: tuple[Any, ...] = (store, state, Snapshots(clock, [DEAD]), clock, USUAL)
-        given: dict[str, Any] = {"token_hex": same, "batch_rows": 20, **options}
+        given: dict[str, Any] = {"token_hex": zeros, "batch_rows": 20, **options}
         if by_tasks:
-            given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "open_reading": looking}
+            given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "open_reading": open_reading}
         yield (on_spark if by_tasks else FileEngine)(*arguments, **given), store, state, clock
 
 
@@ -215,7 +215,7 @@ def test_run_after_guided_sweep_of_leveldb_finds_nothing_to_do(tmp_path: Path) -
             clock.advance(1000)
             following = FileEngine(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
             again = following.run_once()
-            assert (again.topics, again.full) == ([], False), "frontiers, and when all was looked at, are known"
+            assert (again.topics, again.full) == ([], False), "the state has frontiers and the time of the full pass"
         assert not list((folder / "state").glob("*")) if by_tasks else True
     assert outcomes[0] == outcomes[1]
 
@@ -232,56 +232,50 @@ def test_guided_sweep_with_unreadable_topic_proves_no_boundary() -> None:
     retired.stored(DEAD, NOW_MS)
 
     @contextmanager
-    def looking() -> Iterator[LocalSender]:
+    def open_reading() -> Iterator[LocalSender]:
         def fail(call: Any) -> None:
             if call.name == "payload.keys" and call.arguments[0].startswith(retired.id.prefix + b"\0\0\0\1"):
                 raise StoreUnavailable("a block is damaged.")
 
-        with copying(store, state, ManualClock(NOW_MS))() as sender:
+        with read_copy(store, state, ManualClock(NOW_MS))() as sender:
             assert isinstance(sender, LocalSender)
             watch(sender.environment.store, fail)
             yield sender
 
-    engine, state = run_on(store, open_reading=looking)
+    engine, state = run_on(store, open_reading=open_reading)
     before = len(rows_of(store)[1])
     report = engine.run_once(adopt=True)
     assert any("default:retired" in error and "a block is damaged" in error for error in report.errors)
     assert (state.boundary(), state.runs(1)[0].result) == (None, "partial")
     assert set(state.strikes()) == {retired.id}
-    assert len(rows_of(store)[1]) == before - 40, "the other topic's payloads went"
+    assert len(rows_of(store)[1]) == before - 40, "payloads of the other topic are deleted"
 
 
 def test_guided_sweep_with_failed_task_records_deleted_messages() -> None:
-    class Lost:
+    class FailingSender:
         def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
 
-    @contextmanager
-    def looking() -> Iterator[Any]:
-        yield Lost()
-
-    engine, state = run_on(filled(), open_reading=looking)
+    engine, state = run_on(filled(), open_reading=lambda: nullcontext(FailingSender()))
     with pytest.raises(StoreUnavailable):
         engine.run_once(adopt=True)
     assert [run.result for run in state.runs(10)] == ["failed"]
-    assert {entry.rows for entry in state.ledger(10)} == {200, 40}, "messages were gone, and are written down"
+    assert {entry.rows for entry in state.ledger(10)} == {200, 40}, "the ledger has the messages deleted before"
     assert state.boundary() is None
 
 
 def test_stopped_guided_sweep_is_recorded_as_interrupted() -> None:
     store, requests = filled(), []
 
-    @contextmanager
-    def looking() -> Iterator[Any]:
-        class Stopped:
-            def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
-                requests.append(parts[0].step)
-                keep_alive()
-                raise AssertionError("nobody asked")
+    class StoppingSender:
+        def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
+            requests.append(parts[0].step)
+            keep_alive()
+            raise AssertionError("the run has not stopped")
 
-        yield Stopped()
-
-    engine, state = run_on(store, open_reading=looking, is_stopping=lambda: bool(requests))
+    engine, state = run_on(
+        store, open_reading=lambda: nullcontext(StoppingSender()), is_stopping=lambda: bool(requests)
+    )
     report = engine.run_once(adopt=True)
     assert [note.guard for note in report.guards] == ["interrupted"]
     assert (requests, state.runs(1)[0].result) == (["invert"], "interrupted")
@@ -305,19 +299,19 @@ def test_copy_of_open_store_can_be_cloned(tmp_path: Path) -> None:
 
 
 def test_copy_of_changing_files_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Path] = []
+    listed: list[Path] = []
 
-    def moving(folder: Path) -> list[tuple[str, int]]:
-        looked.append(folder)
-        if len(looked) == 3:
+    def list_changing_files(folder: Path) -> list[tuple[str, int]]:
+        listed.append(folder)
+        if len(listed) == 3:
             raise FileNotFoundError
-        return [("moved", 1)] if len(looked) == 2 else inventory(folder)
+        return [("moved", 1)] if len(listed) == 2 else inventory(folder)
 
     inventory = leveldb_clone._inventory
-    monkeypatch.setattr(leveldb_clone, "_inventory", moving)
+    monkeypatch.setattr(leveldb_clone, "_inventory", list_changing_files)
     access = Access(load(None, {}, {"leveldb": str(tmp_path / "messaging")}).settings)
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         fill(store)
         with copy_open_store(store.path, tmp_path / "state") as copied, access.at(copied).reading() as found:
             assert rows_of(found) == rows_of(store)
-    assert len(looked) == 3 + 3 * 2
+    assert len(listed) == 3 + 3 * 2

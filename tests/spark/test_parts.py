@@ -46,8 +46,8 @@ def fill(store: Store, name: str, rows: int, body: Body) -> None:
         store.payload.put([(PayloadKey(made.id, 1, ms * 10**6, ms, 0).pack(), body()) for ms in times])
 
 
-def uneven(store: Store) -> None:
-    """Fill a store with one topic of nine tenths of all rows and fifty small topics."""
+def fill_unevenly(store: Store) -> None:
+    """Fill a store with one topic that has nine tenths of all rows, and fifty small topics."""
     bodies = random.Random(7)
     for name, rows in [("default:huge", HUGE_ROWS), *((name, TINY_ROWS) for name in TINIES)]:
         fill(store, name, rows, lambda: bodies.randbytes(150))
@@ -58,7 +58,7 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of a skewed store in LevelDB."""
     place = tmp_path_factory.mktemp("uneven") / "messaging"
     with LevelDBStore(place, create=True) as store:
-        uneven(store)
+        fill_unevenly(store)
     return place
 
 
@@ -66,7 +66,7 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_salts() -> SaltedStore:
     """Return a skewed store of four salts."""
     store = SaltedStore()
-    uneven(store)
+    fill_unevenly(store)
     return store
 
 
@@ -80,11 +80,11 @@ def rows_of(parts: Parts, piece: Piece, wanted: RowSelection) -> list[bytes]:
     table = part.message if wanted.table == "message" else part.payload
     wanted = piece.of(wanted)
     for page in pages.scan(table, piece, wanted, RowFields()):
-        found += [key for key in page.keys if wants(wanted, key)]
+        found += [key for key in page.keys if selects(wanted, key)]
     return found
 
 
-def wants(wanted: RowSelection, key: bytes) -> bool:
+def selects(wanted: RowSelection, key: bytes) -> bool:
     parsed = MessageKey.parse(key) if wanted.table == "message" else PayloadKey.parse(key)
     if parsed is None:
         return not wanted.is_recognized_only
@@ -103,37 +103,37 @@ def check_even(parts: Parts, wanted: RowSelection, number: int, rows: int) -> No
     assert max(counts) <= 3 * statistics.median(counts), counts
 
 
-#: What somebody wants of the uneven store, and how many rows that is.
-WISHES = {
+#: Selections of rows of an uneven store, and the number of selected rows.
+SELECTIONS = {
     "everything": (RowSelection("message"), HUGE_ROWS + TINY * TINY_ROWS),
     "payloads": (RowSelection("payload"), HUGE_ROWS + TINY * TINY_ROWS),
     "one topic": (RowSelection("message", ("default:huge",)), HUGE_ROWS),
     "all topics by name": (RowSelection("message", ("default:huge", *TINIES)), HUGE_ROWS + TINY * TINY_ROWS),
     "all topics by pattern": (RowSelection("message", ("*:huge", "*:tiny*")), HUGE_ROWS + TINY * TINY_ROWS),
-    "some tiny ones and the huge one": (RowSelection("payload", ("*:huge", "*:tiny1*")), HUGE_ROWS + 10 * TINY_ROWS),
-    "from near the end": (RowSelection("message", from_ms=NOW_MS + HUGE_ROWS - 2100), 2100),
-    "until near the beginning": (RowSelection("message", to_ms=NOW_MS + 2100), 2100 + TINY * TINY_ROWS),
-    "between": (RowSelection("message", ("*:huge",), from_ms=NOW_MS + 3000, to_ms=NOW_MS + 5100), 2100),
+    "huge and some tiny topics": (RowSelection("payload", ("*:huge", "*:tiny1*")), HUGE_ROWS + 10 * TINY_ROWS),
+    "last rows": (RowSelection("message", from_ms=NOW_MS + HUGE_ROWS - 2100), 2100),
+    "first rows": (RowSelection("message", to_ms=NOW_MS + 2100), 2100 + TINY * TINY_ROWS),
+    "between two times": (RowSelection("message", ("*:huge",), from_ms=NOW_MS + 3000, to_ms=NOW_MS + 5100), 2100),
 }
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("wish", WISHES)
-def test_pieces_of_skewed_leveldb_are_even(wish: str, on_disk: Path) -> None:
-    wanted, rows = WISHES[wish]
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_pieces_of_skewed_leveldb_are_even(selection: str, on_disk: Path) -> None:
+    wanted, rows = SELECTIONS[selection]
     with LevelDBStore(on_disk) as store:
         check_even([(None, store)], wanted, 5, rows)
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("wish", WISHES)
-def test_pieces_of_skewed_salts_are_even(wish: str, in_salts: SaltedStore) -> None:
-    wanted, rows = WISHES[wish]
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_pieces_of_skewed_salts_are_even(selection: str, in_salts: SaltedStore) -> None:
+    wanted, rows = SELECTIONS[selection]
     check_even(salts(in_salts), wanted, BUCKETS, rows)
 
 
 def test_salts_between_two_times_are_cut_by_time(in_salts: SaltedStore) -> None:
-    wanted, rows = WISHES["between"]
+    wanted, rows = SELECTIONS["between two times"]
     check_even(salts(in_salts), wanted, 3 * BUCKETS, rows)
     first, last = NOW_MS + 3000, NOW_MS + 5100
     times = [piece.times_ms for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)]

@@ -18,21 +18,23 @@ from tms_core.errors import Interrupted
 class Tracker:
     """A status tracker with two stages, one half completed."""
 
-    def getActiveStageIds(self) -> list[int]:  # noqa: N802 - as Spark has it
+    def getActiveStageIds(self) -> list[int]:  # noqa: N802 - Spark's name
         return [7, 8]
 
     def getStageInfo(self, stage: int) -> SimpleNamespace | None:  # noqa: N802
         return SimpleNamespace(numCompletedTasks=3, numTasks=6) if stage == 7 else None
 
 
-class Classic:
+class FakeSession:
+    """A classic session."""
+
     def __init__(self) -> None:
         self.described: list[str] = []
         self.sparkContext = SimpleNamespace(setJobDescription=self.described.append, statusTracker=Tracker)
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on, "LOOK_SECONDS", 0.01)
 
 
@@ -42,15 +44,15 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_run_on_spark_logs_progress_and_names_the_job(caplog: pytest.LogCaptureFixture) -> None:
-    spark, looked = Classic(), Event()
+    spark, is_logged = FakeSession(), Event()
     with caplog.at_level(logging.INFO):
         name = "sweep, step 2 of 3: invalid transactions"
 
-        def look() -> None:
+        def check() -> None:
             if messages(caplog):
-                looked.set()
+                is_logged.set()
 
-        run_on_spark(cast(Any, spark), lambda: looked.wait(60), look, name=name)
+        run_on_spark(cast(Any, spark), lambda: is_logged.wait(60), check, name=name)
     assert messages(caplog)[0] == f"{name}: 3 of 6 tasks done"
     assert messages(caplog)[-1] == f"{name}: finished"
     assert spark.described == [name]
@@ -60,29 +62,29 @@ def test_run_on_spark_with_connect_logs_reported_progress(caplog: pytest.LogCapt
     handlers: list[Any] = []
     remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     remote.registerProgressHandler, remote.removeProgressHandler = handlers.append, handlers.remove
-    looked = Event()
+    is_logged = Event()
 
-    def look() -> None:
+    def check() -> None:
         if messages(caplog):
-            looked.set()
+            is_logged.set()
         for handler in handlers:
             stages = [SimpleNamespace(num_completed_tasks=1, num_tasks=4)]
             handler(stages=stages, inflight_tasks=2, operation_id="one", done=False)
 
     with caplog.at_level(logging.INFO):
-        run_on_spark(remote, lambda: looked.wait(60), look, name="count")
+        run_on_spark(remote, lambda: is_logged.wait(60), check, name="count")
     assert messages(caplog) == ["count: 1 of 4 tasks done", "count: finished"]
     assert handlers == []
 
 
 def test_run_on_spark_without_tasks_logs_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tracker, "getActiveStageIds", lambda _: [])
-    looked = Event()
+    is_logged = Event()
     with caplog.at_level(logging.INFO):
         run_on_spark(
-            cast(Any, Classic()),
-            lambda: looked.wait(60),
-            lambda: looked.set() if messages(caplog) else None,
+            cast(Any, FakeSession()),
+            lambda: is_logged.wait(60),
+            lambda: is_logged.set() if messages(caplog) else None,
             name="count",
         )
     assert messages(caplog)[0] == "count: no tasks running"
@@ -92,19 +94,19 @@ def test_run_on_spark_without_tasks_logs_it(caplog: pytest.LogCaptureFixture, mo
 def test_run_on_spark_interrupted_with_the_jvm_raises_interruption(error: BaseException) -> None:
     called = Event()
 
-    class ExpiredMessages(Classic):
-        def interruptAll(self) -> None:  # noqa: N802 - as Spark has it
+    class EndedJvm(FakeSession):
+        def interruptAll(self) -> None:  # noqa: N802 - Spark's name
             called.set()
             raise ConnectionRefusedError("the JVM has ended")
 
     with pytest.raises(type(error)):
-        run_on_spark(cast(Any, ExpiredMessages()), lambda: called.wait(60), raising(error))
+        run_on_spark(cast(Any, EndedJvm()), lambda: called.wait(60), raising(error))
     assert called.is_set()
 
 
 def test_run_on_spark_if_short_or_unnamed_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert run_on_spark(cast(Any, object()), lambda: 3) == 3
-        looked = Event()
-        run_on_spark(cast(Any, object()), lambda: looked.wait(60), looked.set)
+        checked = Event()
+        run_on_spark(cast(Any, object()), lambda: checked.wait(60), checked.set)
     assert messages(caplog) == []

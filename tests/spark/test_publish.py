@@ -22,7 +22,7 @@ from janitor.spark.stream import publish as publishing
 from janitor.spark.stream.publish import BatchPublisher, publish_batches
 from tests.builders import NOW_MS
 from tests.client.faults import SOON, Faults, FaultyTransport, faulty_service, no_pause
-from tests.spark.streams import Scene, scene, texts
+from tests.spark.streams import StreamKit, scene, texts
 from tests.support import raising
 from tms_core.client import Client, Limits, TransactionClient
 from tms_core.client.contexts import TransactionContext
@@ -31,14 +31,14 @@ from tms_core.client.protocol.wire import run
 from tms_core.errors import ConfigurationError, NotInProgress, ProducerFenced, Refused, TmsError, TopicNotFound
 
 BILLS = "default:bills"
-#: How long a query may be away, in milliseconds.
-AWAY_MS = 7 * 86_400_000
-#: So little that most of a batch goes to the server before its commit.
+#: The time after which the server may forget an idle query, in milliseconds.
+IDLE_MS = 7 * 86_400_000
+#: A small limit, so that a publisher sends most of a batch before the commit.
 SMALL = Limits(transaction_bytes=6)
 
 
 class Session:
-    """Reads a checkpoint's files as Spark does, which has planned a batch long ago unless a test says when."""
+    """A reader of a checkpoint's files like Spark; it plans a batch at :data:`NOW_MS` unless a test has planned it."""
 
     @property
     def read(self) -> Session:
@@ -70,13 +70,13 @@ class Value:
 
 
 class Batch:
-    """Rows with a column ``payload`` in two partitions, and what else a DataFrame is asked.
+    """A DataFrame with a column ``payload`` in two partitions.
 
     Args:
         payloads: the rows.
-        kind: of the column.
-        meanwhile: called when tasks are done, and the batch is not published yet.
-        attempts: how often each task is done; only the last one's answer comes back.
+        kind: the type of the column.
+        concurrent_action: a function that is called after the tasks and before the batch is published.
+        attempts: the number of attempts of each task; the last one returns the result.
     """
 
     sparkSession = Session()  # noqa: N815
@@ -110,7 +110,7 @@ class Batch:
         for at, part in enumerate((self._payloads[:half], self._payloads[half:])):
             self.task = partial(_attempt, sent, at, part)
             answers = [self.task() for _ in range(self._attempts)]
-            # Tasks end in any order.
+            # The tasks finish in reverse order.
             self._found[:0] = [(row["at"], row["pointer"]) for row in answers[-1]]
         return self
 
@@ -133,7 +133,7 @@ def _attempt(sent: bytes, at: int, part: Sequence[bytes | None]) -> list[dict[st
 
 @dataclass
 class PublishKit:
-    at: Scene
+    streams: StreamKit
     checkpoint: Path
     patch: pytest.MonkeyPatch
 
@@ -152,20 +152,20 @@ class PublishKit:
 
     def served_by(self, faults: Faults) -> None:
         """Apply the faults to all later calls of publishers."""
-        self.patch.setattr(publishing, "service_at", lambda *_: faulty_service(self.at.server, faults))
+        self.patch.setattr(publishing, "service_at", lambda *_: faulty_service(self.streams.server, faults))
         self.patch.setattr(publishing, "connect", lambda _, service, *__: self._client(faults, service))
 
     def _client(self, faults: Faults, service: TransactionClient | str) -> Client:
-        transport = FaultyTransport(faults, self.at.server)
+        transport = FaultyTransport(faults, self.streams.server)
         if isinstance(service, str):
-            service = self.at.server.transactions()
-        return self.at.server.client(
+            service = self.streams.server.transactions()
+        return self.streams.server.client(
             transport=transport, transactions=service, retry=SOON, pause=no_pause, limits=SMALL
         )
 
     @property
     def bills(self) -> list[bytes]:
-        return self.at.committed(BILLS)
+        return self.streams.committed(BILLS)
 
 
 def publish(publisher: BatchPublisher, batch_id: int, *payloads: str | int) -> None:
@@ -179,8 +179,8 @@ _DUMPS: Callable[[object], bytes] = cloudpickle.dumps
 @pytest.fixture
 def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishKit]:
     (tmp_path / "metadata").write_text(json.dumps({"id": "query-1"}))
-    with scene(monkeypatch) as at:
-        made = PublishKit(at, tmp_path, monkeypatch)
+    with scene(monkeypatch) as streams:
+        made = PublishKit(streams, tmp_path, monkeypatch)
         made.served_by(Faults())
         yield made
 
@@ -190,14 +190,14 @@ def test_publish_keeps_batches_in_order_with_one_producer(kit: PublishKit) -> No
     for number in range(4):
         publish(publisher, number, *range(number * 10, number * 10 + 10))
     assert kit.bills == texts(*range(40))
-    assert [(known.name, known.open) for known in kit.at.client.producers(BILLS)] == [("query-1", {})]
+    assert [(known.name, known.open) for known in kit.streams.client.producers(BILLS)] == [("query-1", {})]
 
 
 def test_unfinished_batch_is_not_visible(kit: PublishKit) -> None:
-    def look() -> None:
-        assert not list(kit.at.client.poll(BILLS))
+    def check() -> None:
+        assert not list(kit.streams.client.poll(BILLS))
 
-    kit.publish_batch(Batch(texts(1, 2), concurrent_action=look))
+    kit.publish_batch(Batch(texts(1, 2), concurrent_action=check))
     assert kit.bills == texts(1, 2)
 
 
@@ -238,13 +238,13 @@ def test_retried_task_publishes_each_row_once(
 def test_publish_ttl_applies_only_to_messages_of_the_batch(kit: PublishKit) -> None:
     kit.publish(0, "short", ttl_seconds=60)
     kit.publish(1, "long")
-    kit.at.clock.advance(60_000)
+    kit.streams.clock.advance(60_000)
     assert kit.bills == [b"short", b"long"]
-    kit.at.clock.advance(1)
+    kit.streams.clock.advance(1)
     assert kit.bills == [b"long"]
-    # It is known to be published, though the message is gone.
+    # The batch counts as published, although its message has expired.
     kit.publish(2, "short", ttl_seconds=60)
-    kit.at.clock.advance(60_001)
+    kit.streams.clock.advance(60_001)
     kit.publish(2, "short", ttl_seconds=60)
     assert kit.bills == [b"long"]
 
@@ -288,7 +288,7 @@ class Killed(BaseException):
 
 
 class KillingFaults(Faults):
-    """Faults that kill the driver at a step."""
+    """A kill of the driver before the call with a number, or after it if ``done``."""
 
     def __init__(self, at: int, *, done: bool) -> None:
         super().__init__()
@@ -311,12 +311,12 @@ def test_batch_of_driver_killed_at_any_call_is_published_once(kit: PublishKit, *
     expected = texts("zero")
     kit.publish(0, "zero")
     for batch_id in count(1):
-        deadly = KillingFaults(batch_id - 1, done=done)
+        killing = KillingFaults(batch_id - 1, done=done)
         rows = [f"{batch_id}{part}" for part in "abcdef"]
         publisher = kit.publisher()
         if known:
             publish(publisher, batch_id - 1, "not again")
-        kit.served_by(deadly)
+        kit.served_by(killing)
         survived = False
         with suppress(Killed):
             publish(publisher, batch_id, *rows)
@@ -325,10 +325,10 @@ def test_batch_of_driver_killed_at_any_call_is_published_once(kit: PublishKit, *
         kit.publish(batch_id, *rows)
         kit.publish(batch_id, *rows)
         expected += texts(*rows)
-        assert kit.bills == expected, f"died at call {batch_id - 1}"
+        assert kit.bills == expected, f"killed at call {batch_id - 1}"
         if survived:
             break
-    assert batch_id > 8, "there are so many calls"
+    assert batch_id > 8, "the number of calls of a batch"
 
 
 @pytest.mark.no_cover
@@ -354,7 +354,7 @@ def test_publish_with_failed_or_late_call_is_once(step: str, when: Any, kit: Pub
 
 def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
     """Leave the data of a driver killed before its commit and return the transaction id."""
-    with kit.at.client.producer(BILLS, "query-1") as producer:
+    with kit.streams.client.producer(BILLS, "query-1") as producer:
         return start_batch(producer, batch_id, *payloads).transaction.transaction_id
 
 
@@ -367,12 +367,12 @@ def start_batch(producer: Producer, batch_id: int, *payloads: str | int) -> Tran
 
 def test_publish_after_killed_driver_invalidates_its_transaction(kit: PublishKit) -> None:
     kit.publish(0, 0)
-    dead = leave_open(kit, 1, 1, 2)
+    abandoned = leave_open(kit, 1, 1, 2)
     kit.publish(1, 1, 2)
     assert kit.bills == texts(0, 1, 2)
-    assert list(kit.at.server.manager.visibility().invalid) == [dead]
+    assert list(kit.streams.server.manager.visibility().invalid) == [abandoned]
     with pytest.raises(NotInProgress):
-        kit.at.server.manager.commit(dead)
+        kit.streams.server.manager.commit(abandoned)
 
 
 def test_publish_of_previous_driver_is_fenced(kit: PublishKit) -> None:
@@ -389,18 +389,18 @@ def test_rolled_back_batch_is_published_on_retry(kit: PublishKit) -> None:
     batch: Any = Batch(texts(1), concurrent_action=raising(LookupError))
     with pytest.raises(LookupError):
         kit.publisher()(batch, 1)
-    with kit.at.client.producer(BILLS, "query-1") as producer:
-        start_batch(producer, 1, "taken back").__exit__(None, LookupError(), None)
+    with kit.streams.client.producer(BILLS, "query-1") as producer:
+        start_batch(producer, 1, "rolled back").__exit__(None, LookupError(), None)
     kit.publish(1, 1)
     assert kit.bills == texts(0, 1)
 
 
 def test_publish_to_recreated_topic_requires_first_batch(kit: PublishKit) -> None:
     kit.publish(0, 0)
-    kit.at.client.delete_topic(BILLS)
+    kit.streams.client.delete_topic(BILLS)
     with pytest.raises(TopicNotFound):
         kit.publish(1, 1)
-    kit.at.client.create_topic(BILLS)
+    kit.streams.client.create_topic(BILLS)
     with pytest.raises(Refused, match="or the topic was created again"):
         kit.publish(1, 1)
     kit.publish(1, 1, first_batch=1)
@@ -421,8 +421,8 @@ def test_each_query_counts_its_own_batches(kit: PublishKit) -> None:
 def test_publish_of_forgotten_query_requires_first_batch(kit: PublishKit) -> None:
     kit.publish(0, 0)
     kit.publish(1, 1)
-    kit.at.clock.advance(AWAY_MS + 1)
-    kit.at.client.delete_producer(BILLS, "query-1")
+    kit.streams.clock.advance(IDLE_MS + 1)
+    kit.streams.client.delete_producer(BILLS, "query-1")
     for _ in range(2):
         with pytest.raises(Refused, match=r"batch 1 .*query-1 .*first_batch=1; .*=2"):
             kit.publish(1, 1)
@@ -432,11 +432,11 @@ def test_publish_of_forgotten_query_requires_first_batch(kit: PublishKit) -> Non
 
 
 def test_publish_skips_batches_before_first_batch(kit: PublishKit) -> None:
-    kit.publish(7, "is there already", first_batch=8)
-    kit.publish(8, "is not", first_batch=8)
-    kit.publish(8, "is not", first_batch=8)
+    kit.publish(7, "skipped", first_batch=8)
+    kit.publish(8, "first", first_batch=8)
+    kit.publish(8, "first", first_batch=8)
     kit.publish(9, "next")
-    assert kit.bills == texts("is not", "next")
+    assert kit.bills == texts("first", "next")
 
 
 def test_publish_of_old_batch_after_restore_is_rejected(kit: PublishKit) -> None:
@@ -455,30 +455,30 @@ def test_publish_of_different_batch_with_same_number_is_rejected(kit: PublishKit
         r"published batch 1 \(planned 2023-11-14 22:13:20 UTC\) .* batch 1 \(planned 2023-11-14 22:14:20 UTC\): .*copy"
     )
     with pytest.raises(Refused, match=expected):
-        kit.publish(1, 1, "and what came since")
+        kit.publish(1, 1, "later message")
     plan(kit.checkpoint, 1, NOW_MS)
     kit.publish(1, 1)
     assert kit.bills == texts(0, 1)
 
 
 def test_publish_of_late_first_batch_requires_first_batch(kit: PublishKit) -> None:
-    kit.at.clock.advance(AWAY_MS + 1)
+    kit.streams.clock.advance(IDLE_MS + 1)
     with pytest.raises(Refused, match=r"batch 0 .*query-1 .*first_batch=0; .*=1"):
         kit.publish(0, 0)
     kit.publish(0, 0, first_batch=1)
     assert kit.bills == []
-    kit.publish(0, "looked", first_batch=0)
-    assert kit.bills == texts("looked")
+    kit.publish(0, "confirmed", first_batch=0)
+    assert kit.bills == texts("confirmed")
     (kit.checkpoint / "metadata").write_text('{"id": "query-2"}')
-    plan(kit.checkpoint, 0, kit.at.clock.now_ms())
+    plan(kit.checkpoint, 0, kit.streams.clock.now_ms())
     kit.publish(0, 0)
-    assert kit.bills == texts("looked", 0)
+    assert kit.bills == texts("confirmed", 0)
 
 
 def test_publish_past_the_timeout_names_the_batch_limit(kit: PublishKit) -> None:
     def late() -> None:
-        kit.at.clock.advance(6_000)
-        kit.at.server.manager.expire()
+        kit.streams.clock.advance(6_000)
+        kit.streams.server.manager.expire()
 
     batch: Any = Batch(texts(1), concurrent_action=late)
     publisher = kit.publisher(timeout_seconds=5)
@@ -530,15 +530,15 @@ def test_publish_with_missing_checkpoint_names_it(kit: PublishKit) -> None:
 def test_publisher_of_partitioned_topic_names_a_partition(
     properties: dict[str, str], named: str, kit: PublishKit
 ) -> None:
-    kit.at.client.create_topic("default:visits", properties=properties)
+    kit.streams.client.create_topic("default:visits", properties=properties)
     arguments: dict[str, Any] = {"url": "http://in.process", "checkpoint": str(kit.checkpoint)}
     with pytest.raises(ConfigurationError, match=f"default:visits .*{named}"):
         publish_batches(topic="default:visits", **arguments)
     publish(publish_batches(topic=named, **arguments), 0, 1, 2)
-    assert [message.payload for message in kit.at.client.poll(named)] == texts(1, 2)
+    assert [message.payload for message in kit.streams.client.poll(named)] == texts(1, 2)
 
 
-@pytest.mark.parametrize("topic", [BILLS, "default:to-be-made"])
+@pytest.mark.parametrize("topic", [BILLS, "default:created-later"])
 def test_publisher_without_server_or_topic_waits_for_a_batch(topic: str, kit: PublishKit) -> None:
     faults = Faults()
     kit.served_by(faults)
@@ -547,9 +547,9 @@ def test_publisher_without_server_or_topic_waits_for_a_batch(topic: str, kit: Pu
     made = publish_batches("http://in.process", topic, str(kit.checkpoint))
     faults.heal()
     if topic != BILLS:
-        kit.at.client.create_topic(topic)
+        kit.streams.client.create_topic(topic)
     publish(made, 0, 1)
-    assert [message.payload for message in kit.at.client.poll(topic)] == texts(1)
+    assert [message.payload for message in kit.streams.client.poll(topic)] == texts(1)
 
 
 @pytest.mark.parametrize(

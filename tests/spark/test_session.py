@@ -28,39 +28,40 @@ from janitor.spark.session import (
     session,
     translated,
 )
-from tests.spark.conftest import LITTLE
+from tests.spark.settings import JAVA_OPTIONS
 from tests.support import raising, require_or_skip
 from tms_core import errors
 from tms_core.errors import ConfigurationError, StoreBusy, StoreUnavailable, TmsError, hint_for_extra
 from tms_core.tables.hbase.thrift import ConnectionLost
 
 
-def java(folder: Path, says: str) -> Path:
+def make_java(folder: Path, version: str) -> Path:
+    """Write a fake ``java`` that prints a version; return its ``JAVA_HOME``."""
     program = folder / "bin" / "java"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\necho '{says}' >&2\n", encoding="utf-8")
+    program.write_text(f"#!/bin/sh\necho '{version}' >&2\n", encoding="utf-8")
     program.chmod(0o755)
     return folder
 
 
 @pytest.mark.parametrize("version", ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19 LTS'])
 def test_require_java_accepts_supported_versions(version: str, tmp_path: Path) -> None:
-    home = java(tmp_path, version)
+    home = make_java(tmp_path, version)
     require_java({"JAVA_HOME": str(home)})
     require_java({"PATH": str(home / "bin")})
 
 
 @pytest.mark.parametrize(
-    ("says", "message"),
+    ("version", "message"),
     [
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11"),
         ('java version "1.8.0_392"', "is Java 8"),
         ("no such option", "an unknown version"),
     ],
 )
-def test_require_java_names_an_unsupported_version(says: str, message: str, tmp_path: Path) -> None:
+def test_require_java_names_an_unsupported_version(version: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        require_java({"JAVA_HOME": str(java(tmp_path, says))})
+        require_java({"JAVA_HOME": str(make_java(tmp_path, version))})
 
 
 def test_require_java_without_java_hints_at_installation(tmp_path: Path) -> None:
@@ -82,14 +83,14 @@ def test_require_pyspark_without_pyspark_names_the_extra(monkeypatch: pytest.Mon
 def test_error_of_traceback_is_the_last_project_error() -> None:
     text = """[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):
   File "x.py", line 3, in y
-tms_core.errors.StoreError: something older.
+tms_core.errors.StoreError: an earlier error.
 
-tms_core.errors.StoreBusy: Somebody has the store open. Stop that one.
+tms_core.errors.StoreBusy: Another process has the store open. Stop the process.
  SQLSTATE: 38000
 """
     error = error_of(text)
     assert type(error) is StoreBusy
-    assert str(error) == "Somebody has the store open. Stop that one."
+    assert str(error) == "Another process has the store open. Stop the process."
 
 
 def test_error_of_internal_class_becomes_the_public_class() -> None:
@@ -149,35 +150,35 @@ def test_refused_jvm_connection_reports_missing_driver() -> None:
 
 
 def test_run_on_spark_cancels_jobs_on_ctrl_c() -> None:
-    called_back = Event()
+    interrupted = Event()
 
-    class Busy:
-        def interruptAll(self) -> None:  # noqa: N802 - as Spark has it
-            called_back.set()
+    class FakeSession:
+        def interruptAll(self) -> None:  # noqa: N802 - Spark's name
+            interrupted.set()
 
     with pytest.raises(KeyboardInterrupt):
-        run_on_spark(cast(Any, Busy()), lambda: called_back.wait(60), raising(KeyboardInterrupt))
-    assert called_back.is_set()
-    assert run_on_spark(cast(Any, Busy()), lambda: 3) == 3
+        run_on_spark(cast(Any, FakeSession()), lambda: interrupted.wait(60), raising(KeyboardInterrupt))
+    assert interrupted.is_set()
+    assert run_on_spark(cast(Any, FakeSession()), lambda: 3) == 3
 
 
 def test_convert_sigterm_raises_keyboard_interrupt() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    def end() -> None:
+    def terminate() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         Event().wait(60)
 
     with pytest.raises(KeyboardInterrupt), on.convert_sigterm():
-        end()
+        terminate()
     assert signal.getsignal(signal.SIGTERM) is before
 
-    def has_other_session() -> bool:
+    def keeps_handler() -> bool:
         with on.convert_sigterm():
             return signal.getsignal(signal.SIGTERM) is before
 
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(has_other_session).result(), "only the main thread may handle signals"
+        assert threads.submit(keeps_handler).result(), "only the main thread may handle signals"
 
 
 def test_failed_task_shows_its_error_without_java_log() -> None:
@@ -192,9 +193,9 @@ def test_failed_task_shows_its_error_without_java_log() -> None:
         "with session('local[1]') as spark, translated():\n"
         "    spark.range(1).mapInArrow(fail, 'id long').count()\n"
     )
-    little = {**os.environ, "SPARK_SUBMIT_OPTS": LITTLE}
+    environ = {**os.environ, "SPARK_SUBMIT_OPTS": JAVA_OPTIONS}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=little)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=environ)
     assert done.returncode == 1
     message = done.stderr[: done.stderr.index("Traceback")]
     assert [line for line in message.splitlines() if "incubator" not in line] == []
@@ -207,5 +208,5 @@ def test_existing_session_is_reused_and_kept(spark: SparkSession) -> None:
     for environ in (os.environ, {"PYSPARK_GATEWAY_PORT": "as under spark-submit"}):
         with session("local[1]", environ) as found:
             assert found.range(3).count() == 3
-    assert dict(os.environ) == before, "which other programs inherit"
+    assert dict(os.environ) == before, "other programs inherit the environment"
     assert spark.range(3).count() == 3

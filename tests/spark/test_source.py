@@ -32,6 +32,7 @@ from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, vis
 from tests.janitor.rules.test_differential import LONG_MAX, Scene, leveldb_store, scenes
 from tests.spark.test_columns import verdict
 from tests.support import raising
+from tests.transaction.managers import save_snapshot
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
@@ -45,8 +46,6 @@ from tms_core.tables.leveldb.store import LevelDBMessageReads, LevelDBStore, dec
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot
 
 ALL = Piece(None, (ALL_KEYS,))
 Filled = Callable[[Callable[[Store], None]], Path]
@@ -62,7 +61,7 @@ def filled(place: Path) -> Filled:
     return fill
 
 
-def many(store: Store) -> None:
+def fill_many(store: Store) -> None:
     """Fill a store with topics of similar names, several generations and many rows."""
     for name in ("a:t", "a:t1", "a:t1-x", "a:t10", "b:t1"):
         made = topic(store, name, ttl_seconds=3600, generation=2)
@@ -73,14 +72,14 @@ def many(store: Store) -> None:
     store.payload.put([(PayloadKey(TopicId("a", "t1"), -1, 5, 5, 0).pack(), b"x")])
 
 
-def sample(store: Store) -> None:
+def fill_sample(store: Store) -> None:
     """Fill a store with rows of every kind."""
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(NOW_MS - HOUR - 1, NOW_MS - HOUR, NOW_MS).tx(7, NOW_MS, body=b"four").ref(pointer(NOW_MS), NOW_MS)
     orders.stored(pointer(NOW_MS), NOW_MS, body=b"stored").stored(pointer(NOW_MS - DAY), NOW_MS - 2 * DAY)
     topic(store, "default:retired", ttl_seconds=60, generation=-2).plain(NOW_MS)
     unknown_topic(store, "other:stranger", generation=4).plain(NOW_MS)
-    store.message.put([(b"no key of ours", MessageValue(None, b"x"))])
+    store.message.put([(b"no valid key", MessageValue(None, b"x"))])
     store.metadata.compare_and_set(b"default:broken:", None, b"{}")
 
 
@@ -105,7 +104,7 @@ def read(place: Path, **options: Any) -> list[dict[str, Any]]:
 
 
 def test_source_of_messages_returns_columns_and_verdicts(filled: Filled) -> None:
-    found = read(filled(sample), sizes="true", payload="true")
+    found = read(filled(fill_sample), sizes="true", payload="true")
     short = [
         (r["topic"], r["publish_ms"], r["write_pointer"], r["payload"], r["payload_bytes"], r["action"], r["rule"])
         for r in found
@@ -131,7 +130,7 @@ def test_source_of_messages_returns_columns_and_verdicts(filled: Filled) -> None
 
 
 def test_source_of_payloads_returns_columns_and_verdicts(filled: Filled) -> None:
-    found = read(filled(sample), table="payload", sizes="true", payload="true")
+    found = read(filled(fill_sample), table="payload", sizes="true", payload="true")
     assert [(r["write_pointer"], r["write_ms"], r["payload"], r["action"], r["rule"]) for r in found] == [
         (pointer(NOW_MS - DAY), NOW_MS - 2 * DAY, b"stored", "keep", "undecided"),
         (pointer(NOW_MS), NOW_MS, b"stored", "keep", "live"),
@@ -140,13 +139,13 @@ def test_source_of_payloads_returns_columns_and_verdicts(filled: Filled) -> None
 
 
 def test_source_omits_payloads_and_sizes_by_default(filled: Filled) -> None:
-    place = filled(sample)
+    place = filled(fill_sample)
     assert {r["payload_bytes"] for r in read(place)} == {None}
     assert all("payload" not in r for table in ("message", "payload") for r in read(place, table=table))
 
 
 def test_source_of_metadata_explains_unparsable_rows(filled: Filled) -> None:
-    found = rows_of_table(TmsSource({"leveldb": str(filled(sample)), "table": "metadata"}))
+    found = rows_of_table(TmsSource({"leveldb": str(filled(fill_sample)), "table": "metadata"}))
     assert [(r["topic"], r["generation"], r["ttl_seconds"], r["deleted"]) for r in found] == [
         (None, None, None, None),
         ("orders", 1, 3600, False),
@@ -176,7 +175,7 @@ def test_scan_of_leveldb_and_memory_returns_the_same_rows(table: DataTable, ask:
     with LevelDBStore(place, create=True) as store:
         results = []
         for one in (memory, store):
-            sample(one)
+            fill_sample(one)
             read_from = one.message if table == "message" else one.payload
             [rows] = pages.scan(read_from, ALL, RowSelection(table), ask)
             pointers = rows.pointers and [column.tolist() for column in rows.pointers]
@@ -227,7 +226,7 @@ def test_source_of_few_rows_returns_all(rows: int, table: str, filled: Filled) -
 
 
 def test_task_with_missing_store_names_its_keys(filled: Filled) -> None:
-    place = filled(sample)
+    place = filled(fill_sample)
     found = reader(place, table="payload")
     [part] = found.partitions()
     place.rename(place.with_name("elsewhere"))
@@ -237,7 +236,7 @@ def test_task_with_missing_store_names_its_keys(filled: Filled) -> None:
 
 
 def test_source_shows_rows_of_protected_topic_as_held(filled: Filled, tmp_path: Path) -> None:
-    place = filled(sample)
+    place = filled(fill_sample)
     config = tmp_path / "janitor.yaml"
     config.write_text("janitor: {protect: ['default:*']}", encoding="utf-8")
     rules = {row["rule"] for row in read(place, config=config)}
@@ -281,17 +280,17 @@ def test_ranged_store_reads_only_its_ranges() -> None:
 def test_source_uses_message_ttls(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool
 ) -> None:
-    place = filled(many)
+    place = filled(fill_many)
     side = side_path(place)
     keys = [row["key"] for row in read(place) if row["rule"] == "live"]
     with LevelDBSide(side) as table:
         Expiries(table).put([(keys[0], NOW_MS), (keys[1], NOW_MS + 1), (keys[-1], NOW_MS - 1), (b"gone", 5)])
-    # Opened once more, what it has is in a table.
+    # A second open writes the rows from the log to a table.
     LevelDBSide(side).close()
     assert list(side.glob("*.ldb"))
     files = {path.name: path.read_bytes() for path in side.iterdir()}
     if not links:
-        monkeypatch.setattr(Path, "hardlink_to", raising(OSError(errno.EXDEV, "no links from here to there")))
+        monkeypatch.setattr(Path, "hardlink_to", raising(OSError(errno.EXDEV, "another file system")))
     found = {row["key"]: (row["action"], row["rule"]) for row in read(place)}
     assert [found[key] for key in (keys[0], keys[1], keys[-1])] == [
         ("delete", "expired"),
@@ -306,7 +305,6 @@ def test_source_uses_message_ttls(
 
 def with_groups(place: Path, folder: Path) -> dict[str, str]:
     """Create a topic with five processed messages, two of them by claims, and a topic without a group."""
-    folder.mkdir()
     done, dead, running = pointer(NOW_MS - DAY, 0), pointer(NOW_MS - DAY, 1), pointer(NOW_MS - HOUR)
     times = [NOW_MS - 3 * HOUR + number for number in range(10)]
     with LevelDBStore(place, create=True) as store, LevelDBSide(side_path(place)) as side:
@@ -318,9 +316,7 @@ def with_groups(place: Path, folder: Path) -> dict[str, str]:
             group = ConsumerGroup.of(metadata, "billing")
             spans = [(2, 4, done, 1), (4, 6, running, 2), (6, 7, dead, 3), (7, 8, 0, 4)]
             side.put([pack(group, GroupClaim(_id(times, a), _id(times, b), who, n)) for a, b, who, n in spans])
-    taken_ms = SystemClock().now_ms()
-    with (folder / f"snapshot.{taken_ms}").open("wb") as file:
-        write_snapshot(file, Snapshot(visibility(taken_ms, [dead], [running])))
+    save_snapshot(folder, visibility(SystemClock().now_ms(), [dead], [running]))
     return {"snapshots": str(folder)}
 
 
@@ -329,7 +325,6 @@ def _id(times: list[int], at: int) -> MessageId:
 
 
 def test_source_shows_processed_rows_of_consumed_topic(place: Path, tmp_path: Path) -> None:
-
     options = with_groups(place, tmp_path / "tx")
     found = [(row["topic"], row["sequence"]) for row in read(place, **options) if row["rule"] == "processed"]
     assert found == [("orders", number) for number in range(5)]
@@ -337,13 +332,12 @@ def test_source_shows_processed_rows_of_consumed_topic(place: Path, tmp_path: Pa
     assert payloads == {"orders": ("candidate", "processed"), "bills": ("keep", "live")}
     early = {**options, "now": NOW_MS - 2 * HOUR + 3}
     assert [row["sequence"] for row in read(place, **early) if row["rule"] == "processed"] == [0, 1, 2], "hold_seconds"
-    assert "processed" not in {row["rule"] for row in read(place)}, "nothing is known without a snapshot"
+    assert "processed" not in {row["rule"] for row in read(place)}, "claims are undecided without a snapshot"
 
 
 def test_source_with_unreadable_claims_keeps_processed_rows(
     place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-
     options = with_groups(place, tmp_path / "tx")
     with LevelDBSide(side_path(place)) as side:
         [*_, (key, _)] = side.rows(b"t", b"u", 100).items
@@ -356,11 +350,10 @@ def test_source_with_unreadable_claims_keeps_processed_rows(
 
 
 def test_source_of_claims_returns_their_states(place: Path, tmp_path: Path) -> None:
-
     given = {"leveldb": str(place), "table": "claims", "topics": "default:orders"}
     tms_source = TmsSource(given)
     LevelDBStore(place, create=True).close()
-    assert rows_of_table(tms_source) == [], "no server was ever there"
+    assert rows_of_table(tms_source) == [], "no server has used the store"
     options = with_groups(place, tmp_path / "tx")
     known = TmsSource({**given, **options})
     for source, states in ((known, ["done", "open", "void", "void"]), (tms_source, [None] * 4)):
@@ -382,7 +375,7 @@ def test_source_of_claims_returns_their_states(place: Path, tmp_path: Path) -> N
 
 
 def test_task_with_side_table_in_use_names_its_keys(filled: Filled) -> None:
-    place = filled(sample)
+    place = filled(fill_sample)
     found = reader(place)
     [part] = found.partitions()
     with LevelDBSide(side_path(place)), pytest.raises(StoreBusy, match=" keys "):
@@ -414,13 +407,13 @@ def test_source_of_random_store_matches_decide(scene: Scene, data: st.DataObject
 
 
 def test_small_table_is_one_partition(filled: Filled) -> None:
-    assert len(reader(filled(sample), partitions=50).partitions()) == 1
+    assert len(reader(filled(fill_sample), partitions=50).partitions()) == 1
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
 @pytest.mark.parametrize("topics", ["a:t1", "a:t*", "*:t1", "a:t1,b:*", "a:none"])
 def test_source_with_topics_returns_only_their_rows(topics: str, table: str, filled: Filled) -> None:
-    place = filled(many)
+    place = filled(fill_many)
     everything = [row for row in read(place, table=table) if row["topic"] is not None]
     wanted = RowSelection("message", tuple(topics.split(",")))
     expected = [row for row in everything if wanted.wants(TopicId(row["namespace"], row["topic"]))]
@@ -432,7 +425,7 @@ def test_source_with_topics_returns_only_their_rows(topics: str, table: str, fil
 def test_source_between_two_times_is_half_open(
     since: int | None, until: int | None, table: str, filled: Filled
 ) -> None:
-    place = filled(many)
+    place = filled(fill_many)
     bounds = {"from": since, "to": until}
     options = {name: NOW_MS + offset for name, offset in bounds.items() if offset is not None}
     column = "publish_ms" if table == "message" else "write_ms"
@@ -494,7 +487,7 @@ def passes(row: dict[str, Any], one: Filter) -> bool:
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_pushed_filters_lose_no_matching_row(filters: list[Filter], filled: Filled) -> None:
-    place = filled(many)
+    place = filled(fill_many)
     found = reader(place)
     assert isinstance(found, FilteringReader)
     assert list(found.pushFilters(filters)) == filters
@@ -503,7 +496,7 @@ def test_pushed_filters_lose_no_matching_row(filters: list[Filter], filled: Fill
 
 
 def test_pushed_topic_filter_reads_only_that_topic(filled: Filled) -> None:
-    found = reader(filled(many))
+    found = reader(filled(fill_many))
     assert isinstance(found, FilteringReader)
     found.pushFilters([EqualTo(("namespace",), "b"), EqualTo(("topic",), "t1"), LessThan(("publish_ms",), NOW_MS)])
     assert len(rows_of(found)) == 300
@@ -515,10 +508,10 @@ def on_spark(spark: SparkSession, source: type[TmsSource], place: Path, **option
 
 
 def test_filters_on_spark_do_not_change_the_result(spark: SparkSession, filled: Filled) -> None:
-    place = filled(many)
+    place = filled(fill_many)
     condition = f"topic = 't1' and publish_ms >= {NOW_MS} and publish_ms < {NOW_MS + 3} and rule <> 'unrecognized'"
-    offered = on_spark(spark, FilteringSource, place, partitions="2").where(condition)
-    results = [sorted(map(tuple, offered.collect()))]
+    filtered = on_spark(spark, FilteringSource, place, partitions="2").where(condition)
+    results = [sorted(map(tuple, filtered.collect()))]
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
         results.append(sorted(map(tuple, on_spark(spark, TmsSource, place).where(condition).collect())))
@@ -529,14 +522,13 @@ def test_filters_on_spark_do_not_change_the_result(spark: SparkSession, filled: 
 
 
 def test_claims_on_spark_include_their_states(spark: SparkSession, place: Path, tmp_path: Path) -> None:
-
     options = with_groups(place, tmp_path / "tx")
     claims = on_spark(spark, FilteringSource, place, table="claims", **options).where("topic = 'orders'")
     assert [row.state for row in claims.select("state").collect()] == ["done", "open", "void", "void"]
 
 
 def test_source_in_sql_counts_rows_by_verdict(spark: SparkSession, filled: Filled) -> None:
-    on_spark(spark, FilteringSource, filled(sample)).createOrReplaceTempView("rows")
+    on_spark(spark, FilteringSource, filled(fill_sample)).createOrReplaceTempView("rows")
     counted = spark.sql("SELECT topic, action, rule, count(*) AS rows FROM rows GROUP BY ALL ORDER BY ALL").collect()
     assert [tuple(row) for row in counted if row.action == "delete"] == [
         ("orders", "delete", "expired", 1),
@@ -545,7 +537,7 @@ def test_source_in_sql_counts_rows_by_verdict(spark: SparkSession, filled: Fille
 
 
 def test_query_of_store_in_use_raises_store_busy(spark: SparkSession, filled: Filled) -> None:
-    place = filled(sample)
+    place = filled(fill_sample)
     with LevelDBStore(place), pytest.raises(StoreBusy, match="messaging"), translated():
         on_spark(spark, TmsSource, place).count()
 
@@ -556,9 +548,9 @@ def test_query_of_missing_store_raises_store_not_found(spark: SparkSession, plac
 
 
 def test_query_of_deleted_store_raises_store_not_found(spark: SparkSession, filled: Filled) -> None:
-    place = filled(sample)
+    place = filled(fill_sample)
     rows = on_spark(spark, FilteringSource, place)
-    assert len(rows.collect()) == 8, "it is planned, and will be read again"
+    assert len(rows.collect()) == 8, "the query is planned, and reads again below"
     place.rename(place.with_name("elsewhere"))
     with pytest.raises(StoreNotFound), translated():
         rows.collect()

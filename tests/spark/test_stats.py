@@ -16,16 +16,15 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
+from tests.transaction.managers import save_snapshot
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreNotFound
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot
 
 ORDERS, BIG = TopicId("default", "orders"), TopicId("default", "big")
-LONE, KEPT, GONE, DEAD = (pointer(NOW_MS - 2 * DAY, number) for number in range(4))
+ORPHAN, REFERENCED, MISSING, INVALID = (pointer(NOW_MS - 2 * DAY, number) for number in range(4))
 OPEN = pointer(NOW_MS - HOUR)
 
 
@@ -33,29 +32,25 @@ def fill(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86_400, generation=2)
     orders.at(1).plain(NOW_MS, NOW_MS)
     orders.plain(NOW_MS, NOW_MS - 2 * HOUR, NOW_MS - 2 * DAY, NOW_MS - 8 * DAY, NOW_MS - 40 * DAY)
-    orders.tx(DEAD, NOW_MS - MINUTE).tx(OPEN, NOW_MS - MINUTE)
+    orders.tx(INVALID, NOW_MS - MINUTE).tx(OPEN, NOW_MS - MINUTE)
     big = topic(store, "default:big", ttl_seconds=86_400)
-    big.stored(LONE, NOW_MS - 2 * DAY, NOW_MS)
-    big.stored(KEPT, NOW_MS - 2 * DAY, NOW_MS - 2 * DAY).ref(KEPT, NOW_MS - MINUTE)
-    big.ref(-GONE, NOW_MS - MINUTE)
-    unknown_topic(store, "default:stranger").plain(NOW_MS - 50 * DAY)
+    big.stored(ORPHAN, NOW_MS - 2 * DAY, NOW_MS)
+    big.stored(REFERENCED, NOW_MS - 2 * DAY, NOW_MS - 2 * DAY).ref(REFERENCED, NOW_MS - MINUTE)
+    big.ref(-MISSING, NOW_MS - MINUTE)
+    unknown_topic(store, "default:unknown").plain(NOW_MS - 50 * DAY)
 
 
 @pytest.fixture
 def view() -> TransactionView:
     """Return a view with an open and an invalid transaction."""
-    return TransactionView(visibility(NOW_MS, [DEAD], [OPEN]), NOW_MS, HOUR)
+    return TransactionView(visibility(NOW_MS, [INVALID], [OPEN]), NOW_MS, HOUR)
 
 
 @pytest.fixture
 def snapshots(tmp_path: Path) -> Path:
-    """Return the folder of that snapshot for the source, which requires a recent one."""
-    taken_ms = SystemClock().now_ms()
-    folder = tmp_path / "tx"
-    folder.mkdir()
-    with (folder / f"snapshot.{taken_ms}").open("wb") as file:
-        write_snapshot(file, Snapshot(visibility(taken_ms, [DEAD], [OPEN])))
-    return folder
+    """Return a folder with a recent snapshot of the same transactions, which the source requires."""
+    save_snapshot(tmp_path / "tx", visibility(SystemClock().now_ms(), [INVALID], [OPEN]))
+    return tmp_path / "tx"
 
 
 def test_stats_of_a_store_are_counted_saved_and_written(
@@ -69,22 +64,22 @@ def test_stats_of_a_store_are_counted_saved_and_written(
     register(spark)
     options = {"leveldb": str(place), "snapshots": str(snapshots)}
     found = {(one.topic, one.generation): one for one in stats.count(spark, options, NOW_MS, view)}
-    assert list(found) == [(BIG, 1), (ORDERS, 1), (ORDERS, 2), (TopicId("default", "stranger"), 1)]
+    assert list(found) == [(BIG, 1), (ORDERS, 1), (ORDERS, 2), (TopicId("default", "unknown"), 1)]
 
-    big, old, orders, stranger = found.values()
+    big, old, orders, unknown = found.values()
     assert (orders.rows, orders.payload_rows, orders.oldest_ms, orders.newest_ms) == (7, 0, NOW_MS - 40 * DAY, NOW_MS)
     assert dict(orders.ages) == {"under_1h": 3, "under_1d": 1, "under_7d": 1, "under_30d": 1, "older": 1}
     assert orders.invalid_transaction == 1
     assert (dict(orders.overdue), orders.blocking_transaction) == ({"expired": 3, "old_generation": 0}, OPEN)
     assert dict(old.overdue) == {"expired": 0, "old_generation": 2}
     assert (big.rows, big.payload_rows, big.orphan_payloads, big.missing_payloads) == (2, 4, 2, 1)
-    assert dict(big.overdue) == {"expired": 1, "old_generation": 0}, "of two that are due one is referred to by nobody"
-    assert dict(stranger.overdue) == {"expired": 0, "old_generation": 0}
+    assert dict(big.overdue) == {"expired": 1, "old_generation": 0}, "a message references the other expired payload"
+    assert dict(unknown.overdue) == {"expired": 0, "old_generation": 0}
     shown = orders.to_json()
     assert (shown["overdue_share"]["expired"], shown["blocking_transaction"]) == (3 / 7, str(OPEN))
     assert shown["blocking_since_ms"] == NOW_MS - HOUR
 
-    # The background count comes to the same.
+    # The background count has the same result.
     counted = {name: replace(count, counted_ms=NOW_MS) for name, count in state.counts().items()}
     stats.save(state, list(found.values()), {**living, TopicId("a", "empty"): 3}, NOW_MS, whole=True)
     assert state.note(Note.STATISTICS) == {
@@ -106,7 +101,7 @@ def test_stats_of_a_store_are_counted_saved_and_written(
     stats.write(spark, list(found.values()), str(tmp_path / "out"), "2023-11-14")
     assert path == f"{tmp_path}/out/day=2023-11-14"
     table = pq.read_table(path)
-    assert table.column("topic").to_pylist() == ["big", "orders", "orders", "stranger"]
+    assert table.column("topic").to_pylist() == ["big", "orders", "orders", "unknown"]
     assert dict(table.column("ages").to_pylist()[2])["older"] == 1
     assert dict(table.column("overdue_share").to_pylist()[2])["expired"] == 3 / 7
 

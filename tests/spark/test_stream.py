@@ -24,7 +24,7 @@ from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.server.conftest import serving
 from tests.server.identities import TokenIdentities
-from tests.spark.streams import ORDERS, TTL_SECONDS, Query, Scene, everything, scene, texts
+from tests.spark.streams import ORDERS, TTL_SECONDS, Query, StreamKit, read_all, scene, texts
 from tms_core.client import Client, Message, Transaction, Unanswered
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Refused, TopicNotFound, Unauthorized, Unavailable
@@ -34,15 +34,15 @@ from tms_core.topic import TopicId
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamKit]:
     with scene(monkeypatch) as made:
         yield made
 
 
-def test_stream_rows_have_all_columns(at: Scene) -> None:
-    at.clock.advance(17)
-    at.client.publish(ORDERS, [b"one", b"two"])
-    query = at.query()
+def test_stream_rows_have_all_columns(kit: StreamKit) -> None:
+    kit.clock.advance(17)
+    kit.client.publish(ORDERS, [b"one", b"two"])
+    query = kit.query()
     assert query.plan()
     first, second = query.rows(0)
     assert first == {
@@ -59,27 +59,27 @@ def test_stream_rows_have_all_columns(at: Scene) -> None:
     assert list(first) == STREAM_SCHEMA.names
 
 
-def test_stream_splits_many_messages_into_batches(at: Scene) -> None:
-    query = at.query(maxMessagesPerBatch=4)
-    at.publish(*range(10))
+def test_stream_splits_many_messages_into_batches(kit: StreamKit) -> None:
+    query = kit.query(maxMessagesPerBatch=4)
+    kit.publish(*range(10))
     assert query.drain() == texts(*range(10))
     assert [len(query.payloads(number)) for number in range(3)] == [4, 4, 2]
     assert not query.plan()
-    at.publish("more")
+    kit.publish("more")
     assert query.plan()
     assert query.payloads(3) == [b"more"]
 
 
-def test_stream_with_read_all_available_is_one_batch(at: Scene) -> None:
-    query = at.query(maxMessagesPerBatch=4)
-    at.publish(*range(10))
-    assert query.plan(everything())
+def test_stream_with_read_all_available_is_one_batch(kit: StreamKit) -> None:
+    query = kit.query(maxMessagesPerBatch=4)
+    kit.publish(*range(10))
+    assert query.plan(read_all())
     assert query.payloads(0) == texts(*range(10))
 
 
-def test_stream_batch_is_divided_among_partitions_in_order(at: Scene) -> None:
-    query = at.query(maxMessagesPerBatch=10, partitions=3)
-    at.publish(*range(9))
+def test_stream_batch_is_divided_among_partitions_in_order(kit: StreamKit) -> None:
+    query = kit.query(maxMessagesPerBatch=10, partitions=3)
+    kit.publish(*range(9))
     query.plan()
     assert [[row["payload"] for row in part] for part in query.parts(0)] == [
         texts(0, 1, 2, 3),
@@ -88,19 +88,19 @@ def test_stream_batch_is_divided_among_partitions_in_order(at: Scene) -> None:
     ]
 
 
-def test_stream_continues_within_a_large_transaction(at: Scene) -> None:
-    query = at.query(maxMessagesPerBatch=4)
-    transaction = at.server.manager.start_short()
-    at.client.store(ORDERS, texts(*range(6)), transaction=transaction)
-    at.client.publish(ORDERS, [], transaction=transaction)
-    at.commit(transaction)
-    at.publish(6)
+def test_stream_continues_within_a_large_transaction(kit: StreamKit) -> None:
+    query = kit.query(maxMessagesPerBatch=4)
+    transaction = kit.server.manager.start_short()
+    kit.client.store(ORDERS, texts(*range(6)), transaction=transaction)
+    kit.client.publish(ORDERS, [], transaction=transaction)
+    kit.commit(transaction)
+    kit.publish(6)
     assert query.drain() == texts(*range(7))
 
 
-def test_stream_of_large_messages_uses_several_arrow_batches(at: Scene) -> None:
-    at.publish(*[b"x" * 1_500_000] * 4)
-    query = at.query()
+def test_stream_of_large_messages_uses_several_arrow_batches(kit: StreamKit) -> None:
+    kit.publish(*[b"x" * 1_500_000] * 4)
+    query = kit.query()
     query.plan()
     reader = query.new_reader()
     [part] = reader.partitions(json.loads(json.dumps(START_OFFSET)), json.loads(query.offsets[0]))
@@ -108,110 +108,110 @@ def test_stream_of_large_messages_uses_several_arrow_batches(at: Scene) -> None:
     reader.stop()
 
 
-def test_stream_returns_only_committed_messages(at: Scene) -> None:
-    query = at.query()
-    at.publish(1)
-    at.commit(at.begin(2))
-    at.invalidate(at.begin("invalid"))
-    with at.client.transaction() as transaction:
-        written = at.client.publish(ORDERS, [b"rolled back"], transaction=transaction.transaction)
-        at.client.rollback(ORDERS, written)
+def test_stream_returns_only_committed_messages(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.publish(1)
+    kit.commit(kit.begin(2))
+    kit.invalidate(kit.begin("invalid"))
+    with kit.client.transaction() as transaction:
+        written = kit.client.publish(ORDERS, [b"rolled back"], transaction=transaction.transaction)
+        kit.client.rollback(ORDERS, written)
         transaction.roll_back()
-    at.publish(3)
+    kit.publish(3)
     assert query.drain() == texts(1, 2, 3)
 
 
-def test_stream_stops_before_undecided_messages(at: Scene) -> None:
-    query = at.query()
-    at.publish(1)
-    undecided, doomed = at.begin(2), at.begin("doomed")
-    at.publish(3)
+def test_stream_stops_before_undecided_messages(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.publish(1)
+    undecided, invalid = kit.begin(2), kit.begin("invalid")
+    kit.publish(3)
     assert query.drain() == texts(1)
-    at.commit(undecided)
+    kit.commit(undecided)
     assert query.drain() == texts(1, 2)
-    at.invalidate(doomed)
+    kit.invalidate(invalid)
     assert query.drain() == texts(1, 2, 3)
 
 
-def test_stream_with_committed_false_returns_all_messages(at: Scene) -> None:
-    query = at.query(committed="false", maxMessagesPerBatch=2)
-    at.begin("open")
-    at.invalidate(at.begin("invalid"))
-    at.publish("plain")
+def test_stream_with_committed_false_returns_all_messages(kit: StreamKit) -> None:
+    query = kit.query(committed="false", maxMessagesPerBatch=2)
+    kit.begin("open")
+    kit.invalidate(kit.begin("invalid"))
+    kit.publish("plain")
     assert query.drain() == texts("open", "invalid", "plain")
     assert query.payloads(0) == texts("open", "invalid")
 
 
-def test_stream_batch_is_repeatable_after_commits_and_publishes(at: Scene) -> None:
-    query = at.query()
-    at.commit(at.begin(1))
-    invalid, undecided = at.begin("invalid"), at.begin("undecided")
-    at.invalidate(invalid)
-    at.publish(2)
+def test_stream_batch_is_repeatable_after_commits_and_publishes(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.commit(kit.begin(1))
+    invalid, undecided = kit.begin("invalid"), kit.begin("undecided")
+    kit.invalidate(invalid)
+    kit.publish(2)
     query.plan()
     before = query.rows(0)
     query.kill()
-    at.commit(undecided)
-    at.publish(3)
+    kit.commit(undecided)
+    kit.publish(3)
     assert query.rows(0) == before
     assert [row["payload"] for row in before] == texts(1)
     assert query.drain() == texts(1, "undecided", 2, 3)
 
 
-def test_killed_stream_from_latest_keeps_its_start(at: Scene) -> None:
-    at.publish("before")
-    query = at.query(startingPosition="latest")
-    assert query.plan(), "an empty batch, which says where it begins"
+def test_killed_stream_from_latest_keeps_its_start(kit: StreamKit) -> None:
+    kit.publish("before")
+    query = kit.query(startingPosition="latest")
+    assert query.plan(), "an empty batch that has the start position"
     assert query.payloads(0) == []
-    at.publish("after")
+    kit.publish("after")
     query.kill()
     assert query.rows(0) == []
     assert query.plan()
     query.kill()
-    at.publish("later")
+    kit.publish("later")
     assert query.payloads(1) == texts("after")
     assert query.drain() == texts("after", "later")
 
 
-def test_stream_from_latest_of_empty_topic_reads_new_messages(at: Scene) -> None:
-    query = at.query(startingPosition="latest")
+def test_stream_from_latest_of_empty_topic_reads_new_messages(kit: StreamKit) -> None:
+    query = kit.query(startingPosition="latest")
     query.plan()
-    at.publish(1)
+    kit.publish(1)
     assert query.drain() == texts(1)
 
 
 class History:
-    def __init__(self, at: Scene, query: Query, chance: random.Random) -> None:
-        self.at = at
+    def __init__(self, kit: StreamKit, query: Query, chance: random.Random) -> None:
+        self.kit = kit
         self.query = query
         self.chance = chance
         self.open: list[Transaction] = []
         self.number = 0
-        #: Batches as they were read first.
+        #: The batches of the first read.
         self.read: dict[int, list[dict[str, Any]]] = {}
 
     def plain(self) -> None:
         self.number += 1
-        self.at.publish(self.number)
+        self.kit.publish(self.number)
 
     def begin(self) -> None:
         self.number += 1
-        self.open.append(self.at.begin(self.number, -self.number))
+        self.open.append(self.kit.begin(self.number, -self.number))
 
     def store(self) -> None:
         self.number += 1
-        transaction = self.at.server.manager.start_short()
-        self.at.client.store(ORDERS, texts(*(f"{self.number}{part}" for part in "abc")), transaction=transaction)
-        self.at.client.publish(ORDERS, [], transaction=transaction)
+        transaction = self.kit.server.manager.start_short()
+        self.kit.client.store(ORDERS, texts(*(f"{self.number}{part}" for part in "abc")), transaction=transaction)
+        self.kit.client.publish(ORDERS, [], transaction=transaction)
         self.open.append(transaction)
 
     def commit(self) -> None:
         if self.open:
-            self.at.commit(self.open.pop(self.chance.randrange(len(self.open))))
+            self.kit.commit(self.open.pop(self.chance.randrange(len(self.open))))
 
     def invalidate(self) -> None:
         if self.open:
-            self.at.invalidate(self.open.pop(self.chance.randrange(len(self.open))))
+            self.kit.invalidate(self.open.pop(self.chance.randrange(len(self.open))))
 
     def plan(self) -> None:
         if self.query.plan():
@@ -248,36 +248,36 @@ def test_stream_of_random_history_returns_committed_messages(
         assert {number: query.rows(number) for number in history.read} == history.read
 
 
-def test_stream_starts_at_the_given_position(at: Scene) -> None:
-    at.publish(*range(6), pause_ms=1000)
-    third = list(at.client.poll(ORDERS))[3].id
+def test_stream_starts_at_the_given_position(kit: StreamKit) -> None:
+    kit.publish(*range(6), pause_ms=1000)
+    third = list(kit.client.poll(ORDERS))[3].id
     moment = datetime.fromtimestamp((NOW_MS + 3000) / 1000, UTC)
     for place in (third, NOW_MS + 3001, NOW_MS + 4000, moment.isoformat()):
         expected = texts(2, 3, 4, 5) if place == moment.isoformat() else texts(3, 4, 5)
-        assert at.query(startingPosition=place).drain() == expected
+        assert kit.query(startingPosition=place).drain() == expected
 
 
-def test_stream_from_a_future_time_misses_no_message(at: Scene) -> None:
+def test_stream_from_a_future_time_misses_no_message(kit: StreamKit) -> None:
     begin_ms = NOW_MS + 3 * TTL_SECONDS * 1000
-    query = at.query(startingPosition=begin_ms)
+    query = kit.query(startingPosition=begin_ms)
     assert query.drain() == []
-    at.publish("too early")
-    at.clock.advance(2 * TTL_SECONDS * 1000)
+    kit.publish("too early")
+    kit.clock.advance(2 * TTL_SECONDS * 1000)
     assert query.drain() == []
-    at.clock.advance(begin_ms - at.clock.now_ms())
-    at.publish(1)
+    kit.clock.advance(begin_ms - kit.clock.now_ms())
+    kit.publish(1)
     assert query.drain() == texts(1)
 
 
 @pytest.mark.parametrize("ahead_ms", [-40 * 86_400_000, -3_000, -1, 0, 1, 5_000])
-def test_newest_finds_last_message_with_any_clock(ahead_ms: int, at: Scene) -> None:
-    at.publish(*range(5), pause_ms=700)
-    at.begin("the last")
-    last = list(at.client.poll(ORDERS))[-1].id
-    assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms() - ahead_ms) == last
+def test_newest_finds_last_message_with_any_clock(ahead_ms: int, kit: StreamKit) -> None:
+    kit.publish(*range(5), pause_ms=700)
+    kit.begin("the last")
+    last = list(kit.client.poll(ORDERS))[-1].id
+    assert newest(kit.client, TopicId.parse(ORDERS), kit.clock.now_ms() - ahead_ms) == last
 
 
-def test_newest_of_many_messages_starts_near_the_last(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_of_many_messages_starts_near_the_last(kit: StreamKit, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[StreamPosition] = []
 
     def watched(client: Client, topic: TopicId, place: StreamPosition, **options: Any) -> Iterator[Message]:
@@ -285,51 +285,51 @@ def test_newest_of_many_messages_starts_near_the_last(at: Scene, monkeypatch: py
         return messages(client, topic, place, **options)
 
     monkeypatch.setattr(reading, "messages", watched)
-    at.publish(*range(50), pause_ms=100)
-    found = newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms() + 86_400_000)
+    kit.publish(*range(50), pause_ms=100)
+    found = newest(kit.client, TopicId.parse(ORDERS), kit.clock.now_ms() + 86_400_000)
     assert found
-    assert found.publish_ms == at.clock.now_ms()
+    assert found.publish_ms == kit.clock.now_ms()
     assert found.publish_ms - 64 <= starts[0].ms <= found.publish_ms
 
 
-def test_newest_of_empty_topic_is_none(at: Scene) -> None:
-    assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms()) is None
+def test_newest_of_empty_topic_is_none(kit: StreamKit) -> None:
+    assert newest(kit.client, TopicId.parse(ORDERS), kit.clock.now_ms()) is None
 
 
-def test_available_now_query_ignores_later_messages(at: Scene) -> None:
-    query = at.query(maxMessagesPerBatch=2)
-    at.publish(*range(5))
-    undecided = at.begin("undecided")
+def test_available_now_query_ignores_later_messages(kit: StreamKit) -> None:
+    query = kit.query(maxMessagesPerBatch=2)
+    kit.publish(*range(5))
+    undecided = kit.begin("undecided")
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()
-    at.publish("later")
+    kit.publish("later")
     assert query.plan()
-    at.commit(undecided)
+    kit.commit(undecided)
     assert query.drain() == texts(*range(5))
     query.kill()
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()
-    at.publish("much later")
+    kit.publish("much later")
     assert query.drain() == texts(*range(5), "undecided", "later")
 
 
-def test_available_now_query_of_empty_topic_reads_nothing(at: Scene) -> None:
-    query = at.query()
+def test_available_now_query_of_empty_topic_reads_nothing(kit: StreamKit) -> None:
+    query = kit.query()
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()
-    at.publish("later")
+    kit.publish("later")
     assert query.drain() == []
 
 
-def test_stream_without_new_messages_polls_less_often(at: Scene) -> None:
+def test_stream_without_new_messages_polls_less_often(kit: StreamKit) -> None:
     slept: list[float] = []
 
-    class Slept(ManualClock):
+    class RecordingClock(ManualClock):
         def sleep(self, seconds: float) -> None:
             slept.append(seconds)
 
-    query = at.query()
-    query.clock = Slept(NOW_MS)
+    query = kit.query()
+    query.clock = RecordingClock(NOW_MS)
     query.plan()
     for _ in range(30):
         assert not query.plan()
@@ -337,14 +337,14 @@ def test_stream_without_new_messages_polls_less_often(at: Scene) -> None:
     assert 0.5 <= slept[-1] <= 1
 
 
-def test_stream_with_expired_messages_names_the_first_missing(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    strict, patient = at.query(maxMessagesPerBatch=2), at.query(maxMessagesPerBatch=2, failOnDataLoss="false")
-    at.publish(*range(4))
-    third = list(at.client.poll(ORDERS))[2].id
+def test_stream_with_expired_messages_names_the_first_missing(kit: StreamKit, caplog: pytest.LogCaptureFixture) -> None:
+    strict, patient = kit.query(maxMessagesPerBatch=2), kit.query(maxMessagesPerBatch=2, failOnDataLoss="false")
+    kit.publish(*range(4))
+    third = list(kit.client.poll(ORDERS))[2].id
     strict.plan()
     patient.plan()
-    at.clock.advance((TTL_SECONDS + 1) * 1000)
-    at.publish("after")
+    kit.clock.advance((TTL_SECONDS + 1) * 1000)
+    kit.publish("after")
     with pytest.raises(Refused, match=f"{third}.*failOnDataLoss"):
         strict.plan()
     assert patient.plan()
@@ -352,77 +352,77 @@ def test_stream_with_expired_messages_names_the_first_missing(at: Scene, caplog:
     assert f"starting with {third}" in caplog.text
 
 
-def test_stream_stopped_for_longer_than_the_ttl_fails(at: Scene) -> None:
-    query = at.query()
-    at.publish(1)
+def test_stream_stopped_for_longer_than_the_ttl_fails(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.publish(1)
     query.plan()
     query.kill()
-    at.publish("nobody reads this")
-    at.clock.advance((TTL_SECONDS + 1) * 1000)
-    at.publish(2)
+    kit.publish("expired")
+    kit.clock.advance((TTL_SECONDS + 1) * 1000)
+    kit.publish(2)
     with pytest.raises(Refused, match=r"2023-11-14 22:13:20 .* UTC"):
         query.plan()
 
 
-def test_stream_of_idle_topic_plans_batches_and_loses_nothing(at: Scene) -> None:
-    query = at.query()
-    at.publish(1)
+def test_stream_of_idle_topic_plans_batches_and_loses_nothing(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.publish(1)
     for _ in range(30):
         query.plan()
-        at.clock.advance(TTL_SECONDS * 100)
-    assert len(query.offsets) == 1 + 29 // 3, "one for each quarter of the ttl that is over"
-    at.clock.advance(TTL_SECONDS * 600)
+        kit.clock.advance(TTL_SECONDS * 100)
+    assert len(query.offsets) == 1 + 29 // 3, "a batch in each quarter of the ttl"
+    kit.clock.advance(TTL_SECONDS * 600)
     query.kill()
-    at.publish(2)
+    kit.publish(2)
     query.plan()
     assert query.payloads(len(query.offsets) - 1) == texts(2)
 
 
-def test_stream_blocked_by_long_transaction_reports_expiry(at: Scene) -> None:
-    query = at.query()
+def test_stream_blocked_by_long_transaction_reports_expiry(kit: StreamKit) -> None:
+    query = kit.query()
     query.plan()
-    undecided = at.begin("undecided", long=True)
-    at.publish("behind")
+    undecided = kit.begin("undecided", long=True)
+    kit.publish("after")
     for _ in range(9):
         assert not query.plan()
-        at.clock.advance(TTL_SECONDS * 100)
-    at.clock.advance(TTL_SECONDS * 200)
-    at.commit(undecided)
+        kit.clock.advance(TTL_SECONDS * 100)
+    kit.clock.advance(TTL_SECONDS * 200)
+    kit.commit(undecided)
     with pytest.raises(Refused, match="an open transaction blocked them"):
         query.plan()
 
 
-def test_stream_with_unrelated_long_transaction_keeps_planning(at: Scene) -> None:
-    query = at.query()
-    at.server.manager.start_long()
+def test_stream_with_unrelated_long_transaction_keeps_planning(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.server.manager.start_long()
     for number in range(15):
-        at.publish(number)
-        at.invalidate(at.begin("invalid"))
+        kit.publish(number)
+        kit.invalidate(kit.begin("invalid"))
         assert query.plan()
-        at.clock.advance(TTL_SECONDS * 100)
+        kit.clock.advance(TTL_SECONDS * 100)
 
 
-def test_stream_that_missed_late_commit_reports_possible_expiry(at: Scene) -> None:
-    query = at.query()
+def test_stream_that_missed_late_commit_reports_possible_expiry(kit: StreamKit) -> None:
+    query = kit.query()
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()
-    came = at.begin("while it ended", long=True)
-    at.clock.advance(100_000)
+    late = kit.begin("late", long=True)
+    kit.clock.advance(100_000)
     query.drain()
     query.kill()
-    at.commit(came)
-    at.clock.advance(TTL_SECONDS * 1000 - 50_000)
+    kit.commit(late)
+    kit.clock.advance(TTL_SECONDS * 1000 - 50_000)
     with pytest.raises(Refused, match="may have expired before the query"):
         query.plan()
 
 
-def test_expired_stream_batch_fails_or_warns(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_expired_stream_batch_fails_or_warns(kit: StreamKit, caplog: pytest.LogCaptureFixture) -> None:
     for strict in (True, False):
-        query = at.query(failOnDataLoss=str(strict).lower())
-        at.publish(1, 2)
+        query = kit.query(failOnDataLoss=str(strict).lower())
+        kit.publish(1, 2)
         query.plan()
         query.kill()
-        at.clock.advance((TTL_SECONDS + 1) * 1000)
+        kit.clock.advance((TTL_SECONDS + 1) * 1000)
         if strict:
             with pytest.raises(Refused, match=r" 2 messages .* 0 "):
                 query.rows(0)
@@ -431,41 +431,41 @@ def test_expired_stream_batch_fails_or_warns(at: Scene, caplog: pytest.LogCaptur
             assert "its task read 0 messages" in caplog.text
 
 
-def test_stream_of_recreated_topic_fails_or_warns(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    strict, patient = at.query(), at.query(failOnDataLoss="false")
-    at.publish(1)
+def test_stream_of_recreated_topic_fails_or_warns(kit: StreamKit, caplog: pytest.LogCaptureFixture) -> None:
+    strict, patient = kit.query(), kit.query(failOnDataLoss="false")
+    kit.publish(1)
     strict.plan()
     patient.plan()
-    at.client.delete_topic(ORDERS)
-    at.client.create_topic(ORDERS)
-    at.publish("new")
+    kit.client.delete_topic(ORDERS)
+    kit.client.create_topic(ORDERS)
+    kit.publish("new")
     with pytest.raises(Refused, match="generation 1 "):
         strict.plan()
     with pytest.raises(Refused, match=" 0 "):
         strict.rows(0)
     patient.plan()
     assert [(row["payload"], row["generation"]) for row in patient.rows(1)] == [(b"new", 2)]
-    once = MessageKey(TopicId.parse(ORDERS), 2, NOW_MS + 1, 0)
-    at.server.store.message.put([(once.pack(), MessageValue(None, b"of another life"))])
+    late = MessageKey(TopicId.parse(ORDERS), 2, NOW_MS + 1, 0)
+    kit.server.store.message.put([(late.pack(), MessageValue(None, b"of another generation"))])
     assert patient.rows(0) == []
     assert "deleted and created again" in caplog.text
 
 
-def test_stream_batch_with_late_rows_fails(at: Scene) -> None:
-    query = at.query(committed="false")
-    transaction = at.server.manager.start_short()
-    at.client.store(ORDERS, [b"early"], transaction=transaction)
-    at.client.publish(ORDERS, [], transaction=transaction)
-    at.publish(1)
+def test_stream_batch_with_late_rows_fails(kit: StreamKit) -> None:
+    query = kit.query(committed="false")
+    transaction = kit.server.manager.start_short()
+    kit.client.store(ORDERS, [b"early"], transaction=transaction)
+    kit.client.publish(ORDERS, [], transaction=transaction)
+    kit.publish(1)
     query.plan()
     assert query.payloads(0) == texts("early", 1)
-    at.client.store(ORDERS, [b"late"], transaction=transaction)
+    kit.client.store(ORDERS, [b"late"], transaction=transaction)
     with pytest.raises(Refused, match=r" 2 messages .* 3 "):
         query.rows(0)
 
 
-class Breaking:
-    """A client whose responses are truncated after some messages."""
+class TruncatingClient:
+    """A client whose responses are truncated after ``each`` messages."""
 
     def __init__(self, each: int) -> None:
         self.each = each
@@ -491,16 +491,16 @@ class _Answer:
 
 
 def test_messages_continue_after_a_truncated_response() -> None:
-    client: Any = Breaking(3)
+    client: Any = TruncatingClient(3)
     found = [message.id.sequence for message in messages(client, TopicId("a", "b"), EARLIEST, view=None, limit=6)]
     assert found == list(range(6))
     assert client.requests == [(None, True, 6), (MessageId(1, 2), False, 3)]
-    just: Any = Breaking(3)
-    assert len(list(messages(just, TopicId("a", "b"), EARLIEST, view=None, limit=3))) == 3
+    complete: Any = TruncatingClient(3)
+    assert len(list(messages(complete, TopicId("a", "b"), EARLIEST, view=None, limit=3))) == 3
 
 
 def test_messages_of_empty_truncated_response_raise_unanswered() -> None:
-    client: Any = Breaking(0)
+    client: Any = TruncatingClient(0)
     with pytest.raises(Unanswered):
         list(messages(client, TopicId("a", "b"), EARLIEST, view=None))
     assert len(client.requests) == 1
@@ -551,17 +551,17 @@ def test_options_of_the_other_reader_are_reported() -> None:
     stream.streamReader(stream.schema())
 
 
-def test_stream_of_missing_topic_names_it(at: Scene) -> None:
-    at.client.delete_topic(ORDERS)
+def test_stream_of_missing_topic_names_it(kit: StreamKit) -> None:
+    kit.client.delete_topic(ORDERS)
     with pytest.raises(TopicNotFound, match=ORDERS):
-        at.query().plan()
+        kit.query().plan()
 
 
 def test_stream_with_unreachable_server_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "RETRIES", SOON)
     reader = StreamReader(Feed.parse(GIVEN))
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 "):
-        reader.latestOffset(reader.initialOffset(), everything())
+        reader.latestOffset(reader.initialOffset(), read_all())
     reader.stop()
 
 
@@ -573,10 +573,10 @@ def test_stream_with_unknown_token_is_unauthorized(tmp_path: Path) -> None:
         options = {"url": f"http://127.0.0.1:{server.port}", "topic": ORDERS, "token_file": str(file)}
         reader = StreamReader(Feed.parse(options))
         with pytest.raises(Unauthorized):
-            reader.latestOffset(reader.initialOffset(), everything())
+            reader.latestOffset(reader.initialOffset(), read_all())
         file.write_text(identities.good("consumer"))
         with pytest.raises(TopicNotFound):
-            reader.latestOffset(reader.initialOffset(), everything())
+            reader.latestOffset(reader.initialOffset(), read_all())
         reader.stop()
 
 
@@ -595,23 +595,23 @@ def test_stream_with_wrong_checkpoint_is_rejected(changes: dict[str, Any], messa
     offset = Offset(ORDERS, 1, EARLIEST, NOW_MS).to_json()
     alone = StreamOffset(ORDERS, 1, (Offset(ORDERS, 1, EARLIEST, NOW_MS),))
     assert StreamOffset.parse(offset, ORDERS) == alone
-    assert alone.to_json() == offset, "the layout of those that were written before there were partitions"
+    assert alone.to_json() == offset, "the layout of checkpoints without partitions"
     with pytest.raises(Refused, match=message):
         StreamOffset.parse({**offset, **changes}, ORDERS)
 
 
-def test_stream_with_gap_in_offsets_is_rejected(at: Scene) -> None:
-    query = at.query(maxMessagesPerBatch=1)
-    at.publish(1, 2, 3)
+def test_stream_with_gap_in_offsets_is_rejected(kit: StreamKit) -> None:
+    query = kit.query(maxMessagesPerBatch=1)
+    kit.publish(1, 2, 3)
     query.drain()
     del query.offsets[1]
     with pytest.raises(Refused, match=r"after:.* after:"):
         query.rows(1)
 
 
-def test_stream_batch_with_equal_offsets_is_empty(at: Scene) -> None:
-    query = at.query()
-    at.publish(1)
+def test_stream_batch_with_equal_offsets_is_empty(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.publish(1)
     query.plan()
     query.offsets.append(query.offsets[0])
     assert query.rows(1) == []
@@ -634,9 +634,9 @@ def test_stream_position_ms_is_its_start_time() -> None:
     assert Feed.parse({**GIVEN, "startingPosition": "7"}).begin == StreamPosition(7)
 
 
-def test_stream_partition_contains_no_client(at: Scene) -> None:
-    query = at.query()
-    at.publish(1)
+def test_stream_partition_contains_no_client(kit: StreamKit) -> None:
+    query = kit.query()
+    kit.publish(1)
     query.plan()
     [part] = query.new_reader().partitions(dict(START_OFFSET), json.loads(query.offsets[0]))
     assert isinstance(part, StretchPartition)

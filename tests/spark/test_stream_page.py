@@ -14,7 +14,7 @@ from janitor.spark.source.source import register
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.stream import STREAM_SCHEMA
 from tests.server.conftest import serving
-from tests.spark.streams import persistently
+from tests.spark.streams import retry_if_busy
 from tests.transaction.managers import served
 from tms_core.client import Client
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
@@ -52,7 +52,7 @@ def test_example_of_the_page_runs(
         for order in (b"one", b"two"):
             client.publish("default:orders", [order])
         example = compile(code, "docs/how-to/spark.md", "exec")
-        persistently(lambda: exec(example, {"spark": spark}))  # noqa: S102 that is what the page is for
+        retry_if_busy(lambda: exec(example, {"spark": spark}))  # noqa: S102 the test runs the example
         with client.transaction() as transaction:
             found = [message.payload for message in transaction.poll("default:bills")]
     assert sorted(found) == [b"bill of one", b"bill of two"]
@@ -72,7 +72,7 @@ def test_stream_query_of_missing_topic_raises_topic_not_found(
             query.trigger(availableNow=True).start().awaitTermination()
 
     with pytest.raises(TopicNotFound, match="default:none"):
-        persistently(run)
+        retry_if_busy(run)
     with pytest.raises(ConfigurationError, match=r"\burl\b"), translated():
         spark.readStream.format("tms").option("topic", "default:none").load()
 

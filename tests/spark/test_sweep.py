@@ -211,7 +211,7 @@ def test_duplicate_tasks_delete_once_and_are_in_the_ledger() -> None:
     assert rows_of(kit.store) == swept(filled())
     assert not report.errors
     entries = kit.state.ledger(100)
-    assert {entry.rows for entry in entries} == {None}, "what the first attempts took, nobody has counted"
+    assert {entry.rows for entry in entries} == {None}, "the number of rows that the first attempts deleted is unknown"
     assert {(str(entry.topic), entry.table) for entry in entries} == {
         ("default:orders", "message"),
         ("default:orders", "payload"),
@@ -228,18 +228,18 @@ def test_killed_duplicate_task_is_in_the_ledger() -> None:
     expiries.put([(early, NOW_MS)])
     kit = kit_on(store, side=expiries._table)
 
-    dying: list[bool] = []
+    killing: list[bool] = []
 
     def kill(call: Any) -> None:
-        if dying and call.name == "message.delete":
+        if killing and call.name == "message.delete":
             raise KeyboardInterrupt
 
     def duplicate(part: Part) -> None:
         if part.step == "message" and part.number == 1:
-            dying.append(True)
+            killing.append(True)
             with pytest.raises(KeyboardInterrupt):
                 perform(kit.sender.environment, part, 1)
-            dying.clear()
+            killing.clear()
 
     watch(store, after=kill)
     kit.sender.before = duplicate
@@ -247,7 +247,7 @@ def test_killed_duplicate_task_is_in_the_ledger() -> None:
     assert not report.errors
     lost = [entry for entry in kit.state.ledger(100) if entry.rows is None]
     assert [(str(entry.topic), entry.table, entry.rule) for entry in lost] == [("default:orders", "message", "expired")]
-    assert lost[0].start < early, "and not what the driver itself took, of which it knows the number"
+    assert lost[0].start < early, "the driver knows the number of rows that it deleted itself"
 
 
 def test_permanently_failed_task_fails_the_run() -> None:
@@ -290,17 +290,17 @@ def test_task_with_changed_topic_plans_it_again() -> None:
         if part.step == "message" and part.number == 3 and not part.run.patterns:
             orders.describe(ttl_seconds=86_400)
 
-    def there() -> list[int]:
+    def count_rows() -> list[int]:
         stop = topic_stop(orders.id.prefix)
         return [len(part.message.read(KEYS, orders.id.prefix, stop, 1000).items) for part in store.parts()]
 
-    before = there()
+    before = count_rows()
     kit.sender.before = lengthen
     report = kit.engine.run_once(adopt=True)
     assert not report.errors
     assert [part.number for part in kit.sender.sent if part.run.patterns] == [3]
-    assert there()[3] == before[3], "by the new ttl they are not due"
-    assert sum(there()[:3]) < sum(before[:3]), "and before it was given they were"
+    assert count_rows()[3] == before[3], "the rows are live by the new ttl"
+    assert sum(count_rows()[:3]) < sum(before[:3]), "the rows were expired before the change"
     assert topic(store, "default:retired", ttl_seconds=1, generation=-1).times() == []
 
 
@@ -339,9 +339,9 @@ def test_task_without_state_fails_the_run_without_evidence() -> None:
     kit.sender.before = forget
     with pytest.raises((StoreError, StateError)):
         kit.engine.run_once(adopt=True)
-    assert kit.sender.sent[-1].step == "invert", "it ends with this step"
+    assert kit.sender.sent[-1].step == "invert", "the run stops after this step"
     parts = {bytes([number]) for number in range(4)}
-    assert [proven for proven in kit.state.evidence() if proven.start in parts] == [], "gaps between parts alone"
+    assert [item for item in kit.state.evidence() if item.start in parts] == [], "evidence of gaps between parts only"
     assert [run.result for run in kit.state.runs(10)] == ["failed"]
 
 
@@ -361,7 +361,7 @@ def test_task_that_loses_the_lease_stops_the_run() -> None:
     after = [len(part.message.read(KEYS, b"", None, 1000).items) for part in store.parts()]
     assert [note.guard for note in report.guards] == ["lease"]
     assert after[2:] == before[2:]
-    assert all(left < there for left, there in zip(after[:2], before[:2], strict=True))
+    assert all(rows < rows_before for rows, rows_before in zip(after[:2], before[:2], strict=True))
 
 
 def test_task_of_a_finished_run_deletes_nothing() -> None:
@@ -424,7 +424,7 @@ def test_rate_limit_is_divided_among_tasks() -> None:
     assert len(shares["message"]) == BUCKETS
     for found in shares.values():
         assert found == [400 / len(found)] * len(found)
-    # Here tasks come one after the other, so each waits as long as its share says.
+    # Tasks run one after the other here, so each task waits for its share of the rate.
     fastest = 400 / min(map(len, filter(None, shares.values())))
     assert kit.clock.monotonic_ms() - started_ms >= rows / fastest * 1000 - 100
 
@@ -449,11 +449,11 @@ def test_crash_before_delete_leaves_rows_archived_and_stored(tmp_path: Path) -> 
     kit.sender.environment.make_archive = archive.begin
     before = rows_of(kit.store)
 
-    def die(call: Any) -> None:
+    def crash(call: Any) -> None:
         if call.name == "message.delete":
             raise KeyboardInterrupt
 
-    watch(kit.store, die)
+    watch(kit.store, crash)
     with pytest.raises(KeyboardInterrupt):
         kit.engine.run_once(adopt=True)
     assert rows_of(kit.store) == before
@@ -462,12 +462,12 @@ def test_crash_before_delete_leaves_rows_archived_and_stored(tmp_path: Path) -> 
 
 
 def test_tasks_with_full_archive_delete_nothing() -> None:
-    class Full:
+    class FullArchive:
         def save(self, *_: Any) -> Any:
             raise ArchiveError("the disk is full.")
 
     kit = kit_on(filled())
-    kit.sender.environment.make_archive = lambda *_: Full()
+    kit.sender.environment.make_archive = lambda *_: FullArchive()
     before = {key for table in rows_of(kit.store) for key, _ in table}
     report = kit.engine.run_once(adopt=True)
     assert {key for table in rows_of(kit.store) for key, _ in table} == before

@@ -1,6 +1,6 @@
-"""A program on Spark Connect: reads a store, counts rows, plans a sweep, and prints JSON.
+"""A program on Spark Connect that reads a store, counts rows, plans a sweep, and prints JSON.
 
-A program of its own, because a process that has a classic session can have none of Connect.
+It is a separate process, because a process with a classic session cannot have a session of Connect.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -29,26 +30,21 @@ from tms_core.tables.leveldb.clone import clone
 
 def main(master: str, store: Path, scratch: Path) -> None:
     with session(master) as spark:
-        ask(spark, store, scratch)
+        sys.stdout.write(json.dumps(results(spark, store, scratch)) + "\n")
 
 
-def ask(spark: SparkSession, store: Path, scratch: Path) -> None:
+def results(spark: SparkSession, store: Path, scratch: Path) -> dict[str, Any]:
     register(spark)
     options = {"leveldb": str(store), "partitions": "4"}
     rows = spark.read.format("tms").options(**options, now=str(NOW_MS)).load()
     counted = {row.rule: row["count"] for row in rows.where("topic = 'orders'").groupBy("rule").count().collect()}
     access = Access(load(None, {}, {"leveldb": str(store)}).settings)
-    report = plan(spark, access, store, scratch)
-    print(  # noqa: T201
-        json.dumps(
-            {
-                "connect": type(spark).__module__,
-                "partitions": rows.selectExpr("spark_partition_id() AS at").distinct().count(),
-                "counted": counted,
-                "plan": pack(report.totals),
-            }
-        )
-    )
+    return {
+        "connect": type(spark).__module__,
+        "partitions": rows.selectExpr("spark_partition_id() AS at").distinct().count(),
+        "counted": counted,
+        "plan": pack(plan(spark, access, store, scratch).totals),
+    }
 
 
 def plan(spark: SparkSession, access: Access, store: Path, scratch: Path) -> Report:
