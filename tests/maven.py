@@ -1,23 +1,27 @@
-"""Java programs of tests: compiled once per checkout by Maven, then started without it."""
+"""Java programs of tests, which Maven compiles once per checkout."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any, Self
 
 from tests.interop.java import TARGET as INTEROP_TARGET
 from tests.interop.java import Interop, compile_project
 
-#: Java 24 took away what Hadoop 3.3 logs in with.
+#: Java 24 removed an API that Hadoop 3.3 needs for logins.
 OLDEST_JAVA, NEWEST_JAVA = 17, 23
+#: The time limit for the end of a program after the end of its input, in seconds.
+_END_SECONDS = 120
 
 
 def missing() -> str | None:
-    """Return why nothing can be built or started here, with the command that helps; None: it can."""
+    """Return the missing requirement of Java programs with an install command; None: nothing is missing."""
     if reason := Interop.available():
         return reason
     output = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
@@ -28,7 +32,7 @@ def missing() -> str | None:
 
 
 def build(project: Path) -> list[Path]:
-    """Compile the Maven project in a folder unless that is done; safe to call from several processes at once.
+    """Compile the Maven project in a folder unless it is up to date; several processes may call this function.
 
     Its ``pom.xml`` writes ``target/classpath``. All projects share one lock, because they share one local repository.
 
@@ -36,7 +40,7 @@ def build(project: Path) -> list[Path]:
         The class path.
 
     Raises:
-        JavaFailed: Maven could not.
+        JavaFailed: Maven failed.
     """
     target = project / "target"
     for folder in (target, INTEROP_TARGET):
@@ -50,6 +54,35 @@ def build(project: Path) -> list[Path]:
             compile_project(project)
             stamp.write_text(digest)
         return _class_path(target)
+
+
+class JavaProgram:
+    """A running Java program that executes one call per line, in JSON."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=_END_SECONDS)
+
+    def request(self, **fields: Any) -> dict[str, Any]:
+        """Send a call and return the response."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(fields) + "\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def read(self) -> dict[str, Any]:
+        """Return the next response."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError("the JVM has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def _class_path(target: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from tms_core.topic import TopicMetadata
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
 
-def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, MessageValue], dict[bytes, bytes]]:
+def kept_rows(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, MessageValue], dict[bytes, bytes]]:
     """Return the rows of the message and payload tables that the rules keep, by key."""
     topics = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
 
@@ -27,12 +27,12 @@ def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, 
     references = set()
     for key, value in every(store.message, MESSAGES):
         parsed = MessageKey.parse(key)
-        fate = verdict(Row("message", parsed, value.pointer), False)
-        if isinstance(fate, Delete):
+        decision = verdict(Row("message", parsed, value.pointer), False)
+        if isinstance(decision, Delete):
             continue
         if value.payload is None and value.pointer is not None and parsed:
             references.add((parsed.topic, parsed.generation, java_abs(value.pointer)))
-        inverted = isinstance(fate, Invert) and value.pointer is not None
+        inverted = isinstance(decision, Invert) and value.pointer is not None
         messages[key] = value._replace(pointer=-(value.pointer or 0)) if inverted else value
     payloads: dict[bytes, bytes] = {}
     for key, body in every(store.payload, PAYLOADS):
@@ -44,7 +44,7 @@ def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, 
 
 
 def empty_invalid_list(snapshot: Path, into: Path) -> None:
-    """Write a snapshot again as if every invalid transaction had been pruned."""
+    """Write a copy of a snapshot without its invalid transactions, as after pruning."""
     with snapshot.open("rb") as stream:
         whole = read_snapshot(stream)
     with into.open("wb") as stream:

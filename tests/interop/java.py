@@ -1,30 +1,30 @@
-"""CDAP's and Tephra's own Java classes, called from Python.
+"""CDAP's and Tephra's Java classes, called from Python.
 
-The proof that a store is still CDAP's is that CDAP reads it. ``src/`` holds a small Java program around the classes
-of CDAP 5.1.2; Maven builds it once per checkout (about half a minute with an empty local repository, seconds
-afterwards). A call of :class:`Interop` is a JVM of its own, a second of processor time; :class:`Resident` keeps one for
-all its calls. Either way a store is held only while a command lasts, since only one side may open it.
+The small Java program in ``src/`` uses the classes of CDAP 5.1.2, to prove that CDAP can read a store. Maven builds it
+once per checkout (about half a minute with an empty local repository, seconds afterwards). Each call of
+:class:`Interop` starts a JVM, which takes a second of processor time; :class:`Resident` keeps one JVM for all calls. A
+command closes its store at the end, because only one process may open a store.
 
-``DIR`` is the folder of the three ``system.tms.*`` databases. Every command opens it in place, which rewrites log and
-manifest as any start of CDAP does: hand over a copy where bytes matter. ``dump``, ``read-service`` and ``write`` take a
-store on HBase as well, ``hbase:ZOOKEEPER_PORT:PREFIX``, and then CDAP's own HBase tables are asked; such a store tells
-of live topics only, and ``write`` needs ``--snapshots``.
+``DIR`` is the folder of the three ``system.tms.*`` databases. Every command opens it in place, which rewrites the log
+and the manifest like any start of CDAP, so pass a copy if bytes matter. ``dump``, ``read-service`` and ``write`` also
+accept a store on HBase, ``hbase:ZOOKEEPER_PORT:PREFIX``, and use CDAP's HBase tables; there, ``dump`` returns only live
+topics, and ``write`` needs ``--snapshots``.
 
 ========================================  =============================================================================
-``dump DIR``                              metadata of all topics, then every entry of the live ones, without ttl
+``dump DIR``                              metadata of all topics, and every entry of live topics, expired or not
 ``raw DIR meta|message|payload``          every row of a table: key in hex, SHA-256 of the value
-``read-service DIR``                      what consumers get, by the system clock; ``--snapshot FILE`` adds what they
-                                          get in a transaction, ``--messages`` lists the messages
-``write DIR SEED``                        a random store and, beside it, ``tx.snapshot/``; ``--now MS``, ``--rows N``,
+``read-service DIR``                      the messages that consumers get, by the system clock; ``--snapshot FILE``
+                                          adds reads in a transaction, ``--messages`` lists the messages
+``write DIR SEED``                        a random store, and ``tx.snapshot/`` next to it; ``--now MS``, ``--rows N``,
                                           ``--topics N``, ``--payload-bytes N``, ``--snapshots DIR``, ``--kill``
-``fill DIR``                              plain messages, half of them past their ttl; ``--now MS``, ``--rows N``,
+``fill DIR``                              plain messages, half of them expired; ``--now MS``, ``--rows N``,
                                           ``--topics N``, ``--payload-bytes N``, ``--kill``
-``prune DIR``                             one round of CDAP's own cleaning, timed; ``--now MS``
-``snapshot FILE``                         a transaction snapshot of any version, decoded
-``write-snapshot FILE``                   the same line from standard input, encoded as V4
+``prune DIR``                             one run of CDAP's cleaning, with its duration; ``--now MS``
+``snapshot FILE``                         a decoded transaction snapshot of any version
+``write-snapshot FILE``                   encode a snapshot from standard input as V4
 ========================================  =============================================================================
 
-``--kill`` halts the JVM without closing the databases, as a crash would.
+``--kill`` halts the JVM without closing the databases, like a crash.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from typing import Any
 HERE = Path(__file__).parent
 TARGET = HERE / "target"
 
-#: In a test (pytest says so by this variable) a JVM ends before a second compiler, a parallel collector or a proof that
-#: thousands of classes are well formed has paid for itself; benchmarks measure Java as it is run.
-_LITTLE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-SHORT_LIVED = _LITTLE.split() if "PYTEST_VERSION" in os.environ else []
-#: Java 17 locks its own insides; CDAP's libraries of 2018 reach into these. The serial collector starts fastest.
+#: The options of a JVM in a test, which pytest marks with a variable: it ends before a second compiler, a parallel
+#: collector or the verification of thousands of classes would save time. Benchmarks measure Java without them.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+SHORT_LIVED = _SHORT_LIVED.split() if "PYTEST_VERSION" in os.environ else []
+#: CDAP's libraries of 2018 use internals of Java that Java 17 hides. The serial collector starts fastest.
 JVM_FLAGS = [
     *SHORT_LIVED,
     "-XX:+UseSerialGC",
@@ -64,25 +64,25 @@ _TOOLS = {
 
 
 class JavaFailed(Exception):
-    """Maven or the Java program ended with an error; the text carries the end of what it said."""
+    """Maven or the Java program failed; the message contains the end of its output."""
 
     def __init__(self, command: list[str], status: int, output: str) -> None:
         super().__init__(f"{' '.join(command)} ended with {status}:\n{output[-4000:]}")
 
 
 class Interop:
-    """The Java program, built on demand."""
+    """The Java program, in a new JVM for each command."""
 
     @staticmethod
     def available() -> str | None:
         """Return why the program cannot run, with a command that helps, or None."""
         for tool, install in _TOOLS.items():
             if shutil.which(tool) is None:
-                return f"{tool} is missing, so CDAP's own classes cannot be asked; install it: {install}"
+                return f"{tool} is missing, so CDAP's classes cannot run; install it: {install}"
         return None
 
     def build(self) -> None:
-        """Compile the program unless that is done; safe to call from several processes at once."""
+        """Compile the program unless it is up to date; several processes may call this method."""
         TARGET.mkdir(exist_ok=True)
         with (TARGET / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -95,7 +95,7 @@ class Interop:
             stamp.write_text(digest)
 
     def run(self, command: str, *args: str | int | Path, stdin: str = "") -> list[dict[str, Any]]:
-        """Call one command of the program; :meth:`build` comes first."""
+        """Run one command; call :meth:`build` first."""
         call = [*self.command("interop.Main"), command, *map(str, args)]
         return [json.loads(line) for line in _call(call, stdin).splitlines()]
 
@@ -105,7 +105,7 @@ class Interop:
         return ["java", *JVM_FLAGS, "-cp", ":".join(map(str, _class_path())), main]
 
     def raw(self, directory: Path, table: str) -> dict[bytes, str]:
-        """Every row of ``meta``, ``message`` or ``payload`` as CDAP's LevelDB library reads it, unrecognized ones too.
+        """Read every row of ``meta``, ``message`` or ``payload`` with CDAP's LevelDB library, also unrecognized rows.
 
         Returns:
             The SHA-256 of each value, in hex, by key and in key order.
@@ -114,17 +114,17 @@ class Interop:
 
 
 class Resident(Interop):
-    """The Java program in one JVM for many commands; after ``--kill`` or a failure, the next gets a new one."""
+    """The Java program in one JVM for many commands, which starts again after ``--kill`` or a failure."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, command: str, *args: str | int | Path, stdin: str = "") -> list[dict[str, Any]]:
         words = [command, *map(str, args)]
-        # Connections to HBase outlive a command, and standard input is for commands.
+        # Connections to HBase would stay open after the command, and standard input is for commands.
         if stdin or any(word.startswith("hbase:") for word in words):
             return super().run(command, *args, stdin=stdin)
-        process = self._process = self._process or self._started()
+        process = self._process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(words) + "\n")
@@ -145,19 +145,20 @@ class Resident(Interop):
         if process is None:
             return ""
         process.communicate()
-        with self._complaints as complaints:
-            complaints.seek(0)
-            return complaints.read()
+        with self._errors as errors:
+            errors.seek(0)
+            return errors.read()
 
-    def _started(self) -> subprocess.Popen[str]:
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    def _start(self) -> subprocess.Popen[str]:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command, pipe = self.command("interop.Main"), subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._complaints, text=True)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
 
 
 def compile_project(project: Path) -> None:
     """Compile a folder with Maven, in a JVM for short programs unless ``MAVEN_OPTS`` is set."""
-    _call(["mvn", "-q", "-B", "-f", str(project / "pom.xml"), "compile"], env={"MAVEN_OPTS": _LITTLE, **os.environ})
+    command = ["mvn", "-q", "-B", "-f", str(project / "pom.xml"), "compile"]
+    _call(command, env={"MAVEN_OPTS": _SHORT_LIVED, **os.environ})
 
 
 def _class_path() -> list[Path]:
@@ -174,6 +175,6 @@ def _digest_of_sources() -> str:
 def _call(command: list[str], stdin: str = "", env: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
-        # Maven complains on standard output, the program on standard error
+        # Maven writes errors to standard output, and the program to standard error.
         raise JavaFailed([word for word in command if len(word) < 200], done.returncode, done.stdout + done.stderr)
     return done.stdout

@@ -1,53 +1,38 @@
-"""A program on CDAP that executes one command per line, in one JVM for a test module.
+"""CDAP's clients in a JVM that executes one call per line.
 
-CDAP's ``ClientMessagingService`` and Tephra's ``TransactionServiceClient`` in a process of their own, as in any CDAP
-program, or CDAP's own service on a store; ``src/main/java/interop/Program.java`` hands on what a test says and answers
-what they gave back.
+``src/main/java/interop/Program.java`` calls CDAP's ``ClientMessagingService`` and Tephra's
+``TransactionServiceClient`` with a server, like any CDAP program, or CDAP's messaging service on a store.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-from typing import Any, Self
+from typing import Any
 
 from tests.interop.java import Interop
-
-#: How long the JVM may take to end once its input ended, in seconds.
-_END_SECONDS = 120
+from tests.maven import JavaProgram
 
 
 class Refused(Exception):
-    """CDAP's client threw; ``kind`` is the exception's class."""
+    """An exception of CDAP's client; ``kind`` is the name of its class."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
 
 
-class Program:
-    """A JVM that runs the program."""
+class Program(JavaProgram):
+    """A JVM that runs the program; a test module uses one.
+
+    Args:
+        place: the ports of a server, or a store.
+    """
 
     def __init__(self, java: Interop, *place: int | str) -> None:
-        command = [*java.command("interop.Program"), *map(str, place)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=_END_SECONDS)
+        super().__init__([*java.command("interop.Program"), *map(str, place)])
 
     def call(self, name: str, topic: str = "none", **fields: Any) -> Any:
         """Call a method of the program."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"call": name, "topic": topic, **fields}) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise EOFError("the JVM has ended")
-        answer = json.loads(line)
+        answer = self.request(call=name, topic=topic, **fields)
         if "error" in answer:
             raise Refused(answer["error"], answer["message"])
         return answer["result"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from typing import Any, Self
+from typing import Any
 
 from tests.interop.java import Interop
+from tests.maven import JavaProgram
 
 
 class JavaRaised(Exception):
@@ -18,26 +17,15 @@ class JavaRaised(Exception):
         self.fields = answer
 
 
-class TephraSession:
+class TephraSession(JavaProgram):
     """A JVM that runs ``interop.TransactionSession``; start it once for many calls."""
 
     def __init__(self, java: Interop) -> None:
-        command = java.command("interop.TransactionSession")
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
+        super().__init__(java.command("interop.TransactionSession"))
 
     def call(self, name: str, *args: object) -> Any:
         """Call a method in the JVM."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"call": name, "args": args}) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        answer = self.request(call=name, args=args)
         if "error" in answer:
             raise JavaRaised(answer)
         return answer["result"]

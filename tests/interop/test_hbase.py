@@ -16,7 +16,7 @@ from tests.builders import SECOND, every
 from tests.hbase.conftest import hbase, hbase_tables
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.hbase.tables import Tables
-from tests.interop.deletion_rules import empty_invalid_list, left
+from tests.interop.deletion_rules import empty_invalid_list, kept_rows
 from tests.interop.java import Interop
 from tests.interop.program import Program, Refused
 from tests.interop.test_sweep import LIFETIME, sweep_store
@@ -31,7 +31,7 @@ from tms_core.transaction.source.source import DirectorySource
 
 __all__ = ["hbase", "hbase_tables"]
 
-#: Salts of CDAP's tables unless it is told otherwise, and of the tables that are made here.
+#: The number of salts of CDAP's tables by default, and of the tables that the tests create.
 CDAP_BUCKETS, OUR_BUCKETS = 16, 3
 TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
 
@@ -84,25 +84,25 @@ def test_sweep_of_cdap_tables_on_hbase_keeps_live_messages(
     before, served = java.run("dump", place), served_by(java, place, snapshot)
     with hbase_tables.open(f"{prefix}_system", buckets=CDAP_BUCKETS) as store:
         view = TransactionView(DirectorySource(tmp_path).latest().snapshot, now_ms, LIFETIME.undecided_ms)
-        messages, payloads = left(store, view, now_ms)
+        messages, payloads = kept_rows(store, view, now_ms)
         # When
         report = sweep_store(store, tmp_path, now_ms)
-        # Then every row is as the rules say, by our eyes
+        # Then every row matches the deletion rules
         assert (report.errors, store.wrong_salts) == ([], 0)
-        # CDAP has no consumers whose positions are known.
+        # CDAP records no positions of consumers.
         assert min(report.total(rule) for rule in set(Rule) - {Rule.PROCESSED}) > 0
         assert dict(every(store.message, MESSAGES)) == messages
         assert dict(every(store.payload, PAYLOADS)) == payloads
-    # And CDAP finds its topics, and of each the messages whose ttl has not passed
+    # And CDAP finds its topics with all live messages
     assert java.run("dump", place) == [line for line in before if is_live(line, before, now_ms)]
-    # And those who consume got the same before, but for what has expired meanwhile
+    # And CDAP serves the same messages as before, except messages that have expired since
     again = served_by(java, place, snapshot)
     assert again
     assert [line for line in served if line in again] == again
     lifetimes = {line["topic"]: line["ttl_seconds"] * SECOND for line in before if line["kind"] == "topic"}
     over_ms = time.time() * SECOND
     assert all(published_ms(line) < over_ms - lifetimes[line["topic"]] for line in served if line not in again)
-    # And what was invalid stays hidden once it is off the list of invalid transactions
+    # And messages of invalid transactions stay hidden without the list of invalid transactions
     emptied = tmp_path / "emptied"
     empty_invalid_list(snapshot, emptied)
     assert all(line in again for line in served_by(java, place, emptied))
@@ -131,13 +131,13 @@ def test_cdap_tables_have_same_attributes_as_created_tables(
     admin.close()
 
 
-# --- own tables ------------------------------------------------------------------------------------------------------
+# --- created tables --------------------------------------------------------------------------------------------------
 
 
 def test_created_tables_are_read_and_written_by_cdap(start: Callable[[], Program], kit: Kit) -> None:
     # Given
     started_pointer = kit.clock.now_ms() * 1_000_000
-    kit.create("orders", ttl="3600", owner="we & they")
+    kit.create("orders", ttl="3600", owner="a & b")
     kit.publish("orders", *[b"%d" % number for number in range(200)])
     kit.put("orders", started_pointer, b"stored", b"payloads")
     kit.publish("orders", pointer=started_pointer)
@@ -173,7 +173,7 @@ def test_created_tables_are_read_and_written_by_cdap(start: Callable[[], Program
         kit.restart()
         assert kit.payloads() == [*ours, *theirs] == program.fetch("orders")
         assert [message.id.hex() for message in kit.fetch("orders")] == program.ids("orders")
-        # And so on
+        # When
         kit.publish("orders", b"last")
         assert program.fetch("orders") == [*ours, *theirs, b"last"]
 
@@ -192,10 +192,10 @@ def test_topic_changes_by_either_server_are_read_by_both(start: Callable[[], Pro
         program.call("create", "theirs", properties={"ttl": 120, "note": '<c> = "d" \u00e9'})
         assert agree(program, "ours") == {"generation": "1", "ttl": "60", "note": "<a> & 'b'"}
         assert agree(program, "theirs") == {"generation": "1", "ttl": "120", "note": '<c> = "d" \u00e9'}
-        # CDAP compares the row with what it would have written itself: a byte that differs, and this never ends.
+        # CDAP compares the row with its own encoding, and would retry without end if a byte differed.
         program.call("update", "ours", properties={"ttl": 61})
         for topic in ("ours", "theirs"):
-            program.publish(topic, b"of the first life")
+            program.publish(topic, b"of generation 1")
     kit.service.update_topic(named("theirs"), {"ttl": "121"})
     with start() as program:
         assert (agree(program, "ours")["ttl"], agree(program, "theirs")["ttl"]) == ("61", "121")
@@ -211,8 +211,8 @@ def test_topic_changes_by_either_server_are_read_by_both(start: Callable[[], Pro
         program.call("create", "theirs", properties={"ttl": 120})
         for topic in ("ours", "theirs"):
             assert agree(program, topic)["generation"] == "2"
-            program.publish(topic, b"of the second")
-            assert kit.payloads(topic) == program.fetch(topic) == [b"of the second"]
+            program.publish(topic, b"of generation 2")
+            assert kit.payloads(topic) == program.fetch(topic) == [b"of generation 2"]
         assert sorted(program.call("list")) == kit.service.topics("default") == ["ours", "theirs"]
 
 

@@ -1,4 +1,4 @@
-"""The Java helper: its errors, and that it builds only once."""
+"""The Java helper: its errors, and a single build."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tms_core.topic import TopicId
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
 
-#: Forty years: CDAP goes by its own clock. With more than the time since 1970 it would find nothing.
+#: Forty years, because CDAP uses the clock of this machine. A ttl of more than the time since 1970 hides everything.
 TTL_SECONDS = 40 * 365 * 86_400
 ORDERS, FOUND = TopicId("default", "orders"), TopicId("default", "found")
 ABORTED, COMMITTED = (pointer(NOW_MS - MINUTE, number) for number in (1, 2))
@@ -78,7 +78,7 @@ def test_restored_messages_of_aborted_transaction_stay_hidden(served: ServedStor
     served.create(ORDERS)
     served.kit.clock.advance(1)
     served.service.publish(ORDERS, [b"live"], pointer=COMMITTED)
-    # CDAP's rollback of the first reaches nothing, and Tephra forgets it: it is on no list from here on.
+    # CDAP's rollback of the deleted generation has no effect, and Tephra forgets the aborted transaction.
     served.kit.run_after(MINUTE, adopt=True)
     served.kit.state.pause(str(ORDERS), NOW_MS)
     served.restore(ORDERS, ORDERS)

@@ -61,7 +61,7 @@ def test_store_of_killed_writer_has_all_rows(java: Interop, tmp_path: Path) -> N
     killed, closed = tmp_path / "killed" / "messaging", tmp_path / "closed" / "messaging"
     java.run("write", killed, 5, "--now", NOW_MS, "--kill")
     java.run("write", closed, 5, "--now", NOW_MS)
-    # the mark of the Java library's crash: a log that still has its zero padding
+    # After a crash, the log of the Java library still has its zero padding.
     assert (killed / "system.tms.message" / "000003.log").stat().st_size % 2**20 == 0
     assert [java.raw(killed, table) for table in TABLES] == [java.raw(closed, table) for table in TABLES]
 

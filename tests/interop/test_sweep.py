@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
 import shutil
@@ -25,7 +24,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
 from janitor.sweep.transactions import TransactionView
 from tests.interop.conftest import Vector
-from tests.interop.deletion_rules import empty_invalid_list, left
+from tests.interop.deletion_rules import empty_invalid_list, kept_rows
 from tests.interop.java import Interop
 from tms_core.clock import ManualClock
 from tms_core.tables.base import MessageValue, Store
@@ -37,7 +36,7 @@ TABLES = ("meta", "message", "payload")
 LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
 #: The vectors' snapshot is 1,000 s old at their clock, which is fresh for a service that writes one every 1,000 s.
 TERMS = Terms(3600, (), LIFETIME, lifetime_known=True, snapshot_interval_seconds=1000)
-#: Files LevelDB itself makes, in C++ or in Java.
+#: The names of files of LevelDB, in C++ or in Java.
 LEVELDB_FILES = re.compile(r"\d{6}\.(sst|log)|MANIFEST-\d{6}|CURRENT|LOCK|LOG|LOG\.old")
 
 
@@ -57,8 +56,7 @@ def sweep_store(store: Store, snapshots: Path, now_ms: int) -> Report:
 
 def assert_only_leveldb_files(messaging: Path) -> None:
     assert sorted(path.name for path in messaging.iterdir()) == [f"system.tms.{name}" for name in sorted(TABLES)]
-    strangers = [path for path in messaging.glob("*/*") if not LEVELDB_FILES.fullmatch(path.name)]
-    assert not strangers
+    assert [path for path in messaging.glob("*/*") if not LEVELDB_FILES.fullmatch(path.name)] == []
 
 
 def test_sweep_of_cdap_store_matches_the_manifest_for_java(java: Interop, vector: Vector) -> None:
@@ -111,7 +109,7 @@ def test_sweep_of_random_cdap_store_obeys_deletion_rules(java: Interop, tmp_path
     # When
     report = sweep(messaging, tmp_path / "tx.snapshot")
     # Then
-    # CDAP has no consumers whose positions are known.
+    # CDAP records no positions of consumers.
     assert min(report.total(rule) for rule in set(Rule) - {Rule.PROCESSED}) > 0
     assert not report.errors
     assert_only_leveldb_files(messaging)
@@ -128,12 +126,12 @@ def test_store_opened_by_cdap_between_runs_trips_no_guard(java: Interop, sample:
                 engine = Engine(Deps(store, state, source, clock, TERMS, token_hex=secrets.token_hex))
                 report = engine.run_once(adopt=state.store() is None)
             assert not report.tripped
-            # CDAP's LevelDB makes a table of the log, another MANIFEST, and may compact.
+            # CDAP's LevelDB writes the log to a table and a new MANIFEST, and may compact.
             assert java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
 
 
 def test_sweep_after_killed_sweep_leaves_tables_readable_by_cdap(java: Interop, sample: Vector) -> None:
-    # Given a process that is killed with half of its batches written and tables under C++ names
+    # Given a process that is killed after half of its batches, with tables under C++ names
     child = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path
@@ -141,7 +139,7 @@ def test_sweep_after_killed_sweep_leaves_tables_readable_by_cdap(java: Interop, 
         from tms_core.tables.leveldb.store import LevelDBStore
         from janitor.sweep.executor import StoreExecutor
         apply, batches = StoreExecutor.apply, 0
-        def dying(self, finding):
+        def apply_or_kill(self, finding):
             global batches
             done = apply(self, finding)
             batches += bool(done.keys)
@@ -149,14 +147,14 @@ def test_sweep_after_killed_sweep_leaves_tables_readable_by_cdap(java: Interop, 
                 finding.table.compact(b"\\x00", b"\\xff")
                 os.kill(os.getpid(), signal.SIGKILL)
             return done
-        StoreExecutor.apply = dying
+        StoreExecutor.apply = apply_or_kill
         sweep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
     """)
     command = [sys.executable, "-c", child, *map(str, (sample.directory, sample.snapshot.parent, sample.now_ms))]
-    died = subprocess.run(command, check=False, cwd=Path(__file__).parents[2], env={**os.environ})
-    assert died.returncode == -signal.SIGKILL
+    killed = subprocess.run(command, check=False, cwd=Path(__file__).parents[2])
+    assert killed.returncode == -signal.SIGKILL
     assert list(sample.directory.glob("*/*.ldb"))
-    # When it is opened and swept again
+    # When the next sweep opens the store
     sweep(sample.directory, sample.snapshot.parent, sample.now_ms)
     # Then
     assert_only_leveldb_files(sample.directory)
@@ -180,7 +178,7 @@ def _expected_by_rules(messaging: Path, snapshots: Path, scratch: Path) -> dict[
     shutil.copytree(messaging, scratch)
     view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.undecided_ms)
     with LevelDBStore(scratch) as store:
-        messages, payloads = left(store, view, NOW_MS)
+        messages, payloads = kept_rows(store, view, NOW_MS)
     return {
         "message": {key: hashlib.sha256(_stored(value)).hexdigest() for key, value in messages.items()},
         "payload": {key: hashlib.sha256(body).hexdigest() for key, body in payloads.items()},

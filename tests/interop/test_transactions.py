@@ -22,7 +22,7 @@ from tms_core.transaction.manager.storage import DirectoryStorage
 from tms_core.transaction.model import Snapshot, TransactionType
 from tms_core.transaction.rpc.client import TransactionClient
 
-#: Longer than anything takes that ends at all.
+#: The time limit of a call, in seconds: longer than any successful call.
 PATIENCE_SECONDS = 60.0
 NOW_MS = 1_795_000_000_000
 KEY, OTHER_KEY = b"k\x00\xff".hex(), b"other".hex()
@@ -61,7 +61,7 @@ def without_time(expected: dict[str, Any]) -> dict[str, Any]:
     return {**expected, "timestamp": NOW_MS}
 
 
-# --- Tephra's client, our service ------------------------------------------------------------------------------------
+# --- Tephra's client with the transaction service --------------------------------------------------------------------
 
 
 def test_java_client_starts_and_commits_transactions(client: TephraSession, manager: TransactionManager) -> None:
@@ -160,7 +160,7 @@ def test_java_client_decodes_snapshot_over_thrift(client: TephraSession, manager
     assert snapshot_of(client.call("getSnapshot")) == state(manager)
 
 
-# --- our client, Tephra's service ------------------------------------------------------------------------------------
+# --- the transaction client with Tephra's service --------------------------------------------------------------------
 
 
 def test_transaction_client_works_with_tephra_service(tephra: TephraSession) -> None:
@@ -190,7 +190,7 @@ def test_transaction_client_works_with_tephra_service(tephra: TephraSession) -> 
             client.start_short(0)
 
 
-# --- our directory, Tephra's classes ---------------------------------------------------------------------------------
+# --- the transaction log with Tephra's classes -----------------------------------------------------------------------
 
 
 def start_transactions(manager: TransactionManager) -> None:

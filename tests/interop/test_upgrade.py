@@ -10,13 +10,13 @@ from tests.server.conftest import serving
 from tests.support import PATIENCE_SECONDS, require_or_skip, require_tool
 
 PROGRAM = Path(__file__).with_name("Upgrade.java")
-#: The first JDK that has the client, and runs a program from its source.
+#: The first JDK with this client, and with programs that run from source.
 JDK = 11
 
 
 def test_java_http_client_proposing_http2_reads_each_response() -> None:
     java = require_tool("java", "apt-get install openjdk-17-jdk-headless")
-    require_tool("javac", "apt-get install openjdk-17-jdk-headless")  # it compiles the program, unseen
+    require_tool("javac", "apt-get install openjdk-17-jdk-headless")  # java compiles the program in memory
     version = subprocess.run(
         [java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=True
     )

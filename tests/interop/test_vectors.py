@@ -25,7 +25,7 @@ def test_dump_returns_every_entry_of_a_live_topic(java: Interop, vector: Vector)
     entries = [line for line in lines if line["kind"] == "message"]
     got = [(e["generation"], e["publish_ms"], e["seq"], e["pointer"], _kind(e)) for e in entries]
     prefixes = tuple(_data_prefix(topic, generation) for topic, generation in topics if generation > 0)
-    # CDAP cuts a key from its end: an unrecognized key within a topic comes out as one of another generation
+    # CDAP parses a key from its end, so an unrecognized key within a topic seems to be of another generation.
     expected = [
         (row["generation"], row["time"], row["seq"], _pointer_read(row), row["kind"])
         for row in vector.table("message")
@@ -34,7 +34,7 @@ def test_dump_returns_every_entry_of_a_live_topic(java: Interop, vector: Vector)
     assert sorted(got) == sorted(expected)
     named = Counter((entry["topic"], entry["generation"]) for entry in entries)
     for name in (name for name in topics if name[1] > 0):
-        # only the unrecognized rows of negative time have the name in the right place
+        # Of the unrecognized rows, CDAP parses the topic only if the time is negative.
         rows = [row for row in vector.table("message") if (row["topic"], row["generation"]) == name]
         assert named[name] == sum(row["reason"] != "unrecognized" or row["time"] < 0 for row in rows)
 
@@ -55,7 +55,7 @@ def test_cdap_prune_deletes_exactly_the_marked_rows(java: Interop, sample: Vecto
     [result] = java.run("prune", sample.directory, "--now", sample.now_ms)
     for table in ("message", "payload"):
         rows = sample.table(table)
-        # an unrecognized row comes first in default:orders and stops CDAP's scan; the marks leave that out
+        # The first row of default:orders is unrecognized and stops CDAP's scan, which the marks do not consider.
         gone = {bytes.fromhex(row["key"]) for row in rows if row["cdap_prunes"] and row["topic"] != "default:orders"}
         assert java.raw(sample.directory, table).keys() == {bytes.fromhex(row["key"]) for row in rows} - gone
         assert result[f"{table}s_deleted"] == len(gone)
@@ -100,7 +100,7 @@ def _consumed(vector: Vector, topic: str, snapshot: dict[str, Any] | None = None
     stored = Counter(row["pointer"] for row in payloads)
     undecided = {tx["writePointer"] for tx in snapshot["inProgress"]} if snapshot else set()
     counts = []
-    # fixed-length hex sorts as the bytes do
+    # Hex of keys of the same length has the order of the bytes.
     for row in sorted((row for row in rows if row["generation"] == generation), key=lambda row: str(row["key"])):
         pointer = row["pointer"]
         if snapshot and pointer is not None:

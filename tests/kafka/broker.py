@@ -2,73 +2,46 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests import maven
 from tests.interop.java import SHORT_LIVED
 from tests.support import free_port
 
-#: How long the JVM may take to end once its input ended, in seconds.
-_END_SECONDS = 60
-#: What Kafka's client raises when a newer instance counts.
+#: The exceptions of Kafka's client in an instance that a newer instance has fenced.
 FENCED = ("ProducerFencedException", "InvalidProducerEpochException")
 
 
 class Refused(Exception):
-    """Kafka's client threw; its text is the exception's class."""
+    """An exception of Kafka's client; the message is the name of its class."""
 
 
-class Broker:
-    """The broker.
+class Broker(maven.JavaProgram):
+    """A broker with a client.
 
     Args:
-        folder: for its files.
-        port: its own.
-        seen: the port that clients are told, a proxy's say.
+        folder: the folder of its files.
+        port: the port on which the broker listens.
+        advertised_port: the port to which clients connect, for example of a proxy.
     """
 
-    def __init__(self, folder: Path, port: int, seen: int) -> None:
+    def __init__(self, folder: Path, port: int, advertised_port: int) -> None:
         path = ":".join(map(str, maven.build(Path(__file__).parent)))
-        command = [
-            "java",
-            *SHORT_LIVED,
-            "-cp",
-            path,
-            "oracle.Oracle",
-            str(folder),
-            str(port),
-            str(seen),
-            str(free_port()),
-        ]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=_END_SECONDS)
+        arguments = map(str, (folder, port, advertised_port, free_port()))
+        super().__init__(["java", *SHORT_LIVED, "-cp", path, "oracle.Oracle", *arguments])
+        _result(self.read())
 
     def call(self, name: str, /, **fields: Any) -> Any:
-        """Do one call.
+        """Make one call.
 
         Raises:
-            Refused: Kafka's client threw.
+            Refused: Kafka's client raised an exception.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"call": name, **fields}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+        return _result(self.request(call=name, **fields))
 
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise EOFError("the JVM has ended")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise Refused(answer["error"])
-        return answer["result"]
+
+def _result(answer: dict[str, Any]) -> Any:
+    if "error" in answer:
+        raise Refused(answer["error"])
+    return answer["result"]

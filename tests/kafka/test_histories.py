@@ -1,7 +1,7 @@
 """The same histories on a Kafka broker and on this server: equal atomicity, fencing, repetition and order.
 
-Each history is of one producer, some instances of which come one after the other, while older ones go on as if nothing
-had happened. Orders are published, and copied to bills together with the position in orders.
+In a history, instances of one producer follow each other, while older instances continue. They publish orders, and copy
+orders to bills together with their position.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from tms_core.client.testing import in_process
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
-#: A broker has to be started for the first one only.
 SEEDS = seeds(6)
-#: What is published goes to the server at once, as Kafka's client does it.
+#: Limits with which the client sends each message at once, like Kafka's client.
 EAGER = Limits(transaction_bytes=1)
 
 
 class System(Protocol):
-    """What a history is played on. Each step returns ``fenced`` if a newer instance counts, else nothing."""
+    """A system on which a history is played. A step returns ``fenced`` if a newer instance has fenced this instance."""
 
     def register(self, instance: int) -> None: ...
 
@@ -48,7 +47,7 @@ class System(Protocol):
 
 
 class Kafka:
-    """Kafka; each history has names of its own."""
+    """Kafka, with separate names for each history."""
 
     def __init__(self, broker: Broker, number: int) -> None:
         self._broker = broker
@@ -88,7 +87,9 @@ class Kafka:
         return f"{name}-{self._number}"
 
 
-class Here:
+class Tms:
+    """This server."""
+
     def __init__(self, client: Client) -> None:
         self._client = client
         self._instances: dict[int, Producer] = {}
@@ -123,7 +124,7 @@ class Here:
     def end(self, instance: int, *, commit: bool) -> str:
         tx = self._open.pop(instance)
         if commit and instance in self._empty:
-            # Kafka asks no server then, so who is fenced is not told; here it would be. There is nothing to commit.
+            # Kafka's client sends no request for an empty transaction, so a fenced instance gets no error.
             return ""
         try:
             if not commit:
@@ -141,10 +142,10 @@ class Here:
 
 
 class Player:
-    """Plays steps on a system, and notes what comes of them.
+    """A player of steps on a system.
 
     Attributes:
-        seen: what was read and how transactions ended, in order.
+        results: the read messages and the ends of transactions, in order.
     """
 
     def __init__(self, system: System) -> None:
@@ -153,10 +154,15 @@ class Player:
         self._open: dict[int, str] = {}
         self._fenced: set[int] = set()
         self._numbers = 0
-        self.seen: list[Any] = []
+        self.results: list[Any] = []
 
     def play(self, step: str, age: int = 0, number: int = 1) -> None:
-        """Do a step as the instance that is so much older than the newest; what it cannot do then is left out."""
+        """Play a step, or skip it if it is impossible in the current state.
+
+        Args:
+            age: the number of newer instances than the instance of the step.
+            number: the number of messages.
+        """
         instance = self._newest - age
         if step == "register":
             self._newest += 1
@@ -170,7 +176,7 @@ class Player:
         elif step in ("commit", "abort"):
             result = self._open.pop(instance) or self._system.end(instance, commit=step == "commit")
             self._note(instance, result)
-            self.seen.append((instance, step, result))
+            self.results.append((instance, step, result))
         elif not self._open[instance]:
             self._open[instance] = self._write(step, instance, number)
             self._note(instance, self._open[instance])
@@ -196,21 +202,21 @@ class Player:
     def _read(self) -> None:
         for topic in ("orders", "bills"):
             committed = self._system.read(topic, committed=True)
-            # Of what is rolled back Kafka shows all to those who read all, and we what had been published; what was
-            # only stored for it is never read.
+            # Readers of uncommitted messages see different messages of a rolled back transaction: on Kafka all of them,
+            # and here only published messages, but not stored payloads.
             assert set(committed) <= set(self._system.read(topic, committed=False))
-            self.seen.append((topic, committed))
+            self.results.append((topic, committed))
 
 
-def played(system: System, steps: list[tuple[str, int, int]]) -> list[Any]:
+def play(system: System, steps: list[tuple[str, int, int]]) -> list[Any]:
     player = Player(system)
     for step in steps:
         player.play(*step)
     player.finish()
-    return player.seen
+    return player.results
 
 
-def history(seed: int) -> list[tuple[str, int, int]]:
+def random_history(seed: int) -> list[tuple[str, int, int]]:
     """Return random steps, most of them of the newest instance."""
     random = Random(seed)
     names = ["register", "begin", "send", "both", "copy", "commit", "abort", "read"]
@@ -220,17 +226,15 @@ def history(seed: int) -> list[tuple[str, int, int]]:
 
 
 NAMED = {
-    "an open transaction is given up when a newer instance comes": (
-        "register begin send register commit:1 begin send commit"
-    ),
-    "what is sent behind the abort is refused": "register begin both abort register begin:1 send:1 commit:1",
-    "both topics or none": "register begin both register read begin both commit",
-    "a reader waits for what is undecided": "register begin send:0:2 read commit read",
-    "a position counts with the output": (
+    "newer instance aborts open transaction": "register begin send register commit:1 begin send commit",
+    "send after abort is rejected": "register begin both abort register begin:1 send:1 commit:1",
+    "transaction covers both topics": "register begin both register read begin both commit",
+    "reader waits for undecided messages": "register begin send:0:2 read commit read",
+    "position is committed with the output": (
         "register begin send:0:3 commit begin copy:0:2 abort begin copy:0:2 register begin copy:0:2 commit "
         "begin copy:0:2 commit"
     ),
-    "an instance that was fenced stays so": "register register begin:1 send:1 commit:1 begin:1 send:1 commit:1",
+    "fenced instance stays fenced": "register register begin:1 send:1 commit:1 begin:1 send:1 commit:1",
 }
 
 
@@ -244,27 +248,27 @@ def steps_of(text: str) -> list[tuple[str, int, int]]:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Proxy]]:
-    """A broker, and the proxy through which its producers reach it."""
+    """Yield a broker, and the proxy between producers and the broker."""
     if reason := maven.missing():
         require_or_skip(reason)
     port = free_port()
     with Proxy(f"127.0.0.1:{port}") as proxy:
-        seen = int(proxy.address.rpartition(":")[2])
-        with Broker(tmp_path_factory.mktemp("kafka"), port, seen) as broker:
+        advertised_port = int(proxy.address.rpartition(":")[2])
+        with Broker(tmp_path_factory.mktemp("kafka"), port, advertised_port) as broker:
             yield broker, proxy
 
 
-HISTORIES = {name: steps_of(text) for name, text in NAMED.items()} | {f"random {seed}": history(seed) for seed in SEEDS}
+HISTORIES = {name: steps_of(text) for name, text in NAMED.items()}
+HISTORIES |= {f"random {seed}": random_history(seed) for seed in SEEDS}
 
 
 @pytest.mark.seeded
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history_on_kafka_commits_and_rejects_the_same(name: str, network: tuple[Broker, Proxy]) -> None:
-    with in_process() as site, site.client(limits=EAGER) as client:
-        here = played(Here(client), HISTORIES[name])
-    there = played(Kafka(network[0], list(HISTORIES).index(name)), HISTORIES[name])
-    assert here == there
-    bills = here[-1][1]
+    with in_process() as server, server.client(limits=EAGER) as client:
+        results = play(Tms(client), HISTORIES[name])
+    assert results == play(Kafka(network[0], list(HISTORIES).index(name)), HISTORIES[name])
+    bills = results[-1][1]
     assert len(bills) == len(set(bills))
 
 
@@ -274,13 +278,13 @@ def test_rolled_back_messages_are_read_alike_on_kafka(network: tuple[Broker, Pro
     kafka.begin(0)
     kafka.send(0, "orders", ["rolled back"])
     kafka.end(0, commit=False)
-    with in_process() as site, site.client() as client:
-        here = Here(client)
+    with in_process() as server, server.client() as client:
+        tms = Tms(client)
         with client.transaction() as tx:
             published = client.publish("default:orders", [b"rolled back"], transaction=tx.transaction)
             client.rollback("default:orders", published)
             tx.roll_back()
-        for system in (kafka, here):
+        for system in (kafka, tms):
             assert system.read("orders", committed=False) == ["rolled back"]
             assert system.read("orders", committed=True) == []
 
@@ -300,12 +304,12 @@ def test_repeated_requests_on_kafka_keep_each_message_once_in_order(network: tup
         proxy.conduct = lambda _: HONEST
     assert proxy.struck > lost
     faults = Faults()
-    with in_process() as site, faulty_client(site, faults) as client:
-        here = Here(client)
+    with in_process() as server, faulty_client(server, faults) as client:
+        tms = Tms(client)
         with client.producer("default:orders", "idempotent") as producer:
             for number, value in enumerate(values):
                 if number % 3 == 0:
                     faults.at("publish", "after", 2)
                 producer.publish([value.encode()])
-        assert here.read("orders", committed=True) == values
+        assert tms.read("orders", committed=True) == values
     assert kafka.read("orders", committed=True) == values
