@@ -31,7 +31,7 @@ from janitor.state.records import (
     TopicCount,
 )
 from janitor.state.sqlite.state import SqliteDocuments
-from tests.builders import DAY, LIFETIME, janitor
+from tests.builders import DAY, LIFETIME, ProcessKilled, janitor
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import each_raises, raising
@@ -50,10 +50,6 @@ ONE = CounterKey("one")
 CALLS = 60
 
 Open = Callable[[], HBaseState]
-
-
-class Crash(BaseException):
-    """A crash of the process."""
 
 
 lose_connection = raising(ConnectionLost("the connection broke."))
@@ -235,10 +231,10 @@ def test_crash_at_any_call_keeps_transactions_atomic(
         def crash(name: str, made: list[str] = made, at_call: int = at_call) -> None:
             made.append(name)
             if len(made) == at_call:
-                raise Crash
+                raise ProcessKilled
 
         calls[after] = crash
-        with suppress(Crash):
+        with suppress(ProcessKilled):
             end_of_run(state, run_id, at_call)
         calls[after] = None
         ended = len(made) < at_call

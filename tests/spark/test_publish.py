@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from janitor.spark.stream import publish as publishing
 from janitor.spark.stream.publish import BatchPublisher, publish_batches
-from tests.builders import NOW_MS
+from tests.builders import NOW_MS, ProcessKilled
 from tests.client.faults import SOON, Faults, FaultyTransport, faulty_service, no_pause
 from tests.spark.streams import StreamKit, scene, texts
 from tests.support import raising
@@ -283,10 +283,6 @@ def test_empty_batch_counts_as_published(kit: PublishKit) -> None:
     assert kit.bills == texts("first")
 
 
-class Killed(BaseException):
-    """A kill of the driver."""
-
-
 class KillingFaults(Faults):
     """A kill of the driver before the call with a number, or after it if ``done``."""
 
@@ -296,10 +292,10 @@ class KillingFaults(Faults):
         self._done = done
         self._calls = -1
 
-    def meets(self, step: str) -> Any:
+    def next_fault(self, step: str) -> Any:
         self._calls += 1
         if self._calls > self._at or (self._calls == self._at and not self._done):
-            raise Killed
+            raise ProcessKilled
         return "after" if self._calls == self._at else None
 
 
@@ -318,7 +314,7 @@ def test_batch_of_driver_killed_at_any_call_is_published_once(kit: PublishKit, *
             publish(publisher, batch_id - 1, "not again")
         kit.served_by(killing)
         survived = False
-        with suppress(Killed):
+        with suppress(ProcessKilled):
             publish(publisher, batch_id, *rows)
             survived = True
         kit.served_by(Faults())
