@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,11 @@ class Connection:
     def shut(self) -> None:
         """Shut down the sending side of the connection."""
         self._socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """Close both directions of the connection at once, as if the client dies."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
 
     def answer(self) -> bytes:
         """Return the bytes of the next response without its date; empty at the end of the connection."""
@@ -599,8 +605,11 @@ def test_publish_with_a_known_head_waits_for_the_request_before_it(served: list[
     assert served == []
 
 
+@pytest.mark.parametrize("leaves", [True, False])
 @pytest.mark.parametrize("error", [None, Unavailable("Not now.", "Later.")])
-def test_served_publish_whose_client_closes_its_half_is_answered(error: Unavailable | None) -> None:
+def test_served_publish_whose_client_closes_its_half_is_answered(
+    error: Unavailable | None, leaves: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     go_on = Event()
 
     def wait(call: Call) -> None:
@@ -614,13 +623,21 @@ def test_served_publish_whose_client_closes_its_half_is_answered(error: Unavaila
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
-        connection.shut()
         [known] = open_connections(server)
-        wait_until(lambda: known._half_closed)
-        go_on.set()
-        answer = connection.answer()
-        assert (status(answer), b"connection: close" in answer) == (200 if error is None else 503, True)
-        assert connection.answer() == b""
+        if leaves:
+            wait_until(lambda: known._served)
+            connection.reset()
+            wait_until(known.transport.is_closing)
+            go_on.set()
+            wait_until(lambda: not known._served)
+        else:
+            connection.shut()
+            wait_until(lambda: known._half_closed)
+            go_on.set()
+            answer = connection.answer()
+            assert (status(answer), b"connection: close" in answer) == (200 if error is None else 503, True)
+            assert connection.answer() == b""
+    assert capfd.readouterr().err == ""
 
 
 def open_connections(server: Serving) -> list[HttpProtocol]:

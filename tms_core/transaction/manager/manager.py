@@ -251,7 +251,7 @@ class TransactionManager(DurableState):
             found = self.is_in_progress(pointer) and self.belongs_to(pointer, principal)
             if found:
                 if principal is not None:
-                    self._state.owners.setdefault(self.transaction_of(pointer), principal)
+                    self._state.owners[self.transaction_of(pointer)] = principal
                 self._writes.begin(pointer)
             return found
 
