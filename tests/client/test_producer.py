@@ -105,8 +105,7 @@ def test_older_instance_that_only_reads_is_fenced_at_commit(server: InProcess, c
             tx.register(file)
             assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
         assert file.outcomes == ["rolled back", "committed"]
-        found = last(client)
-        assert found == PreviousTransaction(tx.transaction.transaction_id, "file 2", "committed")
+        assert last(client) == PreviousTransaction(tx.transaction.transaction_id, "file 2", "committed")
     assert (committed(client), server.manager.clients()) == ([], {})
 
 

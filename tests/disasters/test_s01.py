@@ -162,5 +162,4 @@ def test_boundary_ends_one_below_the_oldest_open_transaction(store: Store, began
     kit.engine.run_once(adopt=True)
     writable = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms)
     assert kit.state.boundary() == ProvenBoundary(writable - 1, NOW_MS, kit.state.runs(1)[0].id)
-    late = boundary.prove(kit.state.evidence(), [pointer(began_ms)], LIFETIME)
-    assert late.bound == pointer(began_ms) - 1
+    assert boundary.prove(kit.state.evidence(), [pointer(began_ms)], LIFETIME).bound == pointer(began_ms) - 1

@@ -182,8 +182,7 @@ def test_stop_in_a_long_invalid_list_is_resumed_by_the_next_run(monkeypatch: pyt
         save(counted())
 
     monkeypatch.setattr(kit.state, "save_open_ids", save_and_stop)
-    report = kit.restart(is_stopping=lambda: is_saving[0]).engine.run_once()
-    assert report.guards[-1].guard == "interrupted"
+    assert kit.restart(is_stopping=lambda: is_saving[0]).engine.run_once().guards[-1].guard == "interrupted"
     assert read[0] < 10
     assert not kit.state.open_ids()
     monkeypatch.undo()

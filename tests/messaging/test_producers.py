@@ -778,8 +778,7 @@ def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit
     for _ in range(10):
         one.publish(b"b", tx=tx, label="file 1")
     assert len(announcements) == 1
-    heir = Instance(kit)
-    assert heir.previous == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
+    assert Instance(kit).previous == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
     assert read_committed(kit) == [b"a"] * 10
 
 

@@ -163,8 +163,7 @@ def test_publish_after_a_clock_stands_still_or_steps_back_increases_ids(kit: Kit
 
 
 def test_publish_beyond_the_ids_of_a_millisecond_uses_the_next(kit: Kit) -> None:
-    published = kit.publish("orders", *[b"x"] * 65_537, pointer=P)
-    assert published == RollbackRange(P, NOW_MS, 0, NOW_MS + 1, 0)
+    assert kit.publish("orders", *[b"x"] * 65_537, pointer=P) == RollbackRange(P, NOW_MS, 0, NOW_MS + 1, 0)
     assert kit.publish("orders", b"y", pointer=P) == RollbackRange(P, NOW_MS + 1, 1, NOW_MS + 1, 1)
     ids = kit.ids()
     assert len(ids) == 65_538

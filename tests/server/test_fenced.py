@@ -152,8 +152,7 @@ def test_former_leader_leaves_late_rows_of_a_transaction_alone(two: TwoServers) 
     two.one.interrupt_write(two.other.take_over, lambda rows: rows[:1])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b"], pointer=pointer(NOW_MS))
-    pointers = [cell.pointer for cell in two.store.message.read(CELLS, PREFIX, None, 10).items]
-    assert pointers == [pointer(NOW_MS)] * 2
+    assert [cell.pointer for cell in two.store.message.read(CELLS, PREFIX, None, 10).items] == [pointer(NOW_MS)] * 2
 
 
 def test_former_leader_does_not_acknowledge_late_payloads(two: TwoServers) -> None:

@@ -171,8 +171,7 @@ def test_bytes_of_packed_bodies_count_as_they_are_unpacked(clients: PrincipalCli
     known = clients.headers("ada")
     packed = gzip.compress(body)
     assert len(packed) < 1000
-    sent = clients.client.ask("POST", f"{TOPICS}/t/publish", packed, **known, content_encoding="gzip")
-    assert sent.status == 200
+    assert clients.client.ask("POST", f"{TOPICS}/t/publish", packed, **known, content_encoding="gzip").status == 200
     assert clients.ask("ada", "POST", "/t/poll").status == 429
     clock.advance(60_000)
     assert clients.client.ask("POST", f"{TOPICS}/t/poll", b"{}", **known, accept_encoding="gzip").status == 200

@@ -206,8 +206,7 @@ def test_archive_after_midnight_utc_writes_to_the_next_day(undo: Undo, orders: T
     run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
     undo.clock.step(1)
     run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
-    days = [found.day for found in archive_folder.days(undo.folder)]
-    assert days == [date(2023, 11, 14), date(2023, 11, 15)]
+    assert [found.day for found in archive_folder.days(undo.folder)] == [date(2023, 11, 14), date(2023, 11, 15)]
 
 
 def test_archive_of_missing_rows_writes_no_file(undo: Undo, orders: Topic) -> None:

@@ -74,8 +74,7 @@ def test_inspect_message_shows_the_start_of_the_oldest_transaction(kit: CommandK
 
 def test_inspect_with_a_pattern_counts_its_topics_only(kit: CommandKit) -> None:
     for table, counts in (("message", {"plain": 1}), ("meta", {"deleted": 1}), ("payload", {})):
-        found = kit.janitor(f"inspect {table} --topic '*:retired' --format json").json
-        assert found["counts"] == counts
+        assert kit.janitor(f"inspect {table} --topic '*:retired' --format json").json["counts"] == counts
 
 
 def test_inspect_of_an_empty_table_prints_no_rows(kit: CommandKit) -> None:

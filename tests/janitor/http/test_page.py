@@ -123,8 +123,7 @@ def test_page_of_a_running_janitor_fills_every_part(pages: Pages) -> None:
         "footer": ["tms-janitor 0.1.0", "/metrics"],
     }
     seen = {part: page.text(part) for part in expected}
-    missing = [(part, word) for part, words in expected.items() for word in words if word not in seen[part]]
-    assert missing == []
+    assert [(part, word) for part, words in expected.items() for word in words if word not in seen[part]] == []
     assert "unrecognized" not in seen["#kept"], "a reason that kept no row is left out"
     assert page.console == []
 

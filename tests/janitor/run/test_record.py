@@ -208,8 +208,7 @@ def test_counters_are_the_sums_of_the_reports(happenings: list[tuple[str, str]],
         kit.clock.advance(1)
         reports.append(kit.engine.run_once(incremental=patient))
     expected = sums(reports)
-    found = {key: value for key, value in kit.state.counters().items() if key.name in NAMED}
-    assert found == expected
+    assert {key: value for key, value in kit.state.counters().items() if key.name in NAMED} == expected
     results = Counter(run.result for run in kit.state.runs(1000))
     assert {result: counter(kit, "sweeps_total", result=result) for result in results} == results
     assert counter(kit, "sweeps_total") == len(reports)

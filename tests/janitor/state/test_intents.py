@@ -52,8 +52,7 @@ def test_announcement_is_readable_by_its_owner_only(tmp_path: Path) -> None:
 
 def test_announcements_of_a_killed_process_are_kept(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
-    child = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], cwd=root, check=False)
-    assert child.returncode < 0
+    assert subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], cwd=root, check=False).returncode < 0
     with SqliteState(tmp_path) as state:
         assert state.intents() == [FIRST, SECOND]
         assert state.last_full_pass_ms() is None
