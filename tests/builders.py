@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -48,7 +49,8 @@ from tms_core.tables.base import (
     read_all,
 )
 from tms_core.topic import TopicId, encode_properties
-from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
+from tms_core.transaction.codec.snapshot import write_snapshot
+from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, Snapshot, VisibilityState
 from tms_core.transaction.source.source import Loaded, SnapshotSource
 
 NOW_MS = 1_700_000_000_000
@@ -195,6 +197,13 @@ def visibility(
     write_pointer = pointer(taken_ms) if newest is None else newest
     entries = tuple(InProgress(p, taken_ms + MINUTE, p - 1, InProgressType.SHORT) for p in in_progress)
     return VisibilityState(taken_ms, write_pointer, write_pointer, array("q", sorted(invalid)), entries)
+
+
+def encode_state(state: VisibilityState) -> bytes:
+    """Return the bytes of a snapshot file with this state."""
+    stream = BytesIO()
+    write_snapshot(stream, Snapshot(state))
+    return stream.getvalue()
 
 
 # --- the janitor -----------------------------------------------------------------------------------------------------

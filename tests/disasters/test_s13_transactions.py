@@ -15,7 +15,7 @@ import pytest
 from janitor.run.guards import LastInProgress, check_history, check_transaction_system
 from janitor.state.base import KnownIds, StoreRecord
 from janitor.sweep.transactions import Problem, observe, refresh
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, visibility
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, encode_state, janitor, pointer, topic, visibility
 from tests.simulation.manager import Manager
 from tests.transaction.managers import served
 from tests.transaction.vectors import TEPHRA
@@ -25,7 +25,7 @@ from tms_core.tables.memory import MemoryStore
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
-from tms_core.transaction.model import InProgressType, Snapshot, VisibilityState
+from tms_core.transaction.model import InProgressType, VisibilityState
 from tms_core.transaction.rpc.client import ServiceSource
 from tms_core.transaction.source.source import DirectorySource, Rejection, SnapshotSource
 
@@ -151,7 +151,7 @@ def test_history_of_any_manager_trips_no_guard(tmp_path: Path, seed: int) -> Non
         now_ms = kit.clock.now_ms()
         for _ in range(chance.randrange(3)):
             draw_action(manager, chance, now_ms)
-        data = encode_snapshot(manager, now_ms, version=chance.choice([1, 2, 3, 4]))
+        data = snapshot_of(manager, now_ms, version=chance.choice([1, 2, 3, 4]))
         half = turn > 0 and chance.random() < 0.2
         (tmp_path / f"snapshot.{now_ms}").write_bytes(data[: len(data) // 2] if half else data)
         report = kit.engine.run_once(adopt=turn == 0)
@@ -211,7 +211,7 @@ def draw_action(manager: Manager, chance: random.Random, now_ms: int) -> None:
             manager.truncate(chance.choice([*manager.invalid, 0]))
 
 
-def encode_snapshot(manager: Manager, now_ms: int, version: int) -> bytes:
+def snapshot_of(manager: Manager, now_ms: int, version: int) -> bytes:
     stream = BytesIO()
     write_snapshot(stream, read_snapshot(BytesIO(manager.snapshot(now_ms))), version)
     return stream.getvalue()
@@ -249,12 +249,6 @@ def test_flipped_bit_in_a_snapshot_is_detected(tmp_path: Path, capsys: pytest.Ca
         sys.stdout.write(f"\n{8 * len(data)} bits: {alone} accepted alone, {with_history} after a good snapshot\n")
     assert harmful == 0, "nothing that was decided may become invalid"
     assert with_history < alone < 8 * len(data)
-
-
-def encode_state(state: VisibilityState) -> bytes:
-    stream = BytesIO()
-    write_snapshot(stream, Snapshot(state))
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.builders import (
     Kit,
     Snapshots,
     Topic,
+    encode_state,
     janitor,
     pointer,
     topic,
@@ -27,8 +27,6 @@ from tests.builders import (
 )
 from tms_core.clock import ManualClock
 from tms_core.tables.base import Store
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot, VisibilityState
 from tms_core.transaction.source.source import DirectorySource, SnapshotSource
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
@@ -39,14 +37,8 @@ TTL_SECONDS = 1800
 LONG = Lifetime(DAY, HOUR, ALLOWANCE_MS)
 
 
-def encode(state: VisibilityState) -> bytes:
-    stream = BytesIO()
-    write_snapshot(stream, Snapshot(state))
-    return stream.getvalue()
-
-
 def good(taken_ms: int) -> bytes:
-    return encode(visibility(taken_ms, [INVALID]))
+    return encode_state(visibility(taken_ms, [INVALID]))
 
 
 def write(folder: Path, files: dict[int, bytes]) -> SnapshotSource:

@@ -18,15 +18,14 @@ import pytest
 
 from janitor.rules.policy import Delete, Frontier, Invert, Row, decide
 from janitor.sweep.transactions import TransactionView
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic, unknown_topic, visibility
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, encode_state, every, pointer, topic, unknown_topic, visibility
 from tests.faults.crashes import TERMS, Fates, digest
 from tests.support import size, unpack_archive
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
 from tms_core.tables.base import MESSAGES, PAYLOADS, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore, encode
 from tms_core.topic import TopicMetadata
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.model import VisibilityState
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
@@ -76,8 +75,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Rows in tables and in the log, so that a compaction has work.
         store.message.compact(b"default:g", b"default:h")
     (case / "tx").mkdir()
-    with (case / "tx" / f"snapshot.{NOW_MS}").open("wb") as file:
-        write_snapshot(file, Snapshot(state))
+    (case / "tx" / f"snapshot.{NOW_MS}").write_bytes(encode_state(state))
     return case
 
 

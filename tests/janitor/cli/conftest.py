@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Any
 import pytest
 
 from janitor.cli.main import execute
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, encode_state, pointer, topic, visibility
 from tms_core.clock import ManualClock
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot, VisibilityState
 
 #: A transaction that published one message and became invalid.
 INVALID = pointer(NOW_MS - 4 * HOUR)
@@ -79,10 +76,8 @@ class CommandKit:
 
     def snapshot(self, invalid: Iterable[int] = (INVALID,), *, age_ms: int = 1000, name: str = "") -> None:
         taken_ms = self.clock.now_ms() - age_ms
-        newest = pointer(taken_ms)
-        state = VisibilityState(taken_ms, newest, newest, array("q", invalid))
-        with (self.folder / "data" / "tx" / (name or f"snapshot.{taken_ms}")).open("wb") as stream:
-            write_snapshot(stream, Snapshot(state, {}, {}))
+        state = encode_state(visibility(taken_ms, invalid))
+        (self.folder / "data" / "tx" / (name or f"snapshot.{taken_ms}")).write_bytes(state)
 
 
 @pytest.fixture
