@@ -119,7 +119,7 @@ def test_helm_unittest_suites_pass() -> None:
     assert re.search(r"Tests: +[1-9]\d+ passed", tested.stdout)
 
 
-def test_the_program_reads_what_the_chart_writes(example: Path, tmp_path: Path) -> None:
+def test_program_reads_the_settings_of_the_chart(example: Path, tmp_path: Path) -> None:
     given = yaml.safe_load(example.read_text(encoding="utf-8"))
     settings = settings_of(objects("--values", example), tmp_path)
     assert settings.janitor.apply == given.get("janitor", {}).get("apply", False)
@@ -448,11 +448,11 @@ def test_spark_executors_have_least_privileges_and_mount_the_archive() -> None:
     assert claim in made["spec"]["volumes"]
 
 
-def test_an_upgrade_without_values_only_plans(tmp_path: Path) -> None:
+def test_upgrade_without_values_only_plans(tmp_path: Path) -> None:
     assert settings_of(objects("--is-upgrade"), tmp_path).janitor.apply is False
 
 
-def test_long_names_are_cut_to_the_limit_of_kubernetes(example: Path) -> None:
+def test_long_names_are_truncated_to_the_limit_of_kubernetes(example: Path) -> None:
     for document in objects("--values", example, "--set", f"fullnameOverride={'n' * 80}"):
         limit = 52 if document["kind"] == "CronJob" else 63
         assert len(document["metadata"]["name"]) <= limit

@@ -67,7 +67,7 @@ def test_waiting_topics_are_not_read(store: MemoryStore) -> None:
     assert report.store_calls == 1, "one for all the metadata"
 
 
-def test_topic_that_waits_has_its_invalid_rows_inverted(store: MemoryStore) -> None:
+def test_waiting_topic_has_its_invalid_rows_inverted(store: MemoryStore) -> None:
     kit, orders = set_up(store)
     invalid = pointer(NOW_MS)
     orders.tx(invalid, NOW_MS)
@@ -211,7 +211,7 @@ def test_waiting_expired_row_with_a_longer_ttl_is_kept(store: MemoryStore) -> No
     assert len(orders.times()) == len(orders.stored_times()) == 1
 
 
-def test_invalid_row_that_waits_is_inverted_before_a_claim(store: MemoryStore) -> None:
+def test_waiting_invalid_row_is_inverted_before_a_proof(store: MemoryStore) -> None:
     ttl_seconds = 6_000
     kit, orders = set_up(store, ttl_seconds=ttl_seconds)
     # Its client may still write, so the boundary ends below it.

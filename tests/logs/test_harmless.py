@@ -54,7 +54,7 @@ def failing_observers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("failing_observers")
-def test_counters_and_loggers_that_fail_change_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_counters_and_loggers_change_no_response(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(access_log=True) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         assert topic.post("publish", publish_body(b"a"), content_type=AVRO).status == 200

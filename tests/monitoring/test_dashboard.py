@@ -62,7 +62,7 @@ def test_panels_are_on_the_grid_and_do_not_overlap(document: dict[str, Any]) -> 
     assert all(first["gridPos"]["y"] < second["gridPos"]["y"] for first, second in pairwise(rows(document)))
 
 
-def test_folded_rows_hold_their_panels_and_open_ones_are_followed_by_them(document: dict[str, Any]) -> None:
+def test_rows_precede_their_panels_or_contain_them_if_folded(document: dict[str, Any]) -> None:
     assert {row["collapsed"] for row in rows(document)} == {True, False}
     assert all(bool(row["panels"]) == row["collapsed"] for row in rows(document))
 

@@ -132,13 +132,13 @@ def test_expressions_of_a_page_are_valid_promql(page: str, tmp_path: Path) -> No
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_every_threshold_is_used_and_every_place_of_one_has_its_figure() -> None:
+def test_every_threshold_is_used_with_its_value() -> None:
     text = " ".join(f"{alert.expression} ${{{alert.wait}}}" for alert in ALERTS)
     used = set(re.findall(r"\$\{(\w+)\}", text)) - {"scope", "servers", "now"}
     assert used == {threshold.name for threshold in THRESHOLDS}
 
 
-def test_a_scope_is_in_every_selector() -> None:
+def test_scope_is_in_every_selector() -> None:
     for rule in rules_of(rules(scope='job="j"', servers='job="j"')):
         named = re.findall(r"\btms_(?!namespace\b)\w+", rule["expr"])
         assert rule["expr"].count('job="j"') == len(named), rule["alert"]

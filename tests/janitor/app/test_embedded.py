@@ -101,7 +101,7 @@ def test_embedded_janitor_on_a_new_store_deletes_and_inverts(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize(("error", "failed_runs"), [(StoreUnavailable, 0), (StateUnavailable, 0), (StoreError, 1)])
-def test_start_that_fails_records_a_failed_run_unless_hbase_is_away(
+def test_failed_start_records_a_failed_run_unless_hbase_is_down(
     tmp_path: Path,
     stack: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
@@ -189,7 +189,7 @@ def test_embedded_shows_hold_seconds(tmp_path: Path, stack: ExitStack, apply: st
     assert server.start().hold_seconds == hold_seconds
 
 
-def test_embedded_janitor_once_stopped_holds_nothing(tmp_path: Path, stack: ExitStack) -> None:
+def test_embedded_janitor_stopped_releases_lease_and_socket(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     start(server.host).stop()
     server.service.create_topic(ORDERS, {"ttl": "1"})
@@ -202,7 +202,7 @@ def test_embedded_janitor_once_stopped_holds_nothing(tmp_path: Path, stack: Exit
     wait_until(lambda: server.rows() == 0)
 
 
-def test_embedded_sweep_deletes_in_gentle_batches(tmp_path: Path, stack: ExitStack) -> None:
+def test_embedded_sweep_deletes_in_small_batches(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack, kind="memory")
     orders = topic(server.store, "default:orders", ttl_seconds=1)
     long_ago_ms = time.time_ns() // 1_000_000 - HOUR

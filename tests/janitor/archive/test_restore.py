@@ -213,7 +213,7 @@ def test_restore_of_a_file_with_any_changed_byte_is_an_error_or_right(undo: Undo
     assert refused > 20
 
 
-def test_restore_of_rows_that_rotted_writes_nothing(undo: Undo, orders: Topic) -> None:
+def test_restore_of_corrupt_rows_writes_nothing(undo: Undo, orders: Topic) -> None:
     [saved] = undo.sweep(orders.plain(OLD_MS, body=b"0123456789"))
     assert saved.path is not None
     data = saved.path.read_bytes()
@@ -400,13 +400,13 @@ def test_restore_elsewhere_of_an_open_transaction_is_rejected(
     assert undo.restore(orders, snapshot=snapshot).restored == 2
 
 
-def test_restore_with_living_inline_messages_has_no_conflict(undo: Undo, orders: Topic, found: Topic) -> None:
+def test_restore_with_live_inline_messages_has_no_conflict(undo: Undo, orders: Topic, found: Topic) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     found.tx(COMMITTED, OLD_MS + 4, body=b"B")
     assert undo.restore(orders, found, snapshot=SNAPSHOT).restored == 2
 
 
-def test_restore_with_a_living_payload_keeps_both(undo: Undo, orders: Topic) -> None:
+def test_restore_with_a_live_payload_keeps_both(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     orders.stored(COMMITTED, OLD_MS + 1)
     assert undo.restore(orders, snapshot=SNAPSHOT).restored == 2
@@ -494,7 +494,7 @@ def call_after_puts(store: Store, number: int, action: Callable[[], object]) -> 
     ("change", "message"),
     [("resumed", "janitor pause default:orders"), ("deleted", "is deleted"), ("recreated", "created again")],
 )
-def test_restore_to_a_topic_that_moves_stops_writing(undo: Undo, orders: Topic, change: str, message: str) -> None:
+def test_restore_to_a_topic_that_changes_stops_writing(undo: Undo, orders: Topic, change: str, message: str) -> None:
     def happen() -> None:
         if change == "resumed":
             undo.state.resume("default:orders")

@@ -267,7 +267,7 @@ LONG = "x" * 300
 HOSTILE = ["007:0", "_:-", "default:Orders", "default:orders", "default:--x", "null:NaN", f"{'y' * 200}:{'x' * 200}"]
 
 
-def test_archive_of_special_names_reads_back_as_they_are(undo: Undo) -> None:
+def test_archive_of_special_names_reads_back_unchanged(undo: Undo) -> None:
     for name in HOSTILE:
         undo.archive(topic(undo.store, name, ttl_seconds=60).plain(NOW_MS))
     partitioning = ds.partitioning(

@@ -223,7 +223,7 @@ def kill_run(kit: Kit, name: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("recorded", range(BUCKETS + 1))
-def test_run_after_a_death_searches_only_uncovered_keys(recorded: int) -> None:
+def test_run_after_a_kill_searches_only_uncovered_keys(recorded: int) -> None:
     store = WatchedParts()
     kit, orders = set_up(store, workers=1)
     kill_run(kit, "state.replace_evidence", recorded + 1)
@@ -244,7 +244,7 @@ def test_run_after_a_death_searches_only_uncovered_keys(recorded: int) -> None:
     assert not again.engine.run_once().full
 
 
-def test_run_after_a_death_at_the_end_proves_without_a_search() -> None:
+def test_run_after_a_kill_at_the_end_proves_without_a_search() -> None:
     store = WatchedParts()
     kit, _ = set_up(store)
     store.hook = lambda *_: None
@@ -311,7 +311,7 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     ],
     ids=["week minus 1 ms", "week", "clock set back", "adopted again", "older snapshot"],
 )
-def test_round_that_is_out_of_date_is_started_again(change: Callable[[Kit], object], continues: bool) -> None:
+def test_outdated_round_is_restarted(change: Callable[[Kit], object], continues: bool) -> None:
     store = WatchedParts()
     kit, _ = set_up(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
@@ -431,7 +431,7 @@ class RandomHistory:
 
 @pytest.mark.seeded
 @pytest.mark.no_cover
-def test_boundary_after_any_failures_and_deaths_is_true() -> None:
+def test_boundary_after_any_failures_and_kills_is_true() -> None:
     proofs = 0
     for seed in seeds(60):
         history = RandomHistory(seed)
@@ -491,7 +491,7 @@ def adopted_single_part(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
 
 
 @pytest.mark.parametrize("calls", [5, 9])
-def test_search_killed_again_and_again_ends_in_a_boundary(calls: int) -> None:
+def test_search_killed_repeatedly_ends_in_a_boundary(calls: int) -> None:
     kit, topics = adopted_single_part()
     report, killed = CallBudget(kit, "message.cells", calls).run_to_the_end()
     assert killed > 2
@@ -520,7 +520,7 @@ def test_part_searched_once_is_searched_for_later_publishes() -> None:
     assert YOUNG not in topics[0].pointers()
 
 
-def test_payloads_killed_again_and_again_end_in_a_full_run() -> None:
+def test_payload_search_killed_repeatedly_ends_in_a_full_run() -> None:
     kit, _ = adopted_single_part(topics=6)
     report, killed = CallBudget(kit, "payload.keys", 20).run_to_the_end()
     assert killed > 0
@@ -530,7 +530,7 @@ def test_payloads_killed_again_and_again_end_in_a_full_run() -> None:
     assert not kit.engine.run_once().full
 
 
-def test_adoption_after_a_run_died_among_payloads_starts_with_the_first_topic_again() -> None:
+def test_adoption_after_a_killed_payload_search_restarts_the_search() -> None:
     kit, topics = adopted_single_part(topics=6)
     assert CallBudget(kit, "payload.keys", 20).run() is None
     kit.engine.adopt()

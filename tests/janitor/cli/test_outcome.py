@@ -100,7 +100,7 @@ LINES = (
 
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("prepare", STATES.values(), ids=STATES)
-def test_printed_command_works_as_it_stands(kit: CommandKit, prepare: Callable[[CommandKit], None], line: str) -> None:
+def test_printed_command_runs_unchanged(kit: CommandKit, prepare: Callable[[CommandKit], None], line: str) -> None:
     prepare(kit)
     for words in commands(kit.janitor(line)):
         typed = kit.run(words)

@@ -369,7 +369,7 @@ def test_plan_without_due_rows_has_no_table_size_or_next_step(kit: CommandKit) -
     assert [line.partition(" ")[0] for line in shown] == ["plan", "rows:", "proven"]
 
 
-def test_rows_kept_on_purpose_are_counted_by_reason(kit: CommandKit) -> None:
+def test_kept_rows_are_counted_by_reason(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {protect: ['default:orders'], "))
     assert "kept on purpose: 2 held" in kit.janitor("plan").out
 

@@ -405,7 +405,7 @@ def test_approve_during_a_run_does_not_wait(kit: ControlKit) -> None:
     assert kit.remote().approve((EVERYTHING,), clock=True) == []
 
 
-def test_waiting_adopt_of_a_disconnected_client_is_dropped(kit: ControlKit) -> None:
+def test_waiting_adopt_of_a_disconnected_client_is_canceled(kit: ControlKit) -> None:
     working = BusyEngine(kit)
     server = kit.start(decider=working)
     with kit.connect() as client:
@@ -416,7 +416,7 @@ def test_waiting_adopt_of_a_disconnected_client_is_dropped(kit: ControlKit) -> N
     assert working.adopted == 0
 
 
-def test_waiting_adopt_at_a_stop_is_dropped(kit: ControlKit) -> None:
+def test_waiting_adopt_at_a_stop_is_canceled(kit: ControlKit) -> None:
     working = BusyEngine(kit)
     server = kit.start(decider=working)
     with kit.connect() as client, ThreadPoolExecutor() as threads:

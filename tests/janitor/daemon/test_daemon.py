@@ -153,7 +153,7 @@ def test_job_after_sweeps_runs_after_rows_are_deleted(mode: Literal["apply", "pl
         assert at == expected
 
 
-def test_job_that_fails_is_logged_once_and_sweeps_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_job_is_logged_once_and_sweeps_continue(caplog: pytest.LogCaptureFixture) -> None:
     with daemon_kit(jobs=(Job("count", 60, raising(StoreError("it cannot be counted."))),)) as kit:
         kit.time.advance(120)
         assert kit.results == ["done"] * 3
@@ -326,7 +326,7 @@ def test_daemon_with_a_failing_job_reports_it_until_it_succeeds() -> None:
         assert (kit.daemon.status().failing, kit.daemon.ready()) == ({}, "")
 
 
-def test_sweep_now_leaves_no_topic_for_later() -> None:
+def test_sweep_now_visits_every_topic() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=100 * 600)
     orders.plain(NOW_MS - 100 * 600 * SECOND)

@@ -264,7 +264,7 @@ def test_plot_has_axes_legend_failures_and_a_table(pages: Pages) -> None:
     ("span", "name", "bars"),
     [(0, "1 h", 60), (59, "1 h", 60), (3_600, "24 h", 48), (90_000, "7 d", 42), (29 * 86_400, "30 d", 30)],
 )
-def test_range_that_is_chosen_draws_its_runs_and_has_a_link(pages: Pages, span: int, name: str, bars: int) -> None:
+def test_chosen_range_draws_its_runs_and_has_a_link(pages: Pages, span: int, name: str, bars: int) -> None:
     times = (pages.now_ms, pages.now_ms - span * 1000, pages.now_ms - 31 * DAY)
     past = tuple(RunRecord(f"r{n}", "apply", at_ms, pages.now_ms, "done", 3) for n, at_ms in enumerate(times))
     page = pages.show(statuses.full(pages.now_ms), past)
@@ -279,7 +279,7 @@ def test_range_that_is_chosen_draws_its_runs_and_has_a_link(pages: Pages, span: 
     assert page.console == []
 
 
-def test_bar_that_is_clicked_lists_its_runs(pages: Pages) -> None:
+def test_clicked_bar_lists_its_runs(pages: Pages) -> None:
     page = pages.show(statuses.full(pages.now_ms), statuses.runs(pages.now_ms)[:3])
     page.run(
         "[...document.querySelectorAll('#plot g')].filter(bar => bar.querySelector('rect')).at(-1)"
@@ -617,7 +617,7 @@ def test_page_refreshes_every_five_seconds_only_while_visible(pages: Pages) -> N
     page.close()
 
 
-def test_page_without_its_janitor_keeps_the_values_and_comes_back(pages: Pages) -> None:
+def test_page_without_its_janitor_keeps_the_values_and_recovers(pages: Pages) -> None:
     views = FixedViews(statuses.full(pages.now_ms), statuses.runs(pages.now_ms))
     kit = pages.serve(views)
     page = pages.open(kit)

@@ -388,7 +388,7 @@ def test_why_of_a_processed_message_names_the_rule_and_its_run(kit: ProcessedKit
     assert [(trace.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
 
 
-def test_announcements_of_two_keep_the_further(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_announcements_keep_the_higher_position(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, exchange = kit.metadata(), kit.side.exchange
 
     def fail(*given: Any) -> bool:

@@ -405,7 +405,7 @@ def test_plan_in_a_stopping_process_raises(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("mode", ["apply", "plan"])
-def test_run_that_fails_while_it_is_prepared_is_recorded(mode: str) -> None:
+def test_run_that_fails_during_its_preparation_is_recorded(mode: str) -> None:
     store = MemoryStore()
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
@@ -418,7 +418,7 @@ def test_run_that_fails_while_it_is_prepared_is_recorded(mode: str) -> None:
     assert failed.error == "the disk is full"
 
 
-def test_plan_of_a_daemon_that_fails_on_the_way_is_a_failed_run(store: MemoryStore) -> None:
+def test_plan_of_a_daemon_that_fails_is_a_failed_run(store: MemoryStore) -> None:
     kit = janitor(store)
     watch(store, before=fail_at("metadata.rows", StoreError("it cannot be read.")))
     with pytest.raises(StoreError):
@@ -428,7 +428,7 @@ def test_plan_of_a_daemon_that_fails_on_the_way_is_a_failed_run(store: MemorySto
     assert counter(kit, "sweeps_total", result="failed") == 1
 
 
-def test_history_stays_while_the_clock_is_in_doubt(store: MemoryStore) -> None:
+def test_history_stays_while_the_clock_is_doubtful(store: MemoryStore) -> None:
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
     kit.clock.step(365 * DAY)
@@ -436,7 +436,7 @@ def test_history_stays_while_the_clock_is_in_doubt(store: MemoryStore) -> None:
     assert [run.result for run in kit.state.runs(9)] == ["blocked", "done"]
 
 
-def test_run_that_is_halted_while_it_is_prepared_is_not_a_failure() -> None:
+def test_run_stopped_during_its_preparation_is_not_a_failure() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     watch_state(kit.state, before=fail_at("state.pauses", StopRequested("asked to stop")))

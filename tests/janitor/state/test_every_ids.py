@@ -224,7 +224,7 @@ def test_known_ids_during_a_write_are_consistent(tmp_path: Path) -> None:
             assert known(state) == both(OPEN, closed=[7])
 
 
-def test_threads_of_other_moments_get_their_own_ids(watched: CountingState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_at_different_times_get_their_own_ids(watched: CountingState, monkeypatch: pytest.MonkeyPatch) -> None:
     before = watched.known_ids(NOW_MS, WINDOW_MS)
     leaves = ids._leaves
     monkeypatch.setattr(OvertakenLeaves, "state", watched, raising=False)

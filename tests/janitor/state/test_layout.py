@@ -56,5 +56,5 @@ def test_notes_are_never_accessed_by_a_literal_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["decided", "lineage", "restored", "in_progress"])
-def test_notes_that_safety_rests_on_keep_their_names(name: str) -> None:
+def test_notes_that_safety_depends_on_keep_their_names(name: str) -> None:
     assert Note(name).value == name

@@ -71,7 +71,7 @@ def test_value_reads_back_with_its_type(kind: Any, value: Any) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
-def test_planned_and_applied_values_come_back_as_they_were() -> None:
+def test_planned_and_applied_values_are_returned_unchanged() -> None:
     kit = janitor(MemoryStore())
     orders = topic(kit.store, "default:orders", ttl_seconds=3600)
     invalid = pointer(NOW_MS - 10 * HOUR)

@@ -194,7 +194,7 @@ def test_lag_of_deleted_or_unreadable_topics_is_none(kit: CountKit) -> None:
     assert kit.state.note(Note.CONSUMERS) == []
 
 
-def test_lag_of_a_process_before_stands_until_counted_again(kit: CountKit) -> None:
+def test_lag_of_an_earlier_process_stays_until_counted_again(kit: CountKit) -> None:
     orders, other = (kit.topic(name).plain(NOW_MS) for name in ("orders", "other"))
     for one in (orders, other):
         read(kit, one, READ_NONE)

@@ -282,7 +282,7 @@ def test_size_of_an_empty_topic_has_no_times(kit: CountKit) -> None:
     assert kit.state.counts() == {a.id: TopicCount(0, 0, None, None, NOW_MS)}
 
 
-def test_sizes_that_are_stopped_go_on_where_they_were(kit: CountKit) -> None:
+def test_stopped_count_continues_at_its_position(kit: CountKit) -> None:
     kit.topic("a").plain(*range(NOW_MS, NOW_MS + 3000))
     stopping = [True]
     count = counter(kit, is_stopping=lambda: stopping[0])
@@ -296,7 +296,7 @@ def test_sizes_that_are_stopped_go_on_where_they_were(kit: CountKit) -> None:
     assert (read_counts(kit), read) == ({"a": 3000}, ["a"] * 4)
 
 
-def test_sizes_that_are_stopped_in_a_wait_end_it(kit: CountKit) -> None:
+def test_stop_during_a_wait_ends_the_count(kit: CountKit) -> None:
     kit.topic("a").plain(*range(NOW_MS, NOW_MS + 100))
     counter(kit, rate=1, is_stopping=lambda: kit.clock.monotonic_ms() >= DAY + 5 * SECOND).step()
     assert (kit.clock.monotonic_ms(), kit.state.counts()) == (DAY + 5 * SECOND, {})

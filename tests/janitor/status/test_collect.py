@@ -266,7 +266,7 @@ def test_collect_after_a_clock_ahead_ignores_the_gap_it_caused(later_ms: int) ->
     assert collect_status(kit).process == "down"
 
 
-def test_collect_with_a_machine_a_little_ahead_believes_its_run() -> None:
+def test_collect_with_a_clock_slightly_ahead_trusts_its_run() -> None:
     kit = janitor(MemoryStore())
     kit.clock.step(MINUTE)
     kit.engine.run_once(adopt=True)

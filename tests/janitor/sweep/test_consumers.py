@@ -260,7 +260,7 @@ def test_unreadable_positions_delete_nothing(consumed: ConsumedTopic, monkeypatc
     assert consumed.orders.times() == [DUE_MS - 1]
 
 
-def test_rows_held_for_long_are_counted_now_and_then(consumed: ConsumedTopic) -> None:
+def test_long_held_rows_are_counted_at_intervals(consumed: ConsumedTopic) -> None:
     consumed.orders.plain(*(NOW_MS + number * MINUTE for number in range(60)))
     read(consumed, READ_NONE)
     kit = kit_of(consumed)

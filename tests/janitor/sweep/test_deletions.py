@@ -163,7 +163,7 @@ def rows_of(report: Report) -> dict[EntryKey, int]:
     return {EntryKey(e.topic, e.generation, e.table, e.rule, e.held): e.rows for e in report.topics}
 
 
-def test_due_message_whose_delete_failed_comes_up_again(store: Store, expiries: SeparateExpiries) -> None:
+def test_due_message_whose_delete_failed_is_retried(store: Store, expiries: SeparateExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     publish_with_ttl(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
     kit = adopt_store(store, expiries)

@@ -66,7 +66,7 @@ def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(orders: Topic)
     assert orders.store.calls["invert"] - before == PAGES_PER_BATCH * 12 // 8 // 4
 
 
-def test_topic_that_failed_is_left_for_the_rest_of_the_step() -> None:
+def test_failed_topic_is_skipped_for_the_rest_of_the_step() -> None:
     store = MemoryStore()
     stray = unknown_topic(store, "default:stray").tx(OLD, NOW_MS)
     later = stray.at(2).tx(OLD, NOW_MS)

@@ -194,7 +194,7 @@ def announced(kit: Kit, call: Call) -> bool:
     )
 
 
-def test_announcement_reaches_as_far_as_the_deletes_may(kit: Kit) -> None:
+def test_announcement_covers_all_possible_deletes(kit: Kit) -> None:
     made: dict[Subject, LedgerEntry] = {}
 
     def note(call: Call) -> None:
@@ -268,7 +268,7 @@ def pointers_of(store: Store) -> dict[bytes, int | None]:
     return {key: pointer for key, (pointer, _) in store.message.read(MESSAGES, b"", None, 10_000).items}
 
 
-def test_death_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
+def test_kill_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
     recorded = negated = 0
     for at_call in range(1, CALLS):
         kit = filled(MemoryStore())
@@ -302,7 +302,7 @@ def test_death_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
     assert negated > 10
 
 
-def test_death_after_a_run_was_closed_leaves_no_entry_twice(kit: Kit) -> None:
+def test_kill_after_a_run_was_closed_duplicates_no_entry(kit: Kit) -> None:
     dying = [True]
     watch_state(kit.state, before=fail_at("state.clear_intents", ProcessKilled, lambda _: dying[0]))
     with pytest.raises(ProcessKilled):
@@ -354,7 +354,7 @@ def test_announcement_is_open_until_its_own_subject_has_a_result() -> None:
     assert open_announcements(announced, results) == announced[:1]
 
 
-def test_parts_side_by_side_are_announced_and_counted(kit: Kit) -> None:
+def test_concurrent_parts_are_announced_and_counted(kit: Kit) -> None:
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
     frontier = Frontier.open(NOW_MS, orders)
     work = TopicWork(orders, b"", frontier, admit(orders, ClockAnchor(NOW_MS, 0, "")))

@@ -87,7 +87,7 @@ def test_lost_lease_at_the_start_ends_the_run(kit: PermissionKit) -> None:
     assert kit.heartbeat_ms == NOW_MS
 
 
-def test_heartbeat_of_a_long_run_is_written_now_and_then(kit: PermissionKit) -> None:
+def test_heartbeat_of_a_long_run_is_written_at_intervals(kit: PermissionKit) -> None:
     beats = []
     for _ in range(13):
         kit.permission.keep_alive()
