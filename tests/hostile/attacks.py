@@ -72,7 +72,7 @@ class Watch:
     def __enter__(self) -> Self:
         self._ended = threading.Event()
         self.before_mb = self.peak_mb = anonymous_mb(self.server.process.pid)
-        work = (self._ping, self._weigh, *([self._publish_and_poll] if self.polls else []))
+        work = (self._ping, self._measure_memory, *([self._publish_and_poll] if self.polls else []))
         self._threads = [threading.Thread(target=self._repeat, args=(one,)) for one in work]
         for thread in self._threads:
             thread.start()
@@ -92,7 +92,7 @@ class Watch:
         """Wait for ``rounds`` more honest rounds."""
         wanted, end = len(self.rounds) + rounds, time.monotonic() + PATIENCE_SECONDS
         while len(self.rounds) < wanted:
-            assert time.monotonic() < end, f"honest clients do not go on: {self.failures}"
+            assert time.monotonic() < end, f"honest clients make no progress: {self.failures}"
             time.sleep(0.05)
 
     def figures(self) -> dict[str, float]:
@@ -131,7 +131,7 @@ class Watch:
                 assert topic.poll(limit=1) == ["hello"]
                 self.rounds.append(time.monotonic() - began)
 
-    def _weigh(self) -> None:
+    def _measure_memory(self) -> None:
         self.peak_mb = max(self.peak_mb, anonymous_mb(self.server.process.pid))
 
 
@@ -187,7 +187,6 @@ def _head(topic: str, verb: str, length: int, more: str = "") -> bytes:
 @contextmanager
 def unfinished_bodies(port: int, count: int, size: int) -> Iterator[None]:
     """Send large publishes without the last byte; reconnect after a close."""
-
     body = b"\x02" + block([bytes(size - 20)])
 
     def attack(ended: threading.Event) -> None:

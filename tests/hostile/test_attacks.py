@@ -22,7 +22,7 @@ from tests.support import size
 
 PERCENT = size("TMS_TEST_HOSTILE", 10)
 #: Minimum ``server.memory``, which small attacks reach, and the allowed memory of the process above it.
-MEMORY_MB, BESIDE_MB = 64, 100
+MEMORY_MB, OTHER_MB = 64, 100
 #: Base of the connection limit of the attacked server.
 CONNECTIONS = 50
 _ROUNDS = 10
@@ -60,8 +60,8 @@ ATTACKS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
     "unfinished bodies": lambda port: attacks.unfinished_bodies(port, share(60) + 10, 10 * _MB - 100),
     "gzip bombs": lambda port: attacks.gzip_bombs(port, share(16) + 2, 10 * _MB - 10),
     "json of objects": lambda port: attacks.json_of_objects(port, share(16), 6 * _MB),
-    "readers who do not read": lambda port: attacks.stalled_readers(port, share(100)),
-    "drips": lambda port: attacks.slow_senders(port, share(500), 2),
+    "stalled readers": lambda port: attacks.stalled_readers(port, share(100)),
+    "slow senders": lambda port: attacks.slow_senders(port, share(500), 2),
 }
 
 
@@ -70,16 +70,16 @@ def test_attack_leaves_memory_bounded_and_others_served(server: Serve, name: str
     attacks.prepare(server, large=10, large_bytes=9 * _MB)
     watch = attack(server, ATTACKS[name](server.port))
     assert watch.failures == []
-    assert watch.grown_mb <= MEMORY_MB + BESIDE_MB
+    assert watch.grown_mb <= MEMORY_MB + OTHER_MB
     server.end()
 
 
 def test_abandoned_polls_over_invisible_rows_end(server: Serve) -> None:
     attacks.prepare(server, invisible=share(2_000_000))
     answered, seconds = attacks.abandoned_polls(server, 16)
-    sys.stdout.write(f"\n16 abandoned polls over after {seconds:.2f} s, GET topic after {answered * 1000:.0f} ms\n")
+    sys.stdout.write(f"\n16 abandoned polls ended after {seconds:.2f} s, GET topic after {answered * 1000:.0f} ms\n")
     with Client(server.port) as client:
-        assert TopicClient(client, attacks.HONEST).publish("still here").status == 200
+        assert TopicClient(client, attacks.HONEST).publish("still served").status == 200
 
 
 def test_poll_of_a_million_empty_messages_has_bounded_memory(server: Serve) -> None:

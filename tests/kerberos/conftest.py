@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    from tests.kerberos.kdc import Realm  # noqa: PLC0415 a module is skipped by it, not this file
+    from tests.kerberos.kdc import Realm  # noqa: PLC0415 the import skips the test, not this file
 
     with Realm(tmp_path_factory.mktemp("realm")) as realm:
         yield realm
 
 
 @pytest.fixture(autouse=True)
-def _of_the_realm(realm: Realm, monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(realm: Realm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KRB5_CONFIG", str(realm.config))
     monkeypatch.setenv("KRB5RCACHENAME", "none:")
     monkeypatch.delenv("KRB5CCNAME", raising=False)

@@ -23,12 +23,12 @@ _START_SECONDS = 60
 
 if not (_ROOT / "sbin/krb5kdc").exists() or importlib.util.find_spec("gssapi") is None:
     require_or_skip("a KDC and gssapi are missing; build them: make kerberos (Debian, needs gcc and python3-dev)")
-#: For the services that tests play: whoever imports this module is skipped where it is missing.
+#: gssapi for the simulated services; a module that imports it is skipped if it is missing.
 gssapi: Any = importlib.import_module("gssapi")
 
 
 def clock(shift: str) -> dict[str, str]:
-    """Return variables by which a process has another time, such as ``+2h``."""
+    """Return the environment variables that shift the clock of a process, for example by ``+2h``."""
     found = next(_ROOT.glob("lib/*/faketime/libfaketime.so.1"), None)
     if found is None:
         require_or_skip("libfaketime is missing; unpack it: make kerberos (Debian)")
@@ -38,7 +38,7 @@ def clock(shift: str) -> dict[str, str]:
 class Realm:
     """A KDC with its principals."""
 
-    def __init__(self, folder: Path, max_life: str = "1d") -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self._folder = folder
         self._port = free_port()
@@ -53,7 +53,7 @@ class Realm:
         (folder / "kdc.conf").write_text(
             f"[kdcdefaults]\n kdc_listen = 127.0.0.1:{self._port}\n kdc_tcp_listen = 127.0.0.1:{self._port}\n"
             f"[realms]\n {REALM} = {{\n  database_name = {folder}/principal\n  key_stash_file = {folder}/stash\n"
-            f"  acl_file = {folder}/acl\n  max_life = {max_life}\n }}\n"
+            f"  acl_file = {folder}/acl\n  max_life = 1d\n }}\n"
         )
         self.environ = {
             **os.environ,
@@ -90,7 +90,7 @@ class Realm:
         self._run("sbin/kadmin.local", "-q", query)
 
     def keytab(self, *principals: str, options: str = "") -> Path:
-        """Add principals, and return a file with their keys."""
+        """Create principals with options of ``addprinc``, and return a keytab with their keys."""
         path = self._folder / f"{principals[0].replace('/', '-')}.keytab"
         for principal in principals:
             self.admin(f"addprinc -randkey {options} {principal}")
@@ -99,7 +99,7 @@ class Realm:
         return path
 
     def ticket(self, keytab: Path, principal: str, *options: str) -> str:
-        """Make a ticket cache, as ``kinit`` does, and return its name."""
+        """Run ``kinit`` with a new ticket cache, and return the name of the cache."""
         cache = f"FILE:{self._folder / principal.replace('/', '-')}.cache"
         self._run("bin/kinit", "-c", cache, "-k", "-t", str(keytab), *options, principal)
         return cache

@@ -18,15 +18,15 @@ class SaslFront(Front):
 
     Args:
         backend: ``HOST:PORT`` of the server.
-        keytab: with the key of ``hbase/localhost``.
-        qop: what it offers.
-        limit: the longest frame that it takes, wrapped.
+        keytab: a keytab with the key of ``hbase/localhost``.
+        qop: the offered quality of protection.
+        limit: the maximum size of a wrapped frame, in bytes.
 
     Attributes:
-        users: who has logged in.
-        frames: how long the frames were that came, as they came.
-        damage: the next answer is damaged on its way.
-        refusal: what each login is refused with; empty: none is.
+        users: the principals that have logged in.
+        frames: the sizes of the received frames, in bytes.
+        damage: whether to change a byte of the next response.
+        refusal: the error of each login; empty: logins succeed.
     """
 
     def __init__(self, backend: str, keytab: Path, qop: str = "auth-conf", limit: int = 65_536) -> None:

@@ -22,6 +22,7 @@ from tests.hbase.tables import write_config
 from tests.kerberos.kdc import REALM, Realm
 from tests.server.client import Client, TopicClient
 from tests.support import require_or_skip
+from tests.transaction.managers import save_snapshot
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import LeaseHeld, StoreError
 from tms_core.server.serving import serving
@@ -31,10 +32,8 @@ from tms_core.tables.hbase.schema import create_tables, table_specs
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.hbase.wire.sasl import SaslSocket
 from tms_core.tables.lease import Lease
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot
 
-DOOMED = pointer(NOW_MS - 3 * HOUR)
+INVALID = pointer(NOW_MS - 3 * HOUR)
 SERVICE = f"hbase/localhost@{REALM}"
 ACCESS = "org.apache.hadoop.hbase.security.access.AccessController"
 
@@ -53,7 +52,7 @@ def hbase(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HB
         "hbase.coprocessor.master.classes": ACCESS,
         "hbase.coprocessor.region.classes": ACCESS,
         "hbase.superuser": "hbase,janitor",
-        # A Thrift server acts for whoever has logged in at it.
+        # A Thrift server acts as the user that has logged in to it.
         "hadoop.proxyuser.hbase.hosts": "*",
         "hadoop.proxyuser.hbase.groups": "*",
         "hbase.thrift.security.qop": "auth-conf",
@@ -89,11 +88,8 @@ def settings(hbase: HBaseServer, keytab: Path, request: pytest.FixtureRequest) -
 
 @pytest.fixture
 def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
-    snapshots = tmp_path / "snapshots"
-    snapshots.mkdir()
-    with (snapshots / f"snapshot.{NOW_MS}").open("wb") as stream:
-        write_snapshot(stream, Snapshot(visibility(NOW_MS, [DOOMED])))
-    transactions = {"source": "directory", "directory": str(snapshots), "max_lifetime_seconds": 3600}
+    save_snapshot(tmp_path / "snapshots", visibility(NOW_MS, [INVALID]))
+    transactions = {"source": "directory", "directory": str(tmp_path / "snapshots"), "max_lifetime_seconds": 3600}
     config = write_config(tmp_path / "janitor.yaml", settings, transactions=transactions)
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
 
@@ -108,18 +104,16 @@ def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_sweep_and_doctor_work_after_kerberos_login(
     settings: HBaseSettings, run: Callable[..., tuple[int, Any]]
 ) -> None:
-    live, doomed = (
-        list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10)),
-        list(range(NOW_MS - HOUR // 2, NOW_MS - HOUR // 2 + 5)),
-    )
+    live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10))
+    invalid = list(range(NOW_MS - HOUR // 2, NOW_MS - HOUR // 2 + 5))
     with HBaseStore(settings) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
-        orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40)).plain(*live).tx(DOOMED, *doomed)
+        orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40)).plain(*live).tx(INVALID, *invalid)
         orders.plain(NOW_MS - MINUTE + 20, body=b"x" * 300_000)
         code, report = run("run", "--once", "--adopt")
         assert (code, report["errors"], report["totals"]["expired"]) == (0, [], 40)
-        assert orders.times() == [*doomed, *live, NOW_MS - MINUTE + 20]
-        assert orders.pointers()[: len(doomed)] == [-DOOMED] * len(doomed)
+        assert orders.times() == [*invalid, *live, NOW_MS - MINUTE + 20]
+        assert orders.pointers()[: len(invalid)] == [-INVALID] * len(invalid)
         code, findings = run("doctor")
         found = {each["check"]: (each["status"], each["message"]) for each in findings}
         assert found["store"][0] == found["state"][0] == found["tables"][0] == "ok"
@@ -128,10 +122,7 @@ def test_sweep_and_doctor_work_after_kerberos_login(
 
 
 def test_restarted_server_with_login_reads_earlier_messages(settings: HBaseSettings, tmp_path: Path) -> None:
-    config = tmp_path / "tms.yaml"
-    storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
-    written = {"storage": storage, "transactions": {"source": "none"}, "server": {"port": 0}}
-    config.write_text(json.dumps(written), encoding="utf-8")
+    config = write_config(tmp_path / "tms.yaml", settings, transactions={"source": "none"}, server={"port": 0})
     for before in ([], ["first"]):
         with serving(config, {}, {}, janitor=False) as started, Client(urlsplit(started.url).port or 0) as client:
             orders = TopicClient(client, "orders")
@@ -146,24 +137,10 @@ def test_spark_executors_log_in(settings: HBaseSettings, tmp_path: Path) -> None
     with HBaseStore(settings) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + 40)).plain(now_ms)
-        config = tmp_path / "janitor.yaml"
-        storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
-        config.write_text(json.dumps({"storage": storage, "transactions": {"source": "none"}}), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "janitor",
-            "spark",
-            "sweep",
-            "--adopt",
-            "--format",
-            "json",
-            "--config",
-            str(config),
-        ]
-        done = subprocess.run(
-            [*command, "--master", "local[2]"], capture_output=True, text=True, check=False, cwd=tmp_path
-        )
+        config = write_config(tmp_path / "janitor.yaml", settings, transactions={"source": "none"})
+        arguments = ["spark", "sweep", "--adopt", "--format", "json", "--config", str(config), "--master", "local[2]"]
+        command = [sys.executable, "-m", "janitor", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["totals"]["expired"] == 40
         assert orders.times() == [now_ms]
@@ -210,8 +187,8 @@ def test_thrift_over_http_logs_in_with_spnego(hbase: HBaseServer, settings: HBas
     wanted = settings.model_copy(
         update={"thrift": (f"localhost:{port}",), "transport": "http", "kerberos": own, "thrift2": None}
     )
-    stranger = own.model_copy(update={"principal": "passerby", "keytab": realm.keytab("passerby")})
-    nobody = own.model_copy(update={"service": "nothttp/_HOST"})
+    unauthorized = own.model_copy(update={"principal": "guest", "keytab": realm.keytab("guest")})
+    wrong_service = own.model_copy(update={"service": "nothttp/_HOST"})
     realm.admin("addprinc -randkey nothttp/localhost")
     try:
         with HBaseStore(wanted) as store:
@@ -220,9 +197,9 @@ def test_thrift_over_http_logs_in_with_spnego(hbase: HBaseServer, settings: HBas
             )
             assert [value.payload for _, value in orders.messages()] == [b"x" * 9_000] * 50
         for other, output in (
-            (stranger, r"AccessDenied.*user .passerby"),
+            (unauthorized, r"AccessDenied.*user .guest"),
             (None, r"cannot be used: it requires a Kerberos login. Set storage.hbase.kerberos"),
-            (nobody, r"cannot be used: it rejects the Kerberos login: .*that hbase.thrift.spnego"),
+            (wrong_service, r"cannot be used: it rejects the Kerberos login: .*that hbase.thrift.spnego"),
         ):
             with pytest.raises(StoreError, match=output):
                 HBaseStore(wanted.model_copy(update={"kerberos": other}))

@@ -40,7 +40,7 @@ def write_xml(path: Path, properties: Mapping[str, object]) -> None:
 def httpfs(
     request: pytest.FixtureRequest, realm: Realm, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the URL of the snapshot folder and the authority of HttpFS."""
+    """Yield the URL of the snapshot folder, and the certificate file of HttpFS."""
     if reason := maven.missing():
         require_or_skip(reason)
     folder = tmp_path_factory.mktemp("httpfs")

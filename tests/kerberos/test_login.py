@@ -19,9 +19,10 @@ def login(**wanted: object) -> KerberosLogin:
     return KerberosLogin("storage.hbase.kerberos", KerberosSettings.model_validate(wanted))
 
 
-def failure(one: KerberosLogin, service: str = "hbase/localhost") -> str:
+def failure(attempt: KerberosLogin, service: str = "hbase/localhost") -> str:
+    """Return the error of a login, which must have a hint."""
     with pytest.raises(LoginFailed) as caught:
-        one.exchange(service).step()
+        attempt.exchange(service).step()
     assert caught.value.hint
     return str(caught.value)
 

@@ -60,7 +60,7 @@ def test_calls_use_the_sasl_quality_of_the_server(qop: str, thrift: FakeThrift, 
             calls: list[Call] = [("getRow", (b"table", row, {})) for row in (b"c", b"d")]
             assert [rows[0].row for rows in connection.calls(calls)] == [b"c", b"d"]
         assert front.users == [f"janitor@{REALM}"]
-        # Longer frames are refused by a server that announces a limit.
+        # With auth-int and auth-conf, the server announces a limit for frames.
         assert (max(front.frames) > 65_536) == (qop == "auth")
 
 
@@ -102,7 +102,7 @@ def test_response_modified_in_transit_is_discarded(qop: str, thrift: FakeThrift,
     with SaslFront(thrift.address, service, qop) as front, pool_of(front.address, keytab) as pool:
         assert get(pool, b"a") == b"a"
         front.damage = True
-        # Over another connection.
+        # The pool repeats the call over another connection.
         assert get(pool, b"b") == b"b"
         assert len(front.users) == 2
 

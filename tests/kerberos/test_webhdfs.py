@@ -23,8 +23,8 @@ from tms_core.transaction.source.source import DirectorySource
 from tms_core.transaction.source.webhdfs import WebHdfsFolder
 
 
-class Guarded(NameNode):
-    """A server that requires a login and proves its identity, or sends ``proof``."""
+class KerberosNameNode(NameNode):
+    """A NameNode that requires a login and proves its identity, or sends ``proof``."""
 
     keytab: Path
     users: list[str]
@@ -65,9 +65,10 @@ def hdfs() -> Hdfs:
 @pytest.fixture(params=["http", "https"])
 def guarded(request: pytest.FixtureRequest, hdfs: Hdfs, keytabs: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
     """Yield the URL of the folder."""
-    Guarded.keytab, Guarded.users, Guarded.proof, Guarded.hdfs = keytabs[0], [], None, hdfs
-    plain = type("Data", (DataNode,), {"hdfs": hdfs})
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (Guarded, plain)]
+    KerberosNameNode.keytab, KerberosNameNode.hdfs = keytabs[0], hdfs
+    KerberosNameNode.users, KerberosNameNode.proof = [], None
+    data_node = type("Data", (DataNode,), {"hdfs": hdfs})
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (KerberosNameNode, data_node)]
     if request.param == "https":
         tls = make_certificate(tmp_path / "server.pem", tmp_path / "server.key")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -100,7 +101,7 @@ def source(place: str, keytab: Path, tmp_path: Path) -> DirectorySource:
 
 def test_snapshot_is_read_from_webhdfs_after_login(guarded: str, keytabs: tuple[Path, Path], tmp_path: Path) -> None:
     assert source(guarded, keytabs[1], tmp_path).latest().name == "snapshot.2"
-    assert set(Guarded.users) == {f"reader@{REALM}"}
+    assert set(KerberosNameNode.users) == {f"reader@{REALM}"}
 
 
 @pytest.mark.parametrize(("proof", "message"), [(b"anything", "Kerberos login failed"), (b"", "identity")])
@@ -108,13 +109,13 @@ def test_namenode_without_valid_proof_is_rejected(
     guarded: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, message: str
 ) -> None:
     found = source(guarded, keytabs[1], tmp_path)
-    Guarded.proof = proof
+    KerberosNameNode.proof = proof
     with pytest.raises(NoSnapshot, match=message):
         found.latest()
     ca_file = tmp_path / "server.pem"
     folder = WebHdfsFolder(guarded, KerberosSettings(keytab=keytabs[1]), ca_file if ca_file.exists() else None)
     with pytest.raises(OSError, match=message), folder.open("snapshot.2"):
-        """A redirect that an unknown server sends."""
+        """The server could redirect to any address."""
 
 
 def test_failed_or_missing_login_is_reported(guarded: str, realm: Realm, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_failed_or_missing_login_is_reported(guarded: str, realm: Realm, tmp_pat
     with pytest.raises(NoSnapshot) as caught:
         source(guarded, keytab, tmp_path).latest()
     assert "(transactions.kerberos)" in str(caught.value)
-    assert Guarded.users == []
+    assert KerberosNameNode.users == []
     ca_file = tmp_path / "server.pem" if guarded.startswith("s") else None
     with pytest.raises(NoSnapshot, match="Kerberos"):
         DirectorySource.at(guarded, ca_file=ca_file).latest()
@@ -148,11 +149,11 @@ def test_log_and_errors_contain_no_tokens_or_keys(
     monkeypatch.setattr(Exchange, "step", watched)
     reader = source(guarded, keytabs[1], tmp_path)
     reader.latest()
-    Guarded.proof = b"anything"
+    KerberosNameNode.proof = b"anything"
     with pytest.raises(NoSnapshot) as caught:
         reader.latest()
     text = "\n".join([*caplog.messages, str(caught.value), repr(caught.value)])
-    # The beginning is enough, and a prefix of the text that either encoding makes of the whole.
+    # The first 45 bytes: their encodings are prefixes of the encodings of the whole secret.
     secrets = [each[:45] for each in (keytabs[1].read_bytes()[2:], *tokens) if each]
     assert len(secrets) > 2
     assert not [each for each in secrets if each.hex() in text or base64.b64encode(each).decode() in text]

@@ -162,7 +162,7 @@ class History:
         self._followers = [Follower(self._client, bills_of(group)) for group in GROUPS]
         for follower in self._followers:
             follower.start()
-        self._until(lambda: all(follower.seen for follower in self._followers), "R7: nothing is billed")
+        self._wait_until(lambda: all(follower.seen for follower in self._followers), "R7: nothing is billed")
 
     def close(self) -> None:
         """Stop every process."""
@@ -228,38 +228,38 @@ class History:
         self._transactions.target = f"127.0.0.1:{self._server.transactions_port}"
 
     def _kill_worker(self) -> None:
-        place = self._random.randrange(len(self._workers))
-        killed = self._workers[place]
+        index = self._random.randrange(len(self._workers))
+        killed = self._workers[index]
         killed.kill()
-        self._workers[place] = self._worker(killed.name)
+        self._workers[index] = self._worker(killed.name)
 
     def _kill_producer(self) -> None:
-        place = self._random.randrange(len(self._producers))
-        killed = self._producers[place]
+        index = self._random.randrange(len(self._producers))
+        killed = self._producers[index]
         killed.kill()
-        self._producers[place] = self._producer(killed.name)
+        self._producers[index] = self._producer(killed.name)
 
     def _pause_server(self) -> None:
         if self._starting:
             return
-        server = self._server.process
-        server.send_signal(signal.SIGSTOP)
-        self._later(self._random.uniform(0.1, 3), lambda: server.send_signal(signal.SIGCONT))
+        server = self._server
+        server.pause()
+        self._run_later(self._random.uniform(0.1, 3), server.resume)
 
     def _pause_worker(self) -> None:
         worker = self._random.choice(self._workers)
         worker.pause()
         # Mostly longer than a transaction's timeout, so that the worker resumes too late.
-        self._later(self._random.uniform(0.5, 5), worker.resume)
+        self._run_later(self._random.uniform(0.5, 5), worker.resume)
 
     def _replace_producer(self) -> None:
         """Pause a producer, start its successor, and resume the paused producer."""
-        place = self._random.randrange(len(self._producers))
-        paused = self._producers[place]
+        index = self._random.randrange(len(self._producers))
+        paused = self._producers[index]
         paused.pause()
         self._replaced.append(paused)
-        self._producers[place] = self._producer(paused.name)
-        self._later(self._random.uniform(0.5, 3), paused.resume)
+        self._producers[index] = self._producer(paused.name)
+        self._run_later(self._random.uniform(0.5, 3), paused.resume)
 
     def _cut(self) -> None:
         self._treat(lambda _: HONEST)
@@ -270,16 +270,16 @@ class History:
         kind = self._random.choice(kinds)
         bytes_ = [self._random.choice((0, 100, 1000)) for _ in range(5)]
         self._treat(lambda number: Conduct(down=Fault(kind, bytes_[number % len(bytes_)])))
-        self._later(self._random.uniform(0.1, 1.5), self._repair_network)
+        self._run_later(self._random.uniform(0.1, 1.5), self._repair_network)
 
     def _delay_answers(self) -> None:
         seconds = self._random.uniform(0.01, 0.3)
         self._treat(lambda _: Conduct(delay_seconds=seconds))
-        self._later(self._random.uniform(0.1, 1.5), self._repair_network)
+        self._run_later(self._random.uniform(0.1, 1.5), self._repair_network)
 
     def _fill_disk(self) -> None:
         self._machine.limit_disk(self._random.choice((0, 10, 1000, 20_000)))
-        self._later(self._random.uniform(0.2, 3), lambda: self._machine.limit_disk(None))
+        self._run_later(self._random.uniform(0.2, 3), lambda: self._machine.limit_disk(None))
 
     def _step_clock(self) -> None:
         """Step the clock far back, or a little ahead: messages with future times are deleted only after these times."""
@@ -299,7 +299,7 @@ class History:
     def _repair_network(self) -> None:
         self._treat(lambda _: HONEST)
 
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+    def _run_later(self, seconds: float, action: Callable[[], None]) -> None:
         self._undo.append((time.monotonic() + seconds, action))
 
     def _undo_due(self) -> None:
@@ -311,11 +311,11 @@ class History:
 
     def _restart_fenced(self) -> None:
         """Restart a producer whose newest instance an older instance has fenced by resuming and registering again."""
-        for place, program in enumerate(self._producers):
+        for index, program in enumerate(self._producers):
             if program.process.poll() is not None:
                 self._check_end(program)
                 self._replaced.append(program)
-                self._producers[place] = self._producer(program.name)
+                self._producers[index] = self._producer(program.name)
                 self.events["fenced"] += 1
 
     # -- end ----------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class History:
             self._await_server(_POLL_SECONDS)
         self._stop_producers()
         labeled = {name: self._labeled_of(name) for name in PRODUCERS}
-        self._until(lambda: not self._leftover(), "R6, R7: orders are not billed, or are billed and not deleted")
+        self._wait_until(lambda: not self._remaining(), "R6, R7: orders are not billed, or are billed and not deleted")
         strict, sharing = ([Order.of(bill) for _, bill in self._committed(bills_of(group))] for group in GROUPS)
         dead = [Order.of(bill) for _, bill in self._committed(DEAD)] if self._has_dead() else []
         self.events.update({"orders": len(strict), "dead letters": len(dead)})
@@ -376,17 +376,17 @@ class History:
     def _has_dead(self) -> bool:
         return TopicId.parse(DEAD) in self._client.topics("default")
 
-    def _leftover(self) -> list[TopicId]:
+    def _remaining(self) -> list[TopicId]:
         """Return the topics of orders that still have rows."""
         partitions = [topic for topic in self._client.topics("default") if re.match(r"orders-[\df]", topic.topic)]
         return [topic for topic in partitions if list(self._client.poll(topic, limit=1))]
 
     def _check_readers(self) -> None:
         for group, follower in zip(GROUPS, self._followers, strict=True):
-            there = self._committed(bills_of(group))
-            self._until(partial(follower.has_seen, len(there)), f"R5: a follower of {group} stands still")
-            if follower.seen != there:
-                raise Violation(f"R5: a follower of {group} has seen other bills than there are")
+            bills = self._committed(bills_of(group))
+            self._wait_until(partial(follower.has_seen, len(bills)), f"R5: a follower of {group} makes no progress")
+            if follower.seen != bills:
+                raise Violation(f"R5: a follower of {group} has seen other bills than a reader at the end")
         self._check_followers()
 
     def _check_followers(self) -> None:
@@ -401,11 +401,11 @@ class History:
             return [(str(message.id), message.payload) for message in tx.poll(topic)]
 
     @staticmethod
-    def _until(condition: Callable[[], bool], words: str) -> None:
+    def _wait_until(condition: Callable[[], bool], message: str) -> None:
         ends = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > ends:
-                raise Violation(words)
+                raise Violation(message)
             time.sleep(_POLL_SECONDS)
 
     # -- processes ----------------------------------------------------------------------------------------------------
