@@ -3,7 +3,7 @@ import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 
-/** Java's own client, as it is: it proposes HTTP/2 with the first request of each connection. */
+/** Java's HTTP client with its default settings: it proposes HTTP/2 with the first request of each connection. */
 public class Upgrade {
   public static void main(String[] arguments) throws Exception {
     String topic = arguments[0];

@@ -1,6 +1,6 @@
-/* Shows a process another clock and another disk: what the 16 bytes of the file TMS_MACHINE say, of which the first 8
-   are the milliseconds by which the wall clock is set forward, and the others the bytes that still have room on the
-   disk, or -1. A write to a file takes the room that is left, and the next one fails with ENOSPC. */
+/* Simulates another clock and another disk for a process. The file TMS_MACHINE has 16 bytes: the offset of the wall
+   clock in milliseconds, and the free bytes of the disk, or -1 without a limit. A write to a file uses the remaining
+   bytes, and the next write fails with ENOSPC. */
 
 #define _GNU_SOURCE
 #include <errno.h>

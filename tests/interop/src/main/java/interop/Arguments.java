@@ -30,7 +30,7 @@ final class Arguments {
     }
   }
 
-  /** Refuses any other number of words, and options this command does not know. */
+  /** Rejects another number of words, and unknown options. */
   Arguments expect(int count, String... known) {
     if (words.size() != count) {
       throw new IllegalArgumentException("expected " + count + " words, got " + words);

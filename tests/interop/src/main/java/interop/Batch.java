@@ -15,11 +15,11 @@ final class Batch extends StoreRequest {
   }
 
   static Batch plain(TopicId topic, List<byte[]> payloads) {
-    // -1 is what CDAP's own plain requests carry
+    // CDAP's plain requests have -1.
     return new Batch(topic, false, -1L, payloads);
   }
 
-  /** With no payload: the reference to what the transaction has stored. */
+  /** Returns a request in a transaction; without payloads, it references the payloads that the transaction stored. */
   static Batch transactional(TopicId topic, long pointer, List<byte[]> payloads) {
     return new Batch(topic, true, pointer, payloads);
   }

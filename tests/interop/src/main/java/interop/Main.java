@@ -12,10 +12,10 @@ import java.util.concurrent.TimeUnit;
 import org.apache.tephra.TxConstants;
 
 /**
- * CDAP's and Tephra's own classes, spoken to from a command line. JSON lines on standard output, logs on standard
- * error, exit code 1 for any failure. {@code DIR} is always {@code messaging.local.data.dir}, the folder of the
- * three {@code system.tms.*} databases; it is opened in place, as CDAP would. Without a command line each line of
- * standard input is one, as an array of JSON, and an empty line ends what it printed; the first failure ends them all.
+ * A command line for CDAP's and Tephra's classes, with JSON lines on standard output, logs on standard error, and exit
+ * code 1 for any failure. {@code DIR} is always {@code messaging.local.data.dir}, the folder of the three
+ * {@code system.tms.*} databases; commands open it in place, like CDAP. Without arguments, each line of standard input
+ * is a command line as a JSON array, and its output ends with an empty line; the first failure ends the program.
  */
 public final class Main {
   private Main() {
@@ -39,7 +39,7 @@ public final class Main {
     } catch (Exception e) {
       e.printStackTrace();
     }
-    // CDAP's and Tephra's threads are not all daemons
+    // Not all threads of CDAP and Tephra are daemons.
     System.exit(status);
   }
 
@@ -60,11 +60,11 @@ public final class Main {
     }
   }
 
-  /** CDAP's defaults on the given data directory. */
+  /** Returns CDAP's default settings with the given data directory. */
   static CConfiguration configuration(String dir) {
     CConfiguration conf = CConfiguration.create();
     conf.set(MessagingSystem.LOCAL_DATA_DIR, dir);
-    // a publish is checked against the system clock, but our stores are written at any time we like
+    // CDAP checks the time of a publish against the system clock, but tests write stores of any time.
     conf.setLong(TxConstants.Manager.CFG_TX_MAX_LIFETIME, TimeUnit.DAYS.toSeconds(365L * 1000));
     return conf;
   }

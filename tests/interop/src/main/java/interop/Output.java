@@ -17,19 +17,19 @@ import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.Map;
 
-/** JSON lines on standard output, and the forms in which bytes appear in them. */
+/** JSON lines on standard output, and the encodings of bytes in them. */
 final class Output {
   private static final Gson GSON = new GsonBuilder().serializeNulls().create();
 
   private final Writer writer = new BufferedWriter(
       new OutputStreamWriter(new FileOutputStream(FileDescriptor.out), StandardCharsets.UTF_8), 1 << 16);
 
-  /** One line from alternating names and values. */
+  /** Prints one line from alternating names and values. */
   void line(Object... namesAndValues) {
     line(map(namesAndValues));
   }
 
-  /** One line. */
+  /** Prints one line. */
   void line(Map<String, Object> values) {
     try {
       writer.write(GSON.toJson(values));
@@ -39,7 +39,7 @@ final class Output {
     }
   }
 
-  /** An empty line, and all of it written. */
+  /** Prints an empty line and flushes the output. */
   void end() throws IOException {
     writer.write('\n');
     writer.flush();
@@ -69,12 +69,12 @@ final class Output {
     }
   }
 
-  /** The SHA-256 in hex, null for no bytes at all (a reference has no payload; an empty payload has a hash). */
+  /** Returns the SHA-256 in hex, or null without bytes: a reference has no payload, an empty payload has a hash. */
   static String sha256(byte[] bytes) {
     return bytes == null ? null : hex(sha256().digest(bytes));
   }
 
-  /** What {@link Tally} adds up: the first 8 bytes of the SHA-256. */
+  /** Returns the first 8 bytes of the SHA-256, which {@link Tally} adds up. */
   static long sum(byte[] bytes) {
     return ByteBuffer.wrap(sha256().digest(bytes)).getLong();
   }

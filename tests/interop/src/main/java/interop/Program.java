@@ -39,10 +39,9 @@ import org.apache.twill.discovery.Discoverable;
 import org.apache.twill.discovery.InMemoryDiscoveryService;
 
 /**
- * A program on CDAP that publishes and consumes, through CDAP's and Tephra's own clients, or a CDAP of its own. It does
- * what each JSON line of standard input says and answers with a line: {@code {"result": …}} or
- * {@code {"error": class, "message": …}}. Transactions and rollback details stay here, under the number the answer
- * gave them.
+ * A program that publishes and consumes with CDAP's and Tephra's clients, or with a messaging service of CDAP. It
+ * executes each JSON line of standard input and prints a line {@code {"result": …}} or
+ * {@code {"error": class, "message": …}}. It keeps transactions and rollback details by the number in the response.
  */
 public final class Program {
   private static final Output OUT = new Output();
@@ -53,8 +52,8 @@ public final class Program {
   private final List<RollbackDetail> published = new ArrayList<>();
 
   /**
-   * {@code Program PORT TRANSACTIONS_PORT}: where the servers listen on this machine; {@code Program PLACE}: CDAP's
-   * service on that store ({@link Store#open}), with transactions in memory.
+   * Runs {@code Program PORT TRANSACTIONS_PORT} with servers on this machine, or {@code Program PLACE} with CDAP's
+   * service on a store ({@link Store#open}) and transactions in memory.
    */
   public static void main(String[] args) throws Exception {
     Program program = args.length == 1

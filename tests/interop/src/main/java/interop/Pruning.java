@@ -14,7 +14,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import org.iq80.leveldb.DBIterator;
 
-/** CDAP's own cleaning, timed, and the kind of large store that it can clean at all. */
+/** CDAP's cleaning with its duration, and large stores that it can clean. */
 final class Pruning {
   private static final int TTL_SECONDS = (int) TimeUnit.DAYS.toSeconds(1);
   private static final int BATCH = 1000;
@@ -22,11 +22,11 @@ final class Pruning {
   private Pruning() {
   }
 
-  /** {@code prune DIR}: one round of the cleanup thread, as if it were that time. */
+  /** Runs {@code prune DIR}: one run of the cleanup thread at the given time. */
   static void prune(Arguments args, Output out) throws IOException {
     long nowMs = args.number("--now", System.currentTimeMillis());
     try (LevelDbStore store = new LevelDbStore(Main.configuration(args.word(0)))) {
-      // counting first also warms caches and compiler: the figure is CDAP at its best
+      // The count also warms up caches and the compiler, so the duration is CDAP's best.
       long messages = count(store, "message");
       long payloads = count(store, "payload");
       long begin = System.nanoTime();
@@ -51,8 +51,8 @@ final class Pruning {
   }
 
   /**
-   * {@code fill DIR}: plain messages evenly over two days in topics that keep one day, first generation only (CDAP
-   * prunes no other): half of the rows are past their ttl, exactly so where a topic's rows fill whole pairs of batches.
+   * Runs {@code fill DIR}: plain messages evenly over two days in topics with a ttl of one day, in the first generation
+   * because CDAP prunes no other. Half of the rows are expired, exactly half if a topic's rows fill pairs of batches.
    */
   static void fill(Arguments args, Output out) throws Exception {
     long nowMs = args.number("--now", System.currentTimeMillis());

@@ -18,11 +18,11 @@ import java.util.concurrent.TimeUnit;
 import org.apache.tephra.persist.TransactionSnapshot;
 
 /**
- * A store as years of CDAP would leave it, from a seed: topics that lived, died and came again, messages on both
- * sides of every limit, transactions of every outcome. The same arguments give the same rows.
+ * A store like after years of CDAP, from a seed: existing, deleted and recreated topics, messages on both sides of
+ * every limit, and transactions of every outcome. The same arguments give the same rows.
  */
 final class RandomStore {
-  /** Neighbours in key order on purpose: names that are prefixes of each other, also across the colon. */
+  /** Neighbors in key order: names that are prefixes of each other, also across the colon. */
   private static final List<TopicId> NAMES = List.of(
       new TopicId("default", "t"), new TopicId("default", "t1"), new TopicId("default", "t-1"),
       new TopicId("system", "audit"), new TopicId("ns1", "t"), new TopicId("ns", "1t"));
@@ -71,7 +71,7 @@ final class RandomStore {
         "invalid", snapshot.getInvalid().size(), "in_progress", snapshot.getInProgress().size());
     out.flush();
     if (args.has("--kill")) {
-      // no shutdown hook, no close: the files are as a crash leaves them
+      // No shutdown hook and no close, like in a crash.
       Runtime.getRuntime().halt(0);
     }
     store.close();
@@ -89,7 +89,7 @@ final class RandomStore {
     int generations = random.nextBoolean() ? 1 : 2 + random.nextInt(3);
     long pastMs = Math.min(2 * TimeUnit.SECONDS.toMillis(ttlSeconds), LONGEST_PAST_MS);
     for (int generation = 1; generation <= generations; generation++) {
-      // the clock stands still in a generation's last moment, where the next begins
+      // The clock stops at the last millisecond of a generation, where the next one starts.
       long fromMs = nowMs - pastMs + pastMs * (generation - 1) / generations;
       service.createTopic(new TopicMetadata(topic, "ttl", Integer.toString(ttlSeconds)));
       writeGeneration(topic, ttlSeconds, rows / generations, fromMs, pastMs / generations);
@@ -103,7 +103,7 @@ final class RandomStore {
     }
   }
 
-  /** About that many rows, evenly over the time, and one message at and on either side of the ttl's edge. */
+  /** Writes about that many rows, evenly over the time, and messages right before, at and after the ttl. */
   private void writeGeneration(TopicId topic, int ttlSeconds, long rows, long fromMs, long lengthMs)
       throws Exception {
     messages = new Tally();
@@ -113,7 +113,7 @@ final class RandomStore {
     TreeSet<Long> edges = new TreeSet<>(List.of(cutoffMs - 1, cutoffMs, cutoffMs + 1));
     for (long written = 0; written < rows; written = messages.rows() + references + payloads.rows()) {
       long atMs = fromMs + lengthMs * written / rows;
-      // the writer's clock must not step back: equal keys would overwrite each other
+      // The clock of the writer must not step back, because equal keys would overwrite each other.
       for (long edgeMs : edges.subSet(fromMs, atMs)) {
         clockMs = edgeMs;
         publish(Batch.plain(topic, batch(1)));
@@ -128,9 +128,9 @@ final class RandomStore {
     }
   }
 
-  /** One transaction that ends at the given time, with a checkpoint now and then. */
+  /** Writes one transaction that ends at the given time, in some cases with a checkpoint. */
   private void writeTransaction(TopicId topic, int ttlSeconds, long atMs) throws Exception {
-    // some begin long before they publish, so that their payloads are past the ttl before their reference is
+    // Some transactions publish long after their begin, so that their payloads expire before their references.
     long longestMs = Math.min(2 * TimeUnit.SECONDS.toMillis(ttlSeconds), MAX_TX_AGE_MS);
     long beganMs = atMs - (random.nextInt(3) > 0 ? random.nextInt(1000) : random.nextLong(longestMs));
     List<Long> pointers = new ArrayList<>();
@@ -151,7 +151,7 @@ final class RandomStore {
       if (what == 0 || what == 2) {
         published.add(publish(Batch.transactional(topic, pointer, batch(1 + random.nextInt(largestBatch)))));
       }
-      // what 3 is an orphan: stored, never published
+      // 3: orphans, which are stored and never published.
     }
     if (outcome == Outcome.ROLLED_BACK) {
       for (RollbackDetail detail : published) {
@@ -172,7 +172,7 @@ final class RandomStore {
     return die % 3 == 1 ? Outcome.ROLLED_BACK : Outcome.INVALID;
   }
 
-  /** One to three store requests between the transaction's begin and its publishing. */
+  /** Sends one to three store requests between the begin of the transaction and its publish. */
   private void store(TopicId topic, long pointer, long beganMs, long atMs) throws Exception {
     int requests = 1 + random.nextInt(3);
     for (int i = 0; i < requests; i++) {
@@ -194,7 +194,7 @@ final class RandomStore {
     return detail;
   }
 
-  /** Payloads of any length from nothing to twice the mean, half of each random, so that Snappy has work to do. */
+  /** Returns payloads with lengths from 0 to twice the mean, half of each random, so that Snappy compresses them. */
   private List<byte[]> batch(int size) {
     List<byte[]> batch = new ArrayList<>(size);
     for (int i = 0; i < size; i++) {

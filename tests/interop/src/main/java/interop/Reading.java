@@ -24,15 +24,15 @@ import org.apache.tephra.Transaction;
 import org.apache.tephra.util.TxUtils;
 import org.iq80.leveldb.DBIterator;
 
-/** The reading commands: what CDAP sees in a store, at three depths. */
+/** The commands that read a store through tables, raw rows, or CDAP's service. */
 final class Reading {
-  /** Before every payload of a transaction, so that a fetch from here gets them all. */
+  /** A position before every payload of a transaction, so that a fetch from it returns them all. */
   private static final MessageId FIRST_PAYLOAD = new MessageId(new byte[MessageId.RAW_ID_SIZE]);
 
   private Reading() {
   }
 
-  /** Every topic, and every entry of the live ones through the table classes, which apply no ttl. */
+  /** Prints every topic, and every entry of live topics through the table classes, which apply no ttl. */
   static void dump(Arguments args, Output out) throws IOException {
     CConfiguration conf = Main.configuration(args.word(0));
     try (Store store = Store.open(conf, args.word(0))) {
@@ -65,7 +65,7 @@ final class Reading {
     }
   }
 
-  /** The rows of the payload table that a reference stands for. */
+  /** Returns the rows of the payload table of a reference. */
   private static List<Map<String, Object>> stored(TopicMetadata topic, MessageTable.Entry reference,
       PayloadTable payloads) throws IOException {
     List<Map<String, Object>> rows = new ArrayList<>();
@@ -80,7 +80,7 @@ final class Reading {
     return rows;
   }
 
-  /** Every row of one table, foreign ones too, as CDAP's LevelDB library reads it with CDAP's options. */
+  /** Prints every row of a table, also unrecognized ones, read by CDAP's LevelDB library with CDAP's options. */
   static void raw(Arguments args, Output out) throws IOException {
     try (LevelDbStore store = new LevelDbStore(Main.configuration(args.word(0)));
         DBIterator rows = store.database(args.word(1)).iterator()) {
@@ -91,7 +91,7 @@ final class Reading {
     }
   }
 
-  /** What a consumer gets: without a transaction and, given a snapshot, inside one begun at that snapshot. */
+  /** Prints the messages of a consumer: without a transaction, and in a transaction that began at the snapshot. */
   static void service(Arguments args, Output out) throws IOException, TopicNotFoundException {
     CConfiguration conf = Main.configuration(args.word(0));
     String snapshot = args.text("--snapshot", null);

@@ -27,7 +27,7 @@ import org.apache.tephra.TransactionManager.InProgressType;
 import org.apache.tephra.persist.TransactionSnapshot;
 import org.apache.tephra.snapshot.SnapshotCodecProvider;
 
-/** Transaction snapshot files, by Tephra's own codecs: any version is read, the newest (V4) is written. */
+/** Transaction snapshots with Tephra's codecs: reads of any version, and writes of the newest version (V4). */
 final class Snapshots {
   private static final SnapshotCodecProvider CODEC = new SnapshotCodecProvider(new Configuration(false));
 
@@ -46,12 +46,12 @@ final class Snapshots {
     }
   }
 
-  /** {@code snapshot FILE}: the decoded snapshot as one line. */
+  /** Runs {@code snapshot FILE}: prints the decoded snapshot as one line. */
   static void print(Arguments args, Output out) throws IOException {
     out.line(describe(read(Path.of(args.word(0)))));
   }
 
-  /** A snapshot by the names that the vectors use. */
+  /** Returns a snapshot with the field names of the vectors. */
   static Map<String, Object> describe(TransactionSnapshot snapshot) {
     List<Object> inProgress = new ArrayList<>();
     snapshot.getInProgress().forEach((pointer, tx) -> inProgress.add(Output.map(
@@ -64,7 +64,7 @@ final class Snapshots {
         "committed", hexKeys(snapshot.getCommittedChangeSets()));
   }
 
-  /** {@code write-snapshot FILE}: encodes the line that {@code snapshot} prints, from standard input. */
+  /** Runs {@code write-snapshot FILE}: encodes a line of {@code snapshot} from standard input. */
   static void write(Arguments args, Output out) throws IOException {
     JsonObject json = new JsonParser()
         .parse(new InputStreamReader(System.in, StandardCharsets.UTF_8)).getAsJsonObject();

@@ -9,12 +9,12 @@ import java.io.Closeable;
 import java.io.IOException;
 import java.util.List;
 
-/** The three tables of a messaging system, opened by CDAP's own factory. */
+/** The three tables of a messaging system, which CDAP's factory opens. */
 public interface Store extends TableFactory, Closeable {
-  /** Every topic that this store's metadata table tells of: LevelDB's deleted ones (negative generation) too. */
+  /** Returns every topic in the metadata table, on LevelDB also deleted topics with a negative generation. */
   List<TopicMetadata> topics() throws IOException;
 
-  /** On HBase if the place is {@code hbase:ZOOKEEPER_PORT:PREFIX}, else in a folder. */
+  /** Opens a store on HBase if the place is {@code hbase:ZOOKEEPER_PORT:PREFIX}, else in a folder. */
   static Store open(CConfiguration conf, String place) throws IOException {
     String[] parts = place.split(":");
     return parts[0].equals("hbase")

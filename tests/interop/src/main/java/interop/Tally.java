@@ -1,6 +1,6 @@
 package interop;
 
-/** Counts payloads and adds up their hashes modulo 2^64: the order of writing need not be that of reading. */
+/** Counts payloads and adds up their hashes modulo 2^64, so that the order does not matter. */
 final class Tally {
   private long rows;
   private long checksum;

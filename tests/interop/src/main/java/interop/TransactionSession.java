@@ -33,9 +33,9 @@ import org.apache.tephra.snapshot.SnapshotCodecProvider;
 import org.apache.twill.discovery.DiscoveryServiceClient;
 
 /**
- * Tephra's own client and manager, told what to do by JSON lines: {@code {"call": NAME, "args": [...]}}. Each is
- * answered by one line, {@code {"result": ...}} or {@code {"error": CLASS, "message": TEXT}}. Transactions stay here;
- * calls name them by their id.
+ * Executes calls of Tephra's client and manager from JSON lines {@code {"call": NAME, "args": [...]}}, and prints for
+ * each a line {@code {"result": ...}} or {@code {"error": CLASS, "message": TEXT}}. It keeps transactions; calls use
+ * their id.
  */
 public final class TransactionSession {
   private static final Output OUT = new Output();
@@ -61,7 +61,7 @@ public final class TransactionSession {
       }
       OUT.flush();
     }
-    // Tephra's threads are not all daemons
+    // Not all threads of Tephra are daemons.
     System.exit(0);
   }
 
@@ -115,14 +115,14 @@ public final class TransactionSession {
     Configuration conf = new Configuration(false);
     conf.set(TxConstants.Service.CFG_DATA_TX_BIND_ADDRESS, "127.0.0.1");
     conf.setInt(TxConstants.Service.CFG_DATA_TX_BIND_PORT, port);
-    // it repeats whatever fails for half a minute, refusals too
+    // The default client repeats every failed call for half a minute, also rejected calls.
     conf.set(TxConstants.Service.CFG_DATA_TX_CLIENT_RETRY_STRATEGY, "n-times");
     conf.setInt(TxConstants.Service.CFG_DATA_TX_CLIENT_ATTEMPTS, 1);
     client = new TransactionServiceClient(conf, new PooledClientProvider(conf, (DiscoveryServiceClient) null), name);
     return client.status();
   }
 
-  /** A manager of Tephra's that keeps nothing. */
+  /** Returns a manager of Tephra without storage. */
   static TransactionManager manager() {
     Configuration conf = new Configuration(false);
     conf.setInt(TxConstants.Manager.CFG_TX_CLEANUP_INTERVAL, 0);
@@ -132,7 +132,7 @@ public final class TransactionSession {
     return manager;
   }
 
-  /** A service of Tephra's, until the JVM ends; answers its port. */
+  /** Starts a service of Tephra, which runs until the JVM exits, and returns its port. */
   private static int serve() {
     TransactionManager manager = manager();
     ThriftRPCServer<?, ?> server = ThriftRPCServer.builder(TTransactionServer.class).setHost("127.0.0.1").setPort(0)
@@ -153,7 +153,7 @@ public final class TransactionSession {
     return begun.get(args.number(0));
   }
 
-  /** What a manager of Tephra's finds in a directory; it leaves a snapshot of that behind. */
+  /** Returns the state that a manager of Tephra recovers from a directory; the manager writes a snapshot of it. */
   private static Map<String, Object> recover(String dir) throws Exception {
     TransactionManager manager = manager(dir);
     try {
@@ -163,7 +163,7 @@ public final class TransactionSession {
     }
   }
 
-  /** A manager of Tephra's goes on in a directory: it commits, invalidates, and leaves one in progress. */
+  /** Continues in a directory with a manager of Tephra: commits, invalidates, and leaves a transaction in progress. */
   private static Map<String, Object> work(String dir) throws Exception {
     TransactionManager manager = manager(dir);
     try {
@@ -190,7 +190,7 @@ public final class TransactionSession {
     return manager;
   }
 
-  /** The arguments of a call. */
+  /** The typed arguments of a call. */
   private record Words(JsonObject call) {
     private JsonElement at(int index) {
       return call.getAsJsonArray("args").get(index);

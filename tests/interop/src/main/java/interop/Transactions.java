@@ -12,7 +12,7 @@ import org.apache.tephra.TransactionManager.InProgressType;
 import org.apache.tephra.TxConstants;
 import org.apache.tephra.persist.TransactionSnapshot;
 
-/** The transactions of a made-up past and the snapshot that a transaction manager would have taken of them. */
+/** Invented transactions of the past, and the snapshot that a transaction manager would have taken of them. */
 final class Transactions {
   enum Outcome { COMMITTED, ROLLED_BACK, INVALID, IN_PROGRESS }
 
@@ -25,14 +25,14 @@ final class Transactions {
     this.snapshotMs = snapshotMs;
   }
 
-  /** A pointer of that millisecond, never given before: topics are written one after another, times repeat. */
+  /** Returns an unused pointer of a millisecond: topics are written one after another, so times repeat. */
   long pointer(long atMs) {
     return atMs * TxConstants.MAX_TX_PER_MS + issued++ % TxConstants.MAX_TX_PER_MS;
   }
 
-  /** Notes how a transaction ended; the pointers after the first are its checkpoints. */
+  /** Records the outcome of a transaction; the pointers after the first are its checkpoints. */
   void end(List<Long> pointers, Outcome outcome) {
-    // what began after the snapshot is not in it, whatever became of it
+    // The snapshot does not contain transactions that began later.
     List<Long> known = new ArrayList<>(pointers);
     known.removeIf(pointer -> pointer / TxConstants.MAX_TX_PER_MS >= snapshotMs);
     if (known.isEmpty()) {

@@ -34,10 +34,10 @@ import org.apache.kafka.common.serialization.StringSerializer;
 import org.apache.kafka.common.utils.Time;
 
 /**
- * One broker of Kafka and its own client, told what to do line by line.
+ * A Kafka broker and Kafka's client, which execute one call per line.
  *
- * <p>Arguments: a folder, the port of the broker, the port it tells clients (a proxy's, say), the port of its
- * controller. Each line of standard input is a call as JSON; each line of standard output its result or its error.
+ * <p>Arguments: a folder, the port of the broker, the advertised port (for example of a proxy), and the port of the
+ * controller. Each line of standard input is a call as JSON; each line of standard output is its result or its error.
  */
 public final class Oracle {
   private static final String GROUP = "billing";
@@ -139,7 +139,7 @@ public final class Oracle {
     }
   }
 
-  /** Read on behind the committed position, publish it elsewhere and commit the position with it. */
+  /** Reads after the committed position, publishes the messages to another topic, and commits their position. */
   private List<String> copy(KafkaProducer<String, String> producer, String from, String to, int limit)
       throws ExecutionException, InterruptedException {
     TopicPartition partition = new TopicPartition(from, 0);
@@ -169,7 +169,7 @@ public final class Oracle {
         new KafkaConsumer<>(settings, new StringDeserializer(), new StringDeserializer())) {
       consumer.assign(Set.of(partition));
       consumer.seek(partition, start);
-      // of one that reads what is committed: where the first undecided message is
+      // The end for a reader of committed messages: the position of the first undecided message.
       long end = consumer.endOffsets(Set.of(partition)).get(partition);
       while (consumer.position(partition) < end) {
         found.addAll(consumer.poll(Duration.ofMillis(100)).records(partition));

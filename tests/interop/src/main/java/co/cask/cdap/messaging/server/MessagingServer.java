@@ -13,12 +13,12 @@ import com.google.common.collect.ImmutableSet;
 import org.apache.twill.discovery.Discoverable;
 import org.apache.twill.discovery.InMemoryDiscoveryService;
 
-/** CDAP's own messaging server on a LevelDB store, to be measured beside ours. */
+/** CDAP's messaging server on a LevelDB store, for comparative measurements. */
 public final class MessagingServer {
   private MessagingServer() {
   }
 
-  /** {@code MessagingServer DIR}: prints its port, and serves until it is killed. */
+  /** Runs {@code MessagingServer DIR}: prints the port, and serves until it is killed. */
   public static void main(String[] args) throws Exception {
     CConfiguration conf = CConfiguration.create();
     conf.set(MessagingSystem.LOCAL_DATA_DIR, args[0]);

@@ -6,12 +6,12 @@ import co.cask.cdap.common.utils.TimeProvider;
 import co.cask.cdap.messaging.MessagingService;
 import co.cask.cdap.messaging.store.TableFactory;
 
-/** Makes CDAP's service with a clock of ours; only its own package may. */
+/** Creates CDAP's service with another clock, through a constructor that only this package can call. */
 public final class MessagingServices {
   private MessagingServices() {
   }
 
-  /** The service is not started: all that starting does is to create the system topics, which nobody asked for. */
+  /** Returns a service that is not started, because a start only creates the system topics. */
   public static MessagingService create(CConfiguration conf, TableFactory tables, TimeProvider writeClock) {
     return new CoreMessagingService(conf, tables, writeClock, new NoOpMetricsCollectionService());
   }

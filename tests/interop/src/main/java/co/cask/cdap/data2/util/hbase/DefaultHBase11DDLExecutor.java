@@ -12,8 +12,8 @@ import org.apache.hadoop.hbase.regionserver.BloomType;
 import org.apache.hadoop.hbase.security.access.Permission;
 
 /**
- * Hands what CDAP says of a table on to HBase, value by value and without its observers, which HBase 2 cannot load.
- * CDAP's factory looks for the class by this name.
+ * Creates CDAP's tables in HBase with CDAP's attributes, but without observers, which HBase 2 cannot load. CDAP's
+ * factory loads the class by this name.
  */
 public final class DefaultHBase11DDLExecutor extends DefaultHBaseDDLExecutor {
   @Override

@@ -14,9 +14,8 @@ import org.apache.hadoop.hbase.client.HTable;
 import org.apache.hadoop.hbase.client.Scan;
 
 /**
- * The few calls of CDAP's that differ between versions of HBase: CDAP's own classes for them, one set for each version,
- * were published for CDAP 4.0 only. Keys, salts, cells and attributes are not among them. What the messaging tables do
- * not call is left out.
+ * CDAP's calls that differ between versions of HBase, as far as messaging tables use them. CDAP published its classes
+ * for them, one set per version, only for CDAP 4.0. They do not affect keys, salts, cells or attributes.
  */
 public final class TableUtil extends HBaseTableUtil {
   @Override
@@ -49,7 +48,7 @@ public final class TableUtil extends HBaseTableUtil {
     return new HBase11GetBuilder(row);
   }
 
-  /** A stand-in that {@link DefaultHBase11DDLExecutor} leaves out: HBase 2 cannot load an observer for HBase 1. */
+  /** Returns a placeholder that {@link DefaultHBase11DDLExecutor} omits: HBase 2 cannot load observers for HBase 1. */
   private static Class<? extends Coprocessor> none() {
     return Coprocessor.class;
   }

@@ -23,17 +23,17 @@ import org.apache.hadoop.hbase.HBaseConfiguration;
 import org.apache.twill.filesystem.LocalLocationFactory;
 
 /**
- * The tables of a CDAP on HBase, opened, and made if they are missing, by CDAP's own factory. It stands in CDAP's
- * package because the factory's constructor is not public.
+ * The tables of a CDAP on HBase, which CDAP's factory opens, and creates if they are missing. The class is in CDAP's
+ * package because the constructor of the factory is not public.
  */
 public final class HBaseStore implements Store {
   private final HBaseTableFactory factory;
   private final MetadataTable metadata;
 
-  /** Looks for HBase through the ZooKeeper at that port of this machine; CDAP's namespace is {@code PREFIX_system}. */
+  /** Connects to HBase through the ZooKeeper on a port of this machine; CDAP's namespace is {@code PREFIX_system}. */
   public HBaseStore(CConfiguration conf, int zooKeeperPort, String prefix) throws IOException {
     conf.set(Constants.Dataset.TABLE_PREFIX, prefix);
-    // the observers are for servers of HBase 1; see TableUtil
+    // The observers are for HBase 1; see TableUtil.
     conf.setBoolean("master.manage.hbase.coprocessors", false);
     Configuration hbase = HBaseConfiguration.create();
     hbase.set("hbase.zookeeper.quorum", "127.0.0.1");
@@ -41,7 +41,7 @@ public final class HBaseStore implements Store {
     hbase.set(HBaseTableUtil.CFG_HBASE_TABLE_COMPRESSION, "NONE");
     HBaseTableUtil util = new TableUtil();
     util.setCConf(conf);
-    // what CDAP's master does when it starts
+    // CDAP's master does the same at its start.
     try (HBaseDDLExecutor executor = new HBaseDDLExecutorFactory(conf, hbase).get()) {
       executor.createNamespaceIfNotExists(util.getHBaseNamespace(NamespaceId.SYSTEM));
     }

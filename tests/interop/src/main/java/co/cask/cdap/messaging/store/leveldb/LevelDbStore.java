@@ -14,8 +14,8 @@ import java.util.List;
 import org.iq80.leveldb.DB;
 
 /**
- * A TMS data directory, opened by CDAP's own factory. It stands in CDAP's package because the table classes, and
- * with them the pruning, are not public.
+ * A TMS data directory, which CDAP's factory opens. The class is in CDAP's package because the classes of the tables,
+ * which also prune, are not public.
  */
 public final class LevelDbStore implements Store {
   private final LevelDBMetadataTable metadata;
@@ -23,8 +23,8 @@ public final class LevelDbStore implements Store {
   private final LevelDBPayloadTable payloads;
 
   /**
-   * Takes one factory per table: every factory runs a cleanup thread which prunes by the system clock as soon as that
-   * factory has opened all three, and a reader must not delete what it came to read.
+   * Opens each table with a separate factory: the cleanup thread of a factory prunes by the system clock once the
+   * factory has opened all three tables, and a reader must not delete rows.
    */
   public LevelDbStore(CConfiguration conf) throws IOException {
     metadata = (LevelDBMetadataTable) new LevelDBTableFactory(conf)
@@ -44,7 +44,7 @@ public final class LevelDbStore implements Store {
     return topics;
   }
 
-  /** One round of CDAP's cleanup thread, in its order, at the given time. */
+  /** Runs CDAP's cleanup once, in the order of its thread, at the given time. */
   public void prune(long nowMs) throws IOException {
     try (CloseableIterator<TopicMetadata> rows = metadata.scanTopics()) {
       while (rows.hasNext()) {
@@ -55,7 +55,7 @@ public final class LevelDbStore implements Store {
     }
   }
 
-  /** The LevelDB handle under a table: {@code meta}, {@code message} or {@code payload}. */
+  /** Returns the LevelDB handle of a table: {@code meta}, {@code message} or {@code payload}. */
   public DB database(String table) {
     return switch (table) {
       case "meta" -> handle(metadata);
@@ -65,7 +65,7 @@ public final class LevelDbStore implements Store {
     };
   }
 
-  /** CDAP itself never closes its handles; we do, so that another process finds finished files. */
+  /** Closes the handles, which CDAP never does, so that another process finds complete files. */
   @Override
   public void close() throws IOException {
     database("meta").close();
@@ -88,7 +88,7 @@ public final class LevelDbStore implements Store {
     return payloads;
   }
 
-  /** The tables keep their handle private, yet only through it can rows be read raw, with CDAP's own options. */
+  /** Returns the private handle of a table, the only way to read raw rows with CDAP's options. */
   private static DB handle(Object table) {
     try {
       var field = table.getClass().getDeclaredField("levelDB");

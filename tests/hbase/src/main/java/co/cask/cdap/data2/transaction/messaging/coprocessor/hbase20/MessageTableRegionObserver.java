@@ -4,7 +4,7 @@ import java.util.Optional;
 import org.apache.hadoop.hbase.coprocessor.RegionCoprocessor;
 import org.apache.hadoop.hbase.coprocessor.RegionObserver;
 
-/** Carries the name of CDAP's observer, so that a table can have an entry with it, and does nothing. */
+/** Has the name of CDAP's observer, so that a test can add it to a table, and does nothing. */
 public final class MessageTableRegionObserver implements RegionCoprocessor, RegionObserver {
   @Override
   public Optional<RegionObserver> getRegionObserver() {
