@@ -143,7 +143,7 @@ def test_may_have_undecided_finds_only_positive_pointers(hbase_tables: Tables) -
 
 
 def test_previously_standalone_server_reads_its_log_once(hbase_tables: Tables, tmp_path: Path) -> None:
-    log = tmp_path / "none"
+    log = tmp_path / "log"
     with HBaseServers(hbase_tables, tmp_path, source="manager", advertise=None) as servers:
         alone = servers.start("a")
         with TransactionClient(alone.transactions) as client:

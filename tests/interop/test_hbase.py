@@ -32,7 +32,7 @@ from tms_core.transaction.source.source import DirectorySource
 __all__ = ["hbase", "hbase_tables"]
 
 #: The number of salts of CDAP's tables by default, and of the tables that the tests create.
-CDAP_BUCKETS, OUR_BUCKETS = 16, 3
+CDAP_BUCKETS, CREATED_BUCKETS = 16, 3
 TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
 
 Line = dict[str, Any]
@@ -49,25 +49,25 @@ def place(hbase: HBaseServer, prefix: str) -> str:
 
 
 @pytest.fixture
-def our_tables(hbase_tables: Tables, prefix: str) -> str:
+def created_tables(hbase_tables: Tables, prefix: str) -> str:
     """Return the namespace of tables created by ``tms admin create-tables``."""
     namespace = f"{prefix}_system"
-    words = ["--namespace", namespace, "--buckets", str(OUR_BUCKETS), "--compression", "none"]
+    words = ["--namespace", namespace, "--buckets", str(CREATED_BUCKETS), "--compression", "none"]
     assert execute(["admin", "create-tables", "--thrift2", str(hbase_tables.server.thrift2), *words]) == 0
     return namespace
 
 
 @pytest.fixture
-def start(java: Interop, our_tables: str, hbase: HBaseServer) -> Callable[[], Program]:
+def start(java: Interop, created_tables: str, hbase: HBaseServer) -> Callable[[], Program]:
     """Return a function that starts CDAP's messaging service on created tables."""
-    return lambda: Program(java, f"hbase:{hbase.zookeeper}:{our_tables.removesuffix('_system')}")
+    return lambda: Program(java, f"hbase:{hbase.zookeeper}:{created_tables.removesuffix('_system')}")
 
 
 @pytest.fixture
-def kit(hbase_tables: Tables, our_tables: str) -> Iterator[Kit]:
+def kit(hbase_tables: Tables, created_tables: str) -> Iterator[Kit]:
     clock = ManualClock(SystemClock().now_ms(), monotonic_ms=SECOND)
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
-    made = Kit(hbase_tables.open(our_tables, buckets=OUR_BUCKETS), HBaseSide(pool, our_tables), clock)
+    made = Kit(hbase_tables.open(created_tables, buckets=CREATED_BUCKETS), HBaseSide(pool, created_tables), clock)
     yield made
     made.close()
 
@@ -112,19 +112,19 @@ def test_cdap_tables_have_same_attributes_as_created_tables(
     java: Interop, hbase: HBaseServer, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
 ) -> None:
     java.run("write", place, 1, "--rows", 1, "--topics", 1, "--snapshots", tmp_path)
-    ours = hbase_tables.make(buckets=CDAP_BUCKETS)
+    created = hbase_tables.make(buckets=CDAP_BUCKETS)
     with_prefix = {"dataset.table.prefix", "cdap.messaging.metadata.hbase.namespace"}
     admin = HBasePool([str(hbase.thrift2)], service="HbaseAdmin")
     for table in TABLES:
-        theirs = attributes_of(admin, f"{prefix}_system", table)
-        assert theirs.pop("cdap.version").startswith("5.1.2")
-        assert theirs.pop("cdap.hbase.version") == "1.1"
-        assert theirs.pop("dataset.table.prefix") == prefix
-        made = attributes_of(admin, ours, table)
-        assert {name: value for name, value in theirs.items() if name not in with_prefix} == {
+        of_cdap = attributes_of(admin, f"{prefix}_system", table)
+        assert of_cdap.pop("cdap.version").startswith("5.1.2")
+        assert of_cdap.pop("cdap.hbase.version") == "1.1"
+        assert of_cdap.pop("dataset.table.prefix") == prefix
+        made = attributes_of(admin, created, table)
+        assert {name: value for name, value in of_cdap.items() if name not in with_prefix} == {
             name: value for name, value in made.items() if name not in with_prefix
         }
-        names = [table_name(namespace, table).decode() for namespace in (f"{prefix}_system", ours)]
+        names = [table_name(namespace, table).decode() for namespace in (f"{prefix}_system", created)]
         assert hbase.command("regions", names[0]) == hbase.command("regions", names[1])
         families = [hbase.command("describe", name).partition("}, {")[2] for name in names]
         assert families[0] == families[1] != ""
@@ -147,35 +147,29 @@ def test_created_tables_are_read_and_written_by_cdap(start: Callable[[], Program
     with start() as program:
         # Then
         assert program.call("get", "orders") == kit.service.topic(named("orders"))
-        ours = [
-            *[b"%d" % number for number in range(200)],
-            b"stored",
-            b"payloads",
-            b"in",
-            b"transaction",
-            b"rolled back",
-        ]
-        assert program.fetch("orders") == ours == kit.payloads()
+        numbers = [b"%d" % number for number in range(200)]
+        tms_messages = [*numbers, *b"stored payloads in transaction".split(), b"rolled back"]
+        assert program.fetch("orders") == tms_messages == kit.payloads()
         assert program.ids("orders") == [message.id.hex() for message in kit.fetch("orders")]
         program.call("commit", transaction=program.call("begin"))
-        assert program.fetch("orders", transaction=program.call("begin")) == ours[:-1]
+        assert program.fetch("orders", transaction=program.call("begin")) == tms_messages[:-1]
         # When
         writing, failing = program.call("begin"), program.call("begin")
-        program.publish("orders", *[b"theirs %d" % number for number in range(200)])
-        program.call("store", "orders", transaction=writing, messages=[b"kept".hex(), b"by them".hex()])
+        program.publish("orders", *[b"cdap %d" % number for number in range(200)])
+        program.call("store", "orders", transaction=writing, messages=[b"kept".hex(), b"by CDAP".hex()])
         program.call("publish", "orders", transaction=writing)
         program.publish("orders", b"failed", transaction=failing)
         program.call("rollback", "orders", published=program.publish("orders", b"undone", transaction=writing))
         program.call("commit", transaction=writing)
         # Then
-        theirs = [*[b"theirs %d" % number for number in range(200)], b"kept", b"by them", b"failed", b"undone"]
+        cdap_messages = [*[b"cdap %d" % number for number in range(200)], b"kept", b"by CDAP", b"failed", b"undone"]
         kit.clock.advance(SystemClock().now_ms() - kit.clock.now_ms())
         kit.restart()
-        assert kit.payloads() == [*ours, *theirs] == program.fetch("orders")
+        assert kit.payloads() == [*tms_messages, *cdap_messages] == program.fetch("orders")
         assert [message.id.hex() for message in kit.fetch("orders")] == program.ids("orders")
         # When
         kit.publish("orders", b"last")
-        assert program.fetch("orders") == [*ours, *theirs, b"last"]
+        assert program.fetch("orders") == [*tms_messages, *cdap_messages, b"last"]
 
 
 def test_topic_changes_by_either_server_are_read_by_both(start: Callable[[], Program], kit: Kit) -> None:
@@ -187,33 +181,33 @@ def test_topic_changes_by_either_server_are_read_by_both(start: Callable[[], Pro
         assert program.call("get", topic) == known
         return known
 
-    kit.create("ours", ttl="60", note="<a> & 'b'")
+    kit.create("from-tms", ttl="60", note="<a> & 'b'")
     with start() as program:
-        program.call("create", "theirs", properties={"ttl": 120, "note": '<c> = "d" \u00e9'})
-        assert agree(program, "ours") == {"generation": "1", "ttl": "60", "note": "<a> & 'b'"}
-        assert agree(program, "theirs") == {"generation": "1", "ttl": "120", "note": '<c> = "d" \u00e9'}
+        program.call("create", "from-cdap", properties={"ttl": 120, "note": '<c> = "d" \u00e9'})
+        assert agree(program, "from-tms") == {"generation": "1", "ttl": "60", "note": "<a> & 'b'"}
+        assert agree(program, "from-cdap") == {"generation": "1", "ttl": "120", "note": '<c> = "d" \u00e9'}
         # CDAP compares the row with its own encoding, and would retry without end if a byte differed.
-        program.call("update", "ours", properties={"ttl": 61})
-        for topic in ("ours", "theirs"):
+        program.call("update", "from-tms", properties={"ttl": 61})
+        for topic in ("from-tms", "from-cdap"):
             program.publish(topic, b"of generation 1")
-    kit.service.update_topic(named("theirs"), {"ttl": "121"})
+    kit.service.update_topic(named("from-cdap"), {"ttl": "121"})
     with start() as program:
-        assert (agree(program, "ours")["ttl"], agree(program, "theirs")["ttl"]) == ("61", "121")
-        program.call("delete", "ours")
-        kit.service.delete_topic(named("theirs"))
+        assert (agree(program, "from-tms")["ttl"], agree(program, "from-cdap")["ttl"]) == ("61", "121")
+        program.call("delete", "from-tms")
+        kit.service.delete_topic(named("from-cdap"))
     with start() as program:
-        for topic in ("ours", "theirs"):
+        for topic in ("from-tms", "from-cdap"):
             with pytest.raises(Refused, match="TopicNotFound"):
                 program.call("get", topic)
         assert program.call("list") == []
         kit.restart()
-        kit.create("ours", ttl="60")
-        program.call("create", "theirs", properties={"ttl": 120})
-        for topic in ("ours", "theirs"):
+        kit.create("from-tms", ttl="60")
+        program.call("create", "from-cdap", properties={"ttl": 120})
+        for topic in ("from-tms", "from-cdap"):
             assert agree(program, topic)["generation"] == "2"
             program.publish(topic, b"of generation 2")
             assert kit.payloads(topic) == program.fetch(topic) == [b"of generation 2"]
-        assert sorted(program.call("list")) == kit.service.topics("default") == ["ours", "theirs"]
+        assert sorted(program.call("list")) == kit.service.topics("default") == ["from-cdap", "from-tms"]
 
 
 def served_by(java: Interop, place: str, snapshot: Path) -> list[Line]:

@@ -63,7 +63,7 @@ def hdfs() -> Hdfs:
 
 
 @pytest.fixture(params=["http", "https"])
-def guarded(request: pytest.FixtureRequest, hdfs: Hdfs, keytabs: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, hdfs: Hdfs, keytabs: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
     """Yield the URL of the folder."""
     KerberosNameNode.keytab, KerberosNameNode.hdfs = keytabs[0], hdfs
     KerberosNameNode.users, KerberosNameNode.proof = [], None
@@ -99,39 +99,39 @@ def source(place: str, keytab: Path, tmp_path: Path) -> DirectorySource:
     return found
 
 
-def test_snapshot_is_read_from_webhdfs_after_login(guarded: str, keytabs: tuple[Path, Path], tmp_path: Path) -> None:
-    assert source(guarded, keytabs[1], tmp_path).latest().name == "snapshot.2"
+def test_snapshot_is_read_from_webhdfs_after_login(url: str, keytabs: tuple[Path, Path], tmp_path: Path) -> None:
+    assert source(url, keytabs[1], tmp_path).latest().name == "snapshot.2"
     assert set(KerberosNameNode.users) == {f"reader@{REALM}"}
 
 
 @pytest.mark.parametrize(("proof", "message"), [(b"anything", "Kerberos login failed"), (b"", "identity")])
 def test_namenode_without_valid_proof_is_rejected(
-    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, message: str
+    url: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, message: str
 ) -> None:
-    found = source(guarded, keytabs[1], tmp_path)
+    found = source(url, keytabs[1], tmp_path)
     KerberosNameNode.proof = proof
     with pytest.raises(NoSnapshot, match=message):
         found.latest()
     ca_file = tmp_path / "server.pem"
-    folder = WebHdfsFolder(guarded, KerberosSettings(keytab=keytabs[1]), ca_file if ca_file.exists() else None)
+    folder = WebHdfsFolder(url, KerberosSettings(keytab=keytabs[1]), ca_file if ca_file.exists() else None)
     with pytest.raises(OSError, match=message), folder.open("snapshot.2"):
         """The server could redirect to any address."""
 
 
-def test_failed_or_missing_login_is_reported(guarded: str, realm: Realm, tmp_path: Path) -> None:
+def test_failed_or_missing_login_is_reported(url: str, realm: Realm, tmp_path: Path) -> None:
     keytab = realm.keytab("expelled")
     realm.admin("delprinc -force expelled")
     with pytest.raises(NoSnapshot) as caught:
-        source(guarded, keytab, tmp_path).latest()
+        source(url, keytab, tmp_path).latest()
     assert "(transactions.kerberos)" in str(caught.value)
     assert KerberosNameNode.users == []
-    ca_file = tmp_path / "server.pem" if guarded.startswith("s") else None
+    ca_file = tmp_path / "server.pem" if url.startswith("s") else None
     with pytest.raises(NoSnapshot, match="Kerberos"):
-        DirectorySource.at(guarded, ca_file=ca_file).latest()
+        DirectorySource.at(url, ca_file=ca_file).latest()
 
 
 def test_log_and_errors_contain_no_tokens_or_keys(
-    guarded: str,
+    url: str,
     keytabs: tuple[Path, Path],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -147,7 +147,7 @@ def test_log_and_errors_contain_no_tokens_or_keys(
         return tokens[-1]
 
     monkeypatch.setattr(Exchange, "step", watched)
-    reader = source(guarded, keytabs[1], tmp_path)
+    reader = source(url, keytabs[1], tmp_path)
     reader.latest()
     KerberosNameNode.proof = b"anything"
     with pytest.raises(NoSnapshot) as caught:

@@ -86,7 +86,7 @@ class HBaseServers:
         transactions = {
             "source": self._source,
             "thrift": thrift,
-            "directory": str(self._folder / "none"),
+            "directory": str(self._folder / "log"),
             "snapshot_interval_seconds": 1,
         }
         server = {"port": port, "leader": {**self.leader, "ordinal": ORDINALS[name]}}

@@ -84,7 +84,7 @@ def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: T
     return on_spark(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
 
 
-def left_behind(store: Store, state: State) -> dict[str, Any]:
+def describe(store: Store, state: State) -> dict[str, Any]:
     return {
         "rows": rows_of(store),
         "frontiers": state.frontiers(),
@@ -158,7 +158,7 @@ def swept(
     for wait_ms in waits:
         report = engine.run_once()
         assert not report.errors
-        found += [without_bytes(figures(report)), expiries.due(2**62, 100), left_behind(store, state)]
+        found += [without_bytes(figures(report)), expiries.due(2**62, 100), describe(store, state)]
         clock.advance(wait_ms)
     return found
 
@@ -211,7 +211,7 @@ def test_run_after_guided_sweep_of_leveldb_finds_nothing_to_do(tmp_path: Path) -
             assert not report.errors
             assert state.boundary() is not None
             assert list((folder / "archive").rglob("*.parquet"))
-            outcomes.append((figures(report)["totals"], left_behind(store, state)))
+            outcomes.append((figures(report)["totals"], describe(store, state)))
             clock.advance(1000)
             following = FileEngine(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
             again = following.run_once()
