@@ -206,6 +206,12 @@ def encode_state(state: VisibilityState) -> bytes:
     return stream.getvalue()
 
 
+def save_snapshot(folder: Path, state: VisibilityState) -> None:
+    """Write a snapshot file into a folder, which may not exist yet."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"snapshot.{state.timestamp_ms}").write_bytes(encode_state(state))
+
+
 # --- the janitor -----------------------------------------------------------------------------------------------------
 
 

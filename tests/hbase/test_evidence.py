@@ -12,10 +12,9 @@ import pytest
 
 from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
-from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor, pointer, topic, visibility
+from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor, pointer, save_snapshot, topic, visibility
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables, write_config
-from tests.transaction.managers import save_snapshot
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import KEYS, MessageTable, MessageValue, Page, Projection

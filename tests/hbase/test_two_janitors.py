@@ -24,12 +24,11 @@ from janitor.app import place as leases
 from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
 from janitor.state.hbase.table import JanitorTable
-from tests.builders import DAY, HOUR, MINUTE, Topic, pointer, topic, visibility
+from tests.builders import DAY, HOUR, MINUTE, Topic, pointer, save_snapshot, topic, visibility
 from tests.hbase.server import PATIENCE_SECONDS
 from tests.hbase.tables import Tables, write_config
 from tests.kit.hbase_servers import is_paused, pause_this_process
 from tests.support import wait_until
-from tests.transaction.managers import save_snapshot
 from tms_core.tables import lease
 from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
 from tms_core.tables.lease import LeaseRecord

@@ -16,13 +16,12 @@ import pytest
 from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
 from tests import maven
-from tests.builders import HOUR, MINUTE, NOW_MS, pointer, topic, visibility
+from tests.builders import HOUR, MINUTE, NOW_MS, pointer, save_snapshot, topic, visibility
 from tests.hbase.server import HBaseServer, start
 from tests.hbase.tables import write_config
 from tests.kerberos.kdc import REALM, Realm
 from tests.server.client import Client, TopicClient
 from tests.support import require_or_skip
-from tests.transaction.managers import save_snapshot
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import LeaseHeld, StoreError
 from tms_core.server.serving import serving

@@ -28,11 +28,10 @@ from janitor.spark.source.parts import Piece
 from janitor.spark.source.selection import RowSelection
 from janitor.spark.source.source import FilteringReader, FilteringSource, RowReader, TmsSource
 from janitor.spark.sweep.ranged import RangedStore
-from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, visibility
+from tests.builders import DAY, HOUR, NOW_MS, pointer, save_snapshot, topic, unknown_topic, visibility
 from tests.janitor.rules.test_differential import LONG_MAX, Scene, leveldb_store, scenes
 from tests.spark.test_columns import verdict
 from tests.support import raising
-from tests.transaction.managers import save_snapshot
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim

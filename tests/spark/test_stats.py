@@ -15,8 +15,7 @@ from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
 from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.sweep.transactions import TransactionView
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
-from tests.transaction.managers import save_snapshot
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, save_snapshot, topic, unknown_topic, visibility
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreNotFound
 from tms_core.tables.base import Store

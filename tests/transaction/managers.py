@@ -39,13 +39,6 @@ def timeless(snapshot: Snapshot) -> Snapshot:
     return Snapshot(visibility, snapshot.committing, snapshot.committed)
 
 
-def save_snapshot(folder: Path, state: VisibilityState) -> None:
-    """Write a snapshot file into a folder, which may not exist yet."""
-    folder.mkdir(exist_ok=True)
-    with (folder / f"snapshot.{state.timestamp_ms}").open("wb") as stream:
-        write_snapshot(stream, Snapshot(state))
-
-
 def recovered(directory: Path, clock: ManualClock | None = None) -> Snapshot:
     with TransactionManager(DirectoryStorage(directory), clock or ManualClock(NOW_MS)) as manager:
         return state(manager)
