@@ -110,7 +110,7 @@ class Background:
                 return datetime.fromtimestamp(clock.now_ms() / 1000, tz)
 
         @contextmanager
-        def ending(
+        def collect_signals(
             ask: Callable[[], None],
             *,
             text: bytes = b"",  # noqa: ARG001 it has no terminal
@@ -122,9 +122,9 @@ class Background:
         monkeypatch.setattr("apscheduler.schedulers.base.datetime", Now)
         monkeypatch.setattr("janitor.app.serve.Daemon", Sweeping)
         monkeypatch.setattr("janitor.app.serve.HttpServer", Server)
-        monkeypatch.setattr("janitor.app.serve.handle_signals", ending)
+        monkeypatch.setattr("janitor.app.serve.handle_signals", collect_signals)
         monkeypatch.setattr("janitor.app.exporter.HttpServer", Server)
-        monkeypatch.setattr("janitor.app.exporter.handle_signals", ending)
+        monkeypatch.setattr("janitor.app.exporter.handle_signals", collect_signals)
 
 
 class Terminal:

@@ -73,7 +73,7 @@ def test_serve_unit_starts_tms_serve_and_stops_and_reloads_by_its_signals() -> N
     assert set(found["Service.RestartPreventExitStatus"][0].split()) == {str(USAGE), str(BUSY)}
 
 
-def verified(unit: Path) -> tuple[int, str]:
+def verify_unit(unit: Path) -> tuple[int, str]:
     """Return the exit code and the output of ``systemd-analyze verify``."""
     analyze = require_tool("systemd-analyze", "apt-get install systemd")
     found = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60)
@@ -85,7 +85,7 @@ def test_unit_passes_the_check_of_systemd(tmp_path: Path, shipped: Path) -> None
     for unit in {shipped, ONCE_UNIT}:  # which the timer starts
         text = unit.read_text(encoding="utf-8")
         (tmp_path / unit.name).write_text(re.sub(r"/opt/tms-janitor/bin/\w+", sys.executable, text))
-    assert verified(tmp_path / shipped.name) == (0, "")
+    assert verify_unit(tmp_path / shipped.name) == (0, "")
 
 
 def test_once_unit_runs_once_and_starts_cdap_again() -> None:
@@ -123,4 +123,4 @@ def test_compose_file_starts_the_image_of_this_version_and_prometheus_finds_both
 def test_unit_with_a_mistake_is_found_by_systemd(tmp_path: Path, wrong: str) -> None:
     unit = tmp_path / UNIT.name
     unit.write_text(f"[Service]\nExecStart={sys.executable}\n{wrong}\n")
-    assert verified(unit)[1]
+    assert verify_unit(unit)[1]

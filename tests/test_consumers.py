@@ -176,7 +176,7 @@ def test_cutoff_of_a_consumer_without_due_unread_rows_reads_nothing(store: Store
 # --- lag -------------------------------------------------------------------------------------------------------------
 
 
-def counted(
+def count_lags(
     store: Store,
     *positions: Position,
     floor: Floor | None = None,
@@ -188,7 +188,7 @@ def counted(
     )
 
 
-def short(lags: list[Lag]) -> dict[str, tuple[int, int | None]]:
+def summarize(lags: list[Lag]) -> dict[str, tuple[int, int | None]]:
     return {found.position.name: (found.messages, found.oldest_ms) for found in lags}
 
 
@@ -198,8 +198,8 @@ def test_lag_of_several_consumers_counts_from_each_position(store: Store, orders
     orders.at(2).plain(*times)
     topic(store, "default:orders-b", ttl_seconds=60).plain(*times)
     positions = [at(MessageId(NOW_MS + read, read), f"c{read}") for read in (4, 9, 0, 8)]
-    found = counted(store, *positions, at(READ_NONE, "none"), at(MessageId(NOW_MS + 4, 4), "same"))
-    assert short(found) == {
+    found = count_lags(store, *positions, at(READ_NONE, "none"), at(MessageId(NOW_MS + 4, 4), "same"))
+    assert summarize(found) == {
         "c0": (9, times[1]),
         "c4": (5, times[5]),
         "c8": (1, times[9]),
@@ -218,11 +218,11 @@ def test_lag_counts_what_a_plain_reader_sees(store: Store, orders: Topic) -> Non
     store.message.put(
         [(time_prefix(orders.id.prefix, 1, NOW_MS) + tail, MessageValue(None, b"")) for tail in (b"", b"\0")]
     )
-    assert short(counted(store, at(READ_NONE))) == {"billing": (6, DUE.ms)}
+    assert summarize(count_lags(store, at(READ_NONE))) == {"billing": (6, DUE.ms)}
     negative = MessageKey(orders.id, 1, -1, 0).pack()
     store.message.put([(negative, MessageValue(None, b""))])
     floor = Floor(Positions(MemorySide()), store, 60)
-    assert short(counted(store, at(READ_NONE), floor=floor)) == {"billing": (7, DUE.ms - 1)}
+    assert summarize(count_lags(store, at(READ_NONE), floor=floor)) == {"billing": (7, DUE.ms - 1)}
 
 
 def test_lag_leaves_out_messages_whose_own_ttl_is_over(store: Store, orders: Topic) -> None:
@@ -230,18 +230,18 @@ def test_lag_leaves_out_messages_whose_own_ttl_is_over(store: Store, orders: Top
     keys = [key.pack() for key, _ in orders.messages()]
     expiries = Expiries(MemorySide())
     expiries.put([(keys[0], NOW_MS - 1), (keys[1], NOW_MS), (keys[3], NOW_MS + 1)])
-    assert short(counted(store, at(READ_NONE), expiries=expiries)) == {"billing": (3, NOW_MS - 8)}
-    assert short(counted(store, at(READ_NONE))) == {"billing": (5, NOW_MS - 10)}
+    assert summarize(count_lags(store, at(READ_NONE), expiries=expiries)) == {"billing": (3, NOW_MS - 8)}
+    assert summarize(count_lags(store, at(READ_NONE))) == {"billing": (5, NOW_MS - 10)}
 
 
 def test_lag_of_a_position_inside_stored_payloads_counts_those_left(store: Store, orders: Topic) -> None:
     store.payload.put([(_payload_key(orders.id, 1, 7, NOW_MS, number), b"x") for number in range(5)])
     orders.ref(7, NOW_MS).plain(NOW_MS + 1)
     for read, messages, oldest_ms in ((0, 5, NOW_MS), (3, 2, NOW_MS), (4, 1, NOW_MS + 1)):
-        [found] = counted(store, at(MessageId(NOW_MS, 0, NOW_MS, read)))
+        [found] = count_lags(store, at(MessageId(NOW_MS, 0, NOW_MS, read)))
         assert (found.messages, found.oldest_ms, found.at_least) == (messages, oldest_ms, False)
     positions = [at(MessageId(NOW_MS, 0, NOW_MS, read), f"c{read}") for read in range(5)]
-    all_of_them = counted(store, *positions, at(READ_NONE, "none"))
+    all_of_them = count_lags(store, *positions, at(READ_NONE, "none"))
     assert [one.messages for one in all_of_them] == [5, 4, 3, 2, 1, 6]
 
 
@@ -250,9 +250,9 @@ def test_lag_after_a_large_transaction_counts_its_payloads(store: Store, orders:
     rows = 2 * PAGE_ROWS + 5
     store.payload.put([(_payload_key(orders.id, 1, 7, NOW_MS + at // 60_000, at % 60_000), b"x") for at in range(rows)])
     orders.plain(NOW_MS).ref(pointer, NOW_MS + 1).plain(NOW_MS + 2)
-    [found] = counted(store, at(READ_NONE))
+    [found] = count_lags(store, at(READ_NONE))
     assert (found.messages, found.at_least) == (rows + 2, False)
-    [found] = counted(store, at(READ_NONE), most=100)
+    [found] = count_lags(store, at(READ_NONE), most=100)
     assert found.at_least
     assert found.messages <= 102
 
@@ -266,7 +266,7 @@ def test_lag_of_a_topic_counts_payloads_of_its_generation(
 ) -> None:
     orders.ref(7, NOW_MS)
     store.payload.put([(_payload_key(of(name).topic, generation, 7, NOW_MS, number), b"x") for number in range(50)])
-    [found] = counted(store, at(READ_NONE))
+    [found] = count_lags(store, at(READ_NONE))
     assert (found.messages, found.at_least) == (messages, False)
 
 
@@ -288,13 +288,13 @@ def test_lag_over_several_pages_counts_each_row_once(rows: int) -> None:
             found: list[Lag] = end.value
             break
     assert sum(read) == rows
-    assert short(found) == {"billing": (rows, NOW_MS), "far": (rows - 10, NOW_MS + 10)}
+    assert summarize(found) == {"billing": (rows, NOW_MS), "far": (rows - 10, NOW_MS + 10)}
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 9, 10, 11])
 def test_lag_with_a_limit_is_a_minimum_with_the_oldest_time(store: Store, orders: Topic, most: int) -> None:
     orders.plain(*(NOW_MS + number for number in range(10)))
-    far, near = counted(store, at(READ_NONE, "far"), at(MessageId(NOW_MS + 5, 5), "near"), most=most)
+    far, near = count_lags(store, at(READ_NONE, "far"), at(MessageId(NOW_MS + 5, 5), "near"), most=most)
     assert (near.messages, near.at_least, near.oldest_ms) == (min(most, 4), most < 4, NOW_MS + 6)
     # Beyond the limit, one more row is read.
     assert (far.messages, far.at_least, far.oldest_ms) == (max(min(most, 10), near.messages + 1), most < 10, NOW_MS)
@@ -313,11 +313,11 @@ def test_lag_is_expired_if_unread_messages_may_be_deleted(store: Store, orders: 
         (Position("billing", READ_NONE, DUE.ms - 1, DUE.ms - HOUR), True),
         (Position("billing", MessageId(0, 65_535), DUE.ms, DUE.ms - HOUR), False),
     ):
-        assert [one.expired for one in counted(store, position)] == [expired]
+        assert [one.expired for one in count_lags(store, position)] == [expired]
     # Held messages are not deleted.
     floor = Floor(Positions(MemorySide()), store, 60)
     for read_ms, expired in ((DUE.ms - 1, False), (DUE.ms - 60_000, False), (DUE.ms - 60_001, True)):
-        found = counted(store, at(MessageId(read_ms, 0), "a"), at(MessageId(NOW_MS, 0), "b"), floor=floor)
+        found = count_lags(store, at(MessageId(read_ms, 0), "a"), at(MessageId(NOW_MS, 0), "b"), floor=floor)
         assert [one.expired for one in found] == [expired, False]
 
 

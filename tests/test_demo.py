@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data" / "demo"
 
 
-def figures(store: Path) -> str:
+def summary_of(store: Path) -> str:
     with LevelDBStore(store) as opened:
         messages = len(opened.message.read(KEYS, b"", None, 1_000_000).items)
         hidden = sum(cell.pointer < 0 for cell in opened.message.read(CELLS, b"", None, 1_000_000).items)
@@ -44,8 +44,8 @@ def test_demo_of_a_checkout_shows_matching_plan_sweep_and_figures(
     assert demo.main(folder, clock) == 0
     shown = capsys.readouterr().out
     before, after = re.findall(r"^ +(.* payloads;) ", shown, flags=re.MULTILINE)
-    assert before == figures(unpack("sample", tmp_path / "as it was").directory)
-    assert after == figures(folder / "messaging")
+    assert before == summary_of(unpack("sample", tmp_path / "as it was").directory)
+    assert after == summary_of(folder / "messaging")
     planned, done = re.findall(r"^rows: (.*)$", shown, flags=re.MULTILINE)
     assert planned.replace("would be ", "") == done
     assert not done.startswith("0 expired")

@@ -233,7 +233,7 @@ def names_after(line: str) -> set[str]:
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> dict[str, Any]:
+def plan_document(tmp_path: Path) -> dict[str, Any]:
     """Return a plan with deletions and an inversion."""
     store = MemoryStore()
     invalid = pointer(NOW_MS - DAY // 2)
@@ -245,15 +245,15 @@ def planned(tmp_path: Path) -> dict[str, Any]:
     return document
 
 
-def test_tables_of_the_report_and_the_plan_file_name_every_field(planned: dict[str, Any]) -> None:
+def test_tables_of_the_report_and_the_plan_file_name_every_field(plan_document: dict[str, Any]) -> None:
     extra = names_after("What `plan --out FILE` writes")
-    assert set(planned) == names_after("What `plan`, `apply` and") | extra
-    assert set(planned["snapshot"]) == names_after("`snapshot`:")
-    assert set(planned["terms"]) == names_after("`terms`:")
+    assert set(plan_document) == names_after("What `plan`, `apply` and") | extra
+    assert set(plan_document["snapshot"]) == names_after("`snapshot`:")
+    assert set(plan_document["terms"]) == names_after("`terms`:")
     per_topic = names_after("An entry of `topics`:") | names_after("Each entry of `topics` has four fields more:")
-    assert {name for entry in planned["topics"] for name in entry} == per_topic
-    assert set(planned["totals"]["kept"]) == names_after("`totals` has") == {str(r) for r in COUNTED_REASONS}
-    assert {str(rule) for rule in Rule} | {"kept"} == set(planned["totals"])
+    assert {name for entry in plan_document["topics"] for name in entry} == per_topic
+    assert set(plan_document["totals"]["kept"]) == names_after("`totals` has") == {str(r) for r in COUNTED_REASONS}
+    assert {str(rule) for rule in Rule} | {"kept"} == set(plan_document["totals"])
 
 
 @pytest.mark.parametrize("word", [*Rule, *Hold, *(reason for reason in Reason if reason is not Reason.LIVE)])
@@ -347,19 +347,19 @@ def string_literals(trees: Iterable[ast.Module]) -> set[str]:
     return {text for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr) and (text := literal(node))}
 
 
-def quoted() -> list[str]:
+def quoted_messages() -> list[str]:
     """Return the messages in the reference: bold and in backticks."""
     return re.findall(r"\*\*`([^`]+)`\*\*", MESSAGES)
 
 
 def test_reference_of_messages_quotes_messages_of_the_program() -> None:
     texts = string_literals(sources())
-    assert len(quoted()) > 30
-    for message in quoted():
+    assert len(quoted_messages()) > 30
+    for message in quoted_messages():
         assert any(message.strip("…") in text for text in texts), message
 
 
-def reported() -> Iterator[str]:
+def reported_messages() -> Iterator[str]:
     """Yield the messages of errors and guards."""
     for tree in sources():
         for node in ast.walk(tree):
@@ -372,7 +372,7 @@ def reported() -> Iterator[str]:
 def test_every_failure_the_program_reports_is_in_the_reference_of_messages() -> None:
     page = " ".join(MESSAGES.split())
     # After a value and a semicolon follows a sentence that is quoted separately.
-    sentences = [sentence for sentence in reported() if sentence and not sentence.startswith("…;")]
+    sentences = [sentence for sentence in reported_messages() if sentence and not sentence.startswith("…;")]
     assert len(sentences) > 40
     assert [sentence for sentence in sentences if not in_page(sentence, page)] == []
 
@@ -406,7 +406,7 @@ def test_every_group_of_metrics_has_a_section_on_the_page_of_alerts() -> None:
 # --- commands in all places ------------------------------------------------------------------------------------------
 
 
-def typed(text: str) -> Iterator[str]:
+def command_lines(text: str) -> Iterator[str]:
     """Yield the arguments of each ``janitor`` command line of a page, in a block or in a sentence."""
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     yield from re.findall(r"(?<!`)`janitor ([^`]+)`(?!`)", prose)
@@ -416,7 +416,7 @@ def typed(text: str) -> Iterator[str]:
 
 
 def test_every_command_of_a_page_parses(page: Path) -> None:
-    for line in typed(without_help(page.read_text(encoding="utf-8"))):
+    for line in command_lines(without_help(page.read_text(encoding="utf-8"))):
         try:
             resolve(" ".join(line.replace("…", "something").split()))
         except (click.MissingParameter, IndexError):
@@ -425,8 +425,8 @@ def test_every_command_of_a_page_parses(page: Path) -> None:
 
 def test_check_of_commands_finds_an_invalid_command() -> None:
     text = "As `janitor sweep` says.\n\n    janitor plan --al\n"
-    assert list(typed(text)) == ["sweep", "plan --al"]
-    for line in typed(text):
+    assert list(command_lines(text)) == ["sweep", "plan --al"]
+    for line in command_lines(text):
         with pytest.raises((KeyError, click.NoSuchOption)):
             resolve(line)
 

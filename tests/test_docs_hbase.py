@@ -36,7 +36,7 @@ def sources() -> Iterator[ast.Module]:
     yield from (ast.parse(path.read_text(encoding="utf-8")) for path in BESIDE)
 
 
-def reported() -> Iterator[str]:
+def reported_messages() -> Iterator[str]:
     for tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
@@ -47,7 +47,7 @@ def reported() -> Iterator[str]:
 
 def test_every_failure_and_obstacle_of_hbase_is_on_its_page() -> None:
     page = " ".join(PAGE.split())
-    sentences = list(reported())
+    sentences = list(reported_messages())
     assert len(sentences) > 25
     assert [sentence for sentence in sentences if not in_page(sentence, page)] == []
 

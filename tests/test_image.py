@@ -160,8 +160,8 @@ def test_image_has_no_shell_package_manager_or_perl(tree: Tree) -> None:
 
 def test_commands_of_the_image_start_and_import_their_modules(tree: Tree) -> None:
     for command in ("janitor", "tms"):
-        started = tree.run(command, "--version")
-        assert re.fullmatch(rf"{command}, version \d.*\n", started.stdout), started.stderr
+        done = tree.run(command, "--version")
+        assert re.fullmatch(rf"{command}, version \d.*\n", done.stdout), done.stderr
     needed = "import httpx2, jwt, sqlite3, zoneinfo, ssl, tms_core.tables.hbase.store, tms_core.tables.leveldb.store"
     seen = "ssl.create_default_context().cert_store_stats()['x509_ca'], zoneinfo.ZoneInfo('Europe/Berlin')"
     output = tree.run("python", "-c", f"{needed}; print({seen})")
@@ -220,7 +220,7 @@ SPARK_ENVIRONMENT = {
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record the commands and the folders instead of a start."""
     words: list[list[str]] = []
     monkeypatch.setattr("os.execvpe", lambda _, command, __: words.append(command))
@@ -228,18 +228,18 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return words
 
 
-def test_command_line_is_the_janitors(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_is_the_janitors(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["spark_start.py", "spark", "stats"])
     spark_start.main()
-    assert started == [["janitor", "spark", "stats"]]
+    assert commands == [["janitor", "spark", "stats"]]
 
 
-def test_entrypoint_of_spark_is_an_executor(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entrypoint_of_spark_is_an_executor(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SPARK_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["spark_start.py", "executor"])
     spark_start.main()
-    [there, [java, *words]] = started
+    [there, [java, *words]] = commands
     assert there == ["cd", "/scratch"]
     assert (java, spark_start.BACKEND in words) == ("java", True)
     assert words[words.index("--hostname") + 1] == "10.0.0.2"

@@ -28,7 +28,7 @@ MACHINE_PATH = re.compile(rb"(?<![\w.}/-])/(?:root|home|Users|work|opt/wheels|tm
 SKIPPING = re.compile(r"pytest\.skip\(|importorskip|mark\.skip|@unittest\.skip")
 
 
-def tracked() -> list[Path]:
+def tracked_files() -> list[Path]:
     """Return the files that git tracks, and the files that ``git add`` would add."""
     if not (ROOT / ".git").exists():
         require_or_skip("this tree is not a git checkout; clone it")
@@ -43,7 +43,7 @@ def tracked() -> list[Path]:
 
 
 def test_no_tracked_file_is_larger_than_a_megabyte() -> None:
-    assert [path for path in tracked() if path.stat().st_size > MEGABYTE] == []
+    assert [path for path in tracked_files() if path.stat().st_size > MEGABYTE] == []
 
 
 #: Files that tools write: caches, logs, process ids, coverage, and files of editors and systems.
@@ -74,7 +74,7 @@ def test_gitignore_names_every_kind_of_file_that_tools_write() -> None:
 
 
 def test_no_tracked_file_contains_a_machine_path() -> None:
-    assert [path for path in tracked() if path != Path(__file__) and MACHINE_PATH.search(path.read_bytes())] == []
+    assert [path for path in tracked_files() if path != Path(__file__) and MACHINE_PATH.search(path.read_bytes())] == []
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_locked_requirements_are_installed_without_resolving(name: str) -> None:
     assert [line for line in installs if "--no-deps" not in line] == []
 
 
-def locked(lock: str = LOCK) -> dict[str, str]:
+def locked_requirements(lock: str = LOCK) -> dict[str, str]:
     lines = [line.removesuffix(" \\") for line in lock.splitlines() if line[:1] not in {"", " ", "#"}]
     return {canonicalize_name(Requirement(line).name): line for line in lines}
 
@@ -133,7 +133,7 @@ def test_lock_contains_no_index_url_or_path(lock: str) -> None:
 
 
 def test_run_lock_is_a_part_of_the_lock_without_test_tools() -> None:
-    pins, tested = locked(RUN_LOCK), locked()
+    pins, tested = locked_requirements(RUN_LOCK), locked_requirements()
     needed = {canonicalize_name(Requirement(each).name) for each in PYPROJECT["project"]["dependencies"]}
     assert needed | {"hatchling"} <= set(pins)
     assert {name: pin.partition(" ;")[0] for name, pin in pins.items()}.items() <= {
@@ -152,7 +152,7 @@ def test_every_locked_requirement_has_one_version_and_its_hashes(lock: str) -> N
 def test_lock_satisfies_the_requirements_of_the_project() -> None:
     wanted = PYPROJECT["project"]["dependencies"] + PYPROJECT["project"]["optional-dependencies"]["dev"]
     wanted += PYPROJECT["build-system"]["requires"]
-    pins = locked()
+    pins = locked_requirements()
     for requirement in map(Requirement, wanted):
         pin = Requirement(pins[canonicalize_name(requirement.name)])
         [exact] = pin.specifier

@@ -62,7 +62,7 @@ def archive(contents: bytes) -> bytes:
     return made.getvalue()
 
 
-def published(folder: Path, *options: str, labels: dict[str, str] = LABELS) -> Programs:
+def publish_version(folder: Path, *options: str, labels: dict[str, str] = LABELS) -> Programs:
     programs = Programs(labels)
     publish.main([REGISTRY, VERSION, str(folder / "chart.tgz"), *MAKER, *options], programs)
     return programs
@@ -70,7 +70,7 @@ def published(folder: Path, *options: str, labels: dict[str, str] = LABELS) -> P
 
 @pytest.mark.parametrize("tag", ["1.2.3", "1.2.3-archive"])
 def test_image_index_joins_its_architectures_and_is_signed_by_digest(tmp_path: Path, tag: str) -> None:
-    programs, name = published(tmp_path), f"{REGISTRY}/tms-janitor"
+    programs, name = publish_version(tmp_path), f"{REGISTRY}/tms-janitor"
     manifests = [word for each in ("amd64", "arm64") for word in ("--manifest", f"{name}:{tag}-{each}")]
     assert programs.all("crane", "index", "append", *manifests) == [
         ["crane", "index", "append", *manifests, "--tag", f"{name}:{tag}"]
@@ -80,7 +80,7 @@ def test_image_index_joins_its_architectures_and_is_signed_by_digest(tmp_path: P
 
 
 def test_signatures_refer_to_digests_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    programs = published(tmp_path)
+    programs = publish_version(tmp_path)
     signed = [commands[-1] for commands in programs.all("cosign")]
     assert len(signed) == 2 * (1 + 2 * 2) + 1  # each image; two attestations for each architecture; the chart
     assert [name for name in signed if "@sha256:" not in name] == []
@@ -88,7 +88,7 @@ def test_signatures_refer_to_digests_only(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_image_of_each_architecture_has_its_contents_and_provenance(tmp_path: Path) -> None:
-    programs = published(tmp_path)
+    programs = publish_version(tmp_path)
     for each in ("amd64", "arm64"):
         part = f"{REGISTRY}/tms-janitor:1.2.3-{each}"
         name = f"{REGISTRY}/tms-janitor@{digest(part)}"
@@ -105,7 +105,7 @@ def test_image_of_each_architecture_has_its_contents_and_provenance(tmp_path: Pa
 
 
 def test_publish_with_a_key_uses_no_signing_service_or_log(tmp_path: Path) -> None:
-    for commands in published(tmp_path, "--key", "k").all("cosign"):
+    for commands in publish_version(tmp_path, "--key", "k").all("cosign"):
         assert commands[2:6] == ["--yes", "--key", "k", "--use-signing-config=false"]
         assert "--tlog-upload=false" in commands
 
@@ -113,7 +113,7 @@ def test_publish_with_a_key_uses_no_signing_service_or_log(tmp_path: Path) -> No
 def test_wheel_is_attested_in_a_bundle(tmp_path: Path) -> None:
     wheel = tmp_path / "tms_janitor-1.2.3-py3-none-any.whl"
     wheel.touch()
-    [commands] = published(tmp_path).all("cosign", "attest-blob")
+    [commands] = publish_version(tmp_path).all("cosign", "attest-blob")
     written = f"{wheel}.provenance.json"
     arguments = ["--type", "slsaprovenance1", "--predicate", written, "--bundle", f"{wheel}.sigstore.json"]
     assert commands == ["cosign", "attest-blob", "--yes", *arguments, str(wheel)]
@@ -126,7 +126,7 @@ def test_wheel_is_attested_in_a_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"version": "1.2.2"}, {"revision": ""}, {"source": ""}, {"base.name": ""}])
 def test_image_without_origin_labels_is_not_published(tmp_path: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(SystemExit, match=r"\b1\.2\.3\b"):
-        published(tmp_path, labels={**LABELS, **wrong})
+        publish_version(tmp_path, labels={**LABELS, **wrong})
 
 
 def test_published_chart_names_its_source_and_its_image(tmp_path: Path) -> None:

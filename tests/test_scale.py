@@ -13,15 +13,15 @@ from benchmarks.p20_slots import BATCH, SETTINGS, Rates, model, render_page
 PAGE = Path(__file__).parents[1] / "docs/explanation/scale.md"
 
 
-def figures() -> list[str]:
+def result_lines() -> list[str]:
     """Return the lines of the benchmark on the page."""
     return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith('{"id": "P20"')]
 
 
 def test_page_shows_values_that_follow_from_its_figures() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert render_page(page, figures()) == page
-    ratio, *modelled = map(json.loads, figures())
+    assert render_page(page, result_lines()) == page
+    ratio, *modelled = map(json.loads, result_lines())
     assert ratio["value"] == pytest.approx(ratio["two"] / ratio["one"], abs=0.01)
     assert [one["nodes"] for one in modelled] == [1, 10, 100]
     for one in modelled:
@@ -29,7 +29,7 @@ def test_page_shows_values_that_follow_from_its_figures() -> None:
 
 
 def test_page_names_the_server_settings_of_the_measured_ratio() -> None:
-    ratio = json.loads(figures()[0])
+    ratio = json.loads(result_lines()[0])
     assert {name: ratio[name] for name in SETTINGS} == SETTINGS | {"best_of": 5}
     sentence = "Each server has one connection to HBase (`storage.hbase.connections`, 4 by default)"
     assert sentence in " ".join(PAGE.read_text(encoding="utf-8").split())
@@ -37,7 +37,7 @@ def test_page_names_the_server_settings_of_the_measured_ratio() -> None:
 
 def test_figure_changed_by_hand_is_found() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    node = json.loads(figures()[1])["node_rate"]
+    node = json.loads(result_lines()[1])["node_rate"]
     forged = page.replace(f'"node_rate": {node}', f'"node_rate": {node + 1}')
     assert render_page(forged, [line for line in forged.splitlines() if line.startswith('{"id"')]) != forged
 

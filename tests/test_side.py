@@ -86,23 +86,23 @@ def test_read_during_a_write_gives_the_new_row(tmp_path: Path, monkeypatch: pyte
         side.put([(b"k", b"old")])
         get, change = WritableDatabase.get, WritableDatabase.change
 
-        def reading(database: WritableDatabase, key: bytes) -> bytes | None:
+        def read_between(database: WritableDatabase, key: bytes) -> bytes | None:
             found = get(database, key)
             monkeypatch.setattr(WritableDatabase, "get", get)
             side.put([(b"k", b"new")])
             return found
 
-        def writing(database: WritableDatabase, *rows: Any) -> None:
+        def write_between(database: WritableDatabase, *rows: Any) -> None:
             monkeypatch.setattr(WritableDatabase, "change", change)
             assert side.get(b"k") == b"old"
             change(database, *rows)
 
         if read_at == "before the write":
-            monkeypatch.setattr(WritableDatabase, "change", writing)
+            monkeypatch.setattr(WritableDatabase, "change", write_between)
             side.put([(b"k", b"new")])
         else:
             side.delete([b"k"])
-            monkeypatch.setattr(WritableDatabase, "get", reading)
+            monkeypatch.setattr(WritableDatabase, "get", read_between)
             assert side.get(b"k") is None
         assert side.get(b"k") == b"new"
 

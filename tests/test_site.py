@@ -41,19 +41,19 @@ def test_site_with_broken_link_fails(link: str, tmp_path: Path) -> None:
     assert build(tmp_path, addition=f"\n[broken]({link})\n").returncode != 0
 
 
-def linked(menu: Any) -> Iterator[str]:
+def linked_pages(menu: Any) -> Iterator[str]:
     """Yield the pages of a menu and of all menus in it."""
     if isinstance(menu, str):
         yield menu
     else:
         for each in menu.values() if isinstance(menu, dict) else menu:
-            yield from linked(each)
+            yield from linked_pages(each)
 
 
 def test_menu_has_each_page_once() -> None:
     menu = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"]
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
-    assert sorted(linked(menu)) == sorted(pages)
+    assert sorted(linked_pages(menu)) == sorted(pages)
 
 
 def test_page_has_at_most_250_lines() -> None:

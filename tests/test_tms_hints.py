@@ -98,7 +98,7 @@ def texts(package: Path) -> Iterator[str]:
                 yield re.sub("``.*?``", "", node.value, flags=re.DOTALL)
 
 
-def resolved(words: list[str]) -> click.Command:
+def resolve_command(words: list[str]) -> click.Command:
     """Return the command that words name.
 
     Raises:
@@ -123,10 +123,10 @@ def test_every_command_named_in_a_text_exists() -> None:
     found = [words for text in named for words in hints(text)]
     assert len(found) > 5
     for words in found:
-        assert not isinstance(resolved(words), click.Group), words
+        assert not isinstance(resolve_command(words), click.Group), words
 
 
 @pytest.mark.parametrize("line", ["topics list", "topic list --shelf", "producer fnce X X"])
 def test_check_of_commands_rejects_an_unknown_command(line: str) -> None:
     with pytest.raises(KeyError):
-        resolved(line.split())
+        resolve_command(line.split())

@@ -553,14 +553,14 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("guarded")
 def test_list_by_a_pattern_needs_permissions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    def listed(pattern: str) -> tuple[int, list[str], str]:
+    def list_consumers(pattern: str) -> tuple[int, list[str], str]:
         code = execute(["consumer", "list", pattern, "--token-file", str(tmp_path / "ada")])
         out, err = capsys.readouterr()
         return code, [line.split()[0] for line in out.splitlines()[1:]], err.partition(":")[0]
 
-    assert listed("default:*") == (0, ["default:orders"], "2 topics were omitted")
-    assert listed("default:[os]*") == (0, ["default:orders"], "1 topic was omitted")
-    assert listed("default:order?") == (0, ["default:orders"], "")
+    assert list_consumers("default:*") == (0, ["default:orders"], "2 topics were omitted")
+    assert list_consumers("default:[os]*") == (0, ["default:orders"], "1 topic was omitted")
+    assert list_consumers("default:order?") == (0, ["default:orders"], "")
     code = execute(["consumer", "list", "default:bills", "--token-file", str(tmp_path / "ada")])
     err = capsys.readouterr().err
     assert (code, "[TMS-FORBIDDEN]" in err, "omitted" in err) == (1, True, False)
@@ -570,10 +570,10 @@ def test_list_by_a_pattern_leaves_deleted_topics_out(typed: Type, monkeypatch: p
     typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
     names = Client.topics
 
-    def stale(self: Client, namespace: str) -> list[TopicId]:
+    def list_with_deleted(self: Client, namespace: str) -> list[TopicId]:
         return [*names(self, namespace), TopicId.parse(f"{typed.topic}gone")]
 
-    monkeypatch.setattr(Client, "topics", stale)
+    monkeypatch.setattr(Client, "topics", list_with_deleted)
     code, out, err = typed("consumer", "list", f"{typed.topic}*")
     assert (code, len(out.splitlines())) == (0, 2)
     assert err.startswith("1 topic was omitted")
@@ -638,13 +638,13 @@ def test_consumer_redrive_puts_dead_letters_back_once(typed: Type) -> None:
     dead = payloads(typed.client, f"{typed.topic}-dead")
     assert dead == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
-    def redriven(*more: str) -> int:
+    def redrive(*more: str) -> int:
         code, out, _ = typed("consumer", "redrive", typed.topic, "--format", "json", *more)
         assert code == 0
         found: int = json.loads(out)["messages"]
         return found
 
-    assert [redriven("--limit", "2"), redriven(), redriven()] == [2, 4, 0]
+    assert [redrive("--limit", "2"), redrive(), redrive()] == [2, 4, 0]
     with typed.client.transaction() as tx:
         assert [message.payload for message in tx.consume(typed.topic, "billing")] == dead
     typed.client.publish(f"{typed.topic}-dead", [b"6"])
@@ -661,7 +661,7 @@ def test_redrive_without_dead_letters_is_1_with_a_hint(typed: Type) -> None:
 def test_release_of_an_open_claim_gives_its_messages_to_another(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"one"])
 
-    def hang() -> None:
+    def hold_claim() -> None:
         with typed.client.transaction() as tx:
             list(tx.consume(typed.topic, "billing"))
             pointer = str(tx.transaction.transaction_id)
@@ -673,7 +673,7 @@ def test_release_of_an_open_claim_gives_its_messages_to_another(typed: Type) -> 
                 assert typed("consumer", "release", typed.topic, "billing")[:2] == done
 
     with pytest.raises(NotInProgress):
-        hang()
+        hold_claim()
     with typed.client.transaction() as tx:
         assert [message.payload for message in tx.consume(typed.topic, "billing")] == [b"one"]
         assert typed("consumer", "set", typed.topic, "billing", "--since", "1h", "--force")[0] == 0
@@ -711,15 +711,15 @@ def test_settings_file_of_the_environment_names_the_server(
 def test_completion_of_a_topic_asks_the_server(
     topic: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def completed(url: str) -> set[str]:
+    def complete(url: str) -> set[str]:
         monkeypatch.setenv("COMP_WORDS", f"tms topic show --server {url} {topic[:-1]}")
         monkeypatch.setenv("COMP_CWORD", "5")
         assert shell_complete(cli, {}, "tms", "_TMS_COMPLETE", "bash_complete") == 0
         return {line.partition(",")[2] for line in capsys.readouterr().out.split()}
 
-    assert topic in completed(server.url)
-    assert all(name.startswith(topic[:-1]) for name in completed(server.url))
-    assert completed("http://127.0.0.1:9") == set()
+    assert topic in complete(server.url)
+    assert all(name.startswith(topic[:-1]) for name in complete(server.url))
+    assert complete("http://127.0.0.1:9") == set()
 
 
 def test_completion_script_of_bash_keeps_a_topic_in_one_word(typed: Type) -> None:

@@ -155,12 +155,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a tour; the fixture kills it after the test."""
     with ExitStack() as stack:
 
-        def started(approve_at: int = NEVER) -> Tour:
+        def start_tour(approve_at: int = NEVER) -> Tour:
             made = Tour(tmp_path / "run", approve_at)
             stack.callback(made.kill)
             return made
 
-        yield started
+        yield start_tour
 
 
 def page_lines() -> list[str]:

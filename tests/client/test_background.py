@@ -49,7 +49,7 @@ def wait_for_publishers() -> None:
 # --- the buffer ------------------------------------------------------------------------------------------------------
 
 
-def filled(buffer: Buffer, *given: tuple[TopicId, bytes]) -> MessageBuffer:
+def fill_buffer(buffer: Buffer, *given: tuple[TopicId, bytes]) -> MessageBuffer:
     waiting = MessageBuffer(buffer, request_bytes=100)
     for topic, payload in given:
         assert waiting.offer(topic, payload)
@@ -57,7 +57,7 @@ def filled(buffer: Buffer, *given: tuple[TopicId, bytes]) -> MessageBuffer:
 
 
 def test_take_returns_a_batch_of_the_topic_that_waits_longest() -> None:
-    waiting = filled(Buffer(batch_messages=2), (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"))
+    waiting = fill_buffer(Buffer(batch_messages=2), (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"))
     found = []
     while batch := waiting.take():
         found.append(batch)
@@ -67,7 +67,7 @@ def test_take_returns_a_batch_of_the_topic_that_waits_longest() -> None:
 
 
 def test_take_limits_a_batch_to_a_request_or_one_message() -> None:
-    waiting = filled(Buffer(), (A, bytes(60)), (A, bytes(40)), (A, bytes(1)), (A, bytes(200)), (A, bytes(1)))
+    waiting = fill_buffer(Buffer(), (A, bytes(60)), (A, bytes(40)), (A, bytes(1)), (A, bytes(200)), (A, bytes(1)))
     sizes = []
     while batch := waiting.take():
         sizes.append([len(payload) for payload in batch.payloads])
@@ -78,7 +78,7 @@ def test_take_limits_a_batch_to_a_request_or_one_message() -> None:
     "buffer", [Buffer(messages=2, when_full=WhenFull.BLOCK), Buffer(size_bytes=2, when_full=WhenFull.BLOCK)]
 )
 def test_offer_to_a_full_buffer_is_rejected_until_a_take(buffer: Buffer) -> None:
-    waiting = filled(buffer, (A, b"1"), (A, b"2"))
+    waiting = fill_buffer(buffer, (A, b"1"), (A, b"2"))
     assert not waiting.offer(A, b"3")
     waiting.take()
     assert waiting.offer(A, b"3")
@@ -86,10 +86,10 @@ def test_offer_to_a_full_buffer_is_rejected_until_a_take(buffer: Buffer) -> None
 
 
 def test_offer_to_a_full_buffer_drops_newest_or_oldest_and_counts() -> None:
-    newest = filled(Buffer(messages=2, when_full=WhenFull.DROP_NEWEST), (A, b"1"), (A, b"2"), (A, b"3"), (B, b"4"))
+    newest = fill_buffer(Buffer(messages=2, when_full=WhenFull.DROP_NEWEST), (A, b"1"), (A, b"2"), (A, b"3"), (B, b"4"))
     assert newest.take() == MessageBatch(A, 0, [b"1", b"2"])
     buffer = Buffer(messages=3, when_full=WhenFull.DROP_OLDEST)
-    oldest = filled(buffer, (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"), (B, b"5"))
+    oldest = fill_buffer(buffer, (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"), (B, b"5"))
     assert oldest.take() == MessageBatch(A, 2, [b"3", b"4"])
     assert (newest.figures.dropped, oldest.figures.dropped) == (2, 2)
 
@@ -110,19 +110,19 @@ def test_drop_of_a_message_calls_a_callback_with_false_truth_value() -> None:
 
 
 def test_offer_of_a_message_larger_than_the_buffer_is_accepted_alone() -> None:
-    waiting = filled(Buffer(size_bytes=10), (A, bytes(50)))
+    waiting = fill_buffer(Buffer(size_bytes=10), (A, bytes(50)))
     assert not waiting.offer(A, b"1")
 
 
 def test_offer_to_a_full_buffer_with_raise_is_rejected() -> None:
-    waiting = filled(Buffer(messages=1, when_full=WhenFull.RAISE), (A, b"1"))
+    waiting = fill_buffer(Buffer(messages=1, when_full=WhenFull.RAISE), (A, b"1"))
     with pytest.raises(BufferFull, match=r"^1 "):
         waiting.offer(A, b"2")
     assert waiting.figures == PublishFigures(waiting=1)
 
 
 def test_mark_is_settled_after_the_response_to_all_earlier_messages() -> None:
-    waiting = filled(Buffer(batch_messages=1), (A, b"1"), (A, b"2"))
+    waiting = fill_buffer(Buffer(batch_messages=1), (A, b"1"), (A, b"2"))
     mark = waiting.mark()
     waiting.offer(A, b"3")
     found = []
@@ -134,7 +134,7 @@ def test_mark_is_settled_after_the_response_to_all_earlier_messages() -> None:
 
 
 def test_raise_failures_reports_each_failure_once() -> None:
-    waiting = filled(Buffer(), (A, b"1"), (B, b"2"), (B, b"3"))
+    waiting = fill_buffer(Buffer(), (A, b"1"), (B, b"2"), (B, b"3"))
     waiting.take()
     waiting.settle(TmsError("The disk is full."))
     with pytest.raises(NotPublished, match=r"^1 .* The disk is full") as caught:
@@ -352,13 +352,13 @@ def test_child_process_starts_with_an_empty_buffer(
     assert payloads(client, ORDERS) == [b"parent", b"child"]
 
 
-def exits(_: str) -> None:
+def exit_thread(_: str) -> None:
     raise SystemExit
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_close_after_a_failed_thread_reports_unpublished_messages(server: InProcess, faults: Faults) -> None:
-    faults.on_step = exits
+    faults.on_step = exit_thread
     with faulty_client(server, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
         with pytest.raises(NotPublished):

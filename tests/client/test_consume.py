@@ -271,7 +271,7 @@ async def test_async_consume_waits_and_keeps_its_position(server: InProcess, cli
     publish = lambda: client.publish(ORDERS, [b"2"])  # noqa: E731 it is one of several actions
     actions = PauseActions(nothing, publish, faults.heal)
 
-    async def last(reader: AsyncClient) -> Message:
+    async def last_message(reader: AsyncClient) -> Message:
         return [message async for message in reader.poll(ORDERS)][-1]
 
     async with faulty_async_client(server, faults, pause=actions.wait) as reader:
@@ -281,7 +281,7 @@ async def test_async_consume_waits_and_keeps_its_position(server: InProcess, cli
             actions.pauses.clear()
             assert await take_async(messages, 1) == [b"2"]
             await messages.commit()
-        assert await reader.position(ORDERS, "billing") == (await last(reader)).id
+        assert await reader.position(ORDERS, "billing") == (await last_message(reader)).id
         assert isinstance(messages, AsyncConsumption)
         assert [message async for message in messages] == []
 

@@ -162,11 +162,11 @@ def test_dropped_message_is_reported_to_on_delivery(
 ) -> None:
     under_way, go_on = threading.Event(), threading.Event()
 
-    def refuses(_: str) -> None:
+    def hold_step(_: str) -> None:
         under_way.set()
         assert go_on.wait(60)
 
-    network.refuses = refuses
+    network.refuses = hold_step
     fates: Fates = []
     with client_of(server, network, buffer=Buffer(messages=1, when_full=when_full)) as producer:
         for payload in (b"1", b"2", b"3"):
@@ -324,13 +324,13 @@ async def test_unanswered_call_waits_no_longer_than_its_limit(server: InProcess,
 
 
 def test_call_with_a_slow_response_ends_at_its_limit(server: InProcess) -> None:
-    def drips() -> Iterator[bytes]:
+    def send_slowly() -> Iterator[bytes]:
         while True:
             yield b"0"
 
     class SlowTransport(httpx2.BaseTransport):
         def handle_request(self, _: httpx2.Request) -> httpx2.Response:
-            return httpx2.Response(200, content=drips())
+            return httpx2.Response(200, content=send_slowly())
 
     with server.client(transport=SlowTransport()) as client, pytest.raises(Unanswered, match="in time"):
         client.within(0.01).topic(ORDERS)

@@ -106,13 +106,13 @@ class Case:
         """Run a transaction whose commit conflicts with another transaction."""
         done: list[str] = []
 
-        def other(step: str) -> None:
+        def commit_other(step: str) -> None:
             if step == "commit" and not done:
                 done.append(step)
                 with self.server.client() as client, client.transaction() as tx:
                     tx.register(Changes())
 
-        self.faults.on_step = other
+        self.faults.on_step = commit_other
         self.transact()
 
 

@@ -248,26 +248,26 @@ def test_changes_of_partitions_keep_each_message_once_in_order(order: str) -> No
     assert set(reached) == {"crash", "met", "set back"}
 
 
-def not_drained_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Groups, "_find_earlier", lambda *_: None)
 
 
-def not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "require_open", lambda *_: None)
 
 
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_new_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let consumers use the new partitions at once."""
     monkeypatch.setattr(Rotation, "_order", _newest)
 
 
-def drained_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def drain_for_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note a partition that one group has drained for all groups."""
     key = claim_rows.drained_key
     monkeypatch.setattr(claim_rows, "drained_key", lambda group: key(group._replace(name="all")))
 
 
-def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def note_drain_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note only the first of several groups that drain a partition."""
     seen = set[TopicId]()
 
@@ -279,12 +279,12 @@ def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Groups, "_drained_row", row)
 
 
-def not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the drained partitions of a group that is set back."""
     monkeypatch.setattr(consumers, "drained_key", lambda _: b"no such row")
 
 
-def not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_poll_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a consumer poll a drained partition never again."""
     made = Rotation.__init__
 
@@ -310,7 +310,8 @@ def _newest(rotation: Rotation, top: TopicId) -> list[TopicId]:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
-    "plant", [not_drained_first, not_sealed, forgotten, drained_by_all, noted_once, not_taken_back, not_asked_again]
+    "plant",
+    [skip_drain, skip_seal, use_new_partitions, drain_for_all_groups, note_drain_once, keep_drained, never_poll_again],
 )
 def test_planted_bug_breaks_an_invariant(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ def change(client: Client, number: int, topic: str = EVENTS) -> None:
     client.update_topic(topic, properties={"partitions": str(number)})
 
 
-def consumed(client: Client, topic: str = EVENTS, group: str = GROUP, **options: Any) -> list[bytes]:
+def consume(client: Client, topic: str = EVENTS, group: str = GROUP, **options: Any) -> list[bytes]:
     with client.transaction() as tx:
         return [message.payload for message in tx.consume(topic, group, **options)]
 
@@ -85,24 +85,24 @@ def test_publish_async_rotates_among_partitions(client: Client) -> None:
 
 def test_publish_with_outdated_partitions_uses_the_current_ones(server: InProcess, client: Client) -> None:
     create_with_partitions(client, 2)
-    assert consumed(client) == []  # now the client knows two empty partitions
+    assert consume(client) == []  # now the client knows two empty partitions
     with server.client() as other:
         change(other, 3)
         change(other, 5)
     client.publish(EVENTS, [b"1"], key=b"k")
-    assert consumed(client) == [b"1"]
+    assert consume(client) == [b"1"]
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["published at the commit", "stored ahead"])
 def test_publish_in_a_transaction_uses_current_partitions(server: InProcess, client: Client, ahead: bool) -> None:
     create_with_partitions(client, 2)
-    assert consumed(client) == []
+    assert consume(client) == []
     with server.client() as other:
         change(other, 3)
         change(other, 5)
     with client.transaction() as tx:
         tx.publish(EVENTS, [b"x" * (9_000_000 if ahead else 1)], key=b"k")
-    assert [len(one) for one in consumed(client)] == [9_000_000 if ahead else 1]
+    assert [len(one) for one in consume(client)] == [9_000_000 if ahead else 1]
 
 
 def test_publish_to_routes_copies_the_message_to_each_or_to_none(client: Client) -> None:
@@ -117,15 +117,15 @@ def test_publish_to_routes_copies_the_message_to_each_or_to_none(client: Client)
     users, pages = f"{EVENTS}-users", f"{EVENTS}-pages"
     assert payloads(client, f"{users}-{hash_key(b'ada') % 2}") == [b"1", b"2"]
     assert payloads(client, f"{pages}-{hash_key(b'/cart') % 3}") == [b"1", b"2"]
-    assert (consumed(client, users), consumed(client, pages)) == ([b"1", b"2"], [b"1", b"2"])
+    assert (consume(client, users), consume(client, pages)) == ([b"1", b"2"], [b"1", b"2"])
     client.publish(EVENTS, [b"4"])
-    assert (consumed(client, users), consumed(client, pages)) == ([b"4"], [b"4"])
+    assert (consume(client, users), consume(client, pages)) == ([b"4"], [b"4"])
     for wrong in ({"users": b"ada"}, {"users": b"ada", "pages": b"/", "more": b""}):
         with pytest.raises(BadRequest, match="users, pages"):
             client.publish(EVENTS, [b"5"], key=wrong)
     with pytest.raises(BadRequest, match=users):
         client.publish(users, [b"5"], key=key)
-    assert consumed(client, users) == []
+    assert consume(client, users) == []
 
 
 def test_publish_with_an_invalid_or_missing_key_is_rejected(client: Client) -> None:
@@ -139,7 +139,7 @@ def test_publish_with_an_invalid_or_missing_key_is_rejected(client: Client) -> N
             client.publish(EVENTS, [b"1"], transaction=tx.transaction)
     with pytest.raises(PartitionsChanged, match="events-0"):
         payloads(client, EVENTS)
-    assert consumed(client) == []
+    assert consume(client) == []
 
 
 # --- consuming -------------------------------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ def test_consume_uses_partitions_without_a_claim(client: Client, order: str) -> 
     with client.transaction() as one, client.transaction() as two:
         first = next(one.consume(EVENTS, GROUP, order=order)).payload
         second = next(two.consume(EVENTS, GROUP, order=order)).payload
-        assert len({first, second, *consumed(client, order=order)}) == 3
+        assert len({first, second, *consume(client, order=order)}) == 3
     client.publish(EVENTS, [b"3"])
-    assert consumed(client, order=order) == [b"3"]
+    assert consume(client, order=order) == [b"3"]
 
 
 def test_work_finds_the_only_partition_without_a_claim(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,18 +181,18 @@ def test_dead_letters_are_those_of_the_whole_topic(client: Client) -> None:
 def test_consume_starts_with_the_partition_of_the_last_poll(client: Client) -> None:
     create_with_partitions(client, 3)
     client.publish(EVENTS, [b"a"], key=b"k")
-    assert consumed(client) == [b"a"]
+    assert consume(client) == [b"a"]
     client.publish(EVENTS, [b"b"], key=b"k")
     polled: list[TopicId] = []
     poll = Groups.poll
 
-    def noted(self: Groups, topic: TopicId, *more: Any) -> Any:
+    def record_poll(self: Groups, topic: TopicId, *more: Any) -> Any:
         polled.append(topic)
         return poll(self, topic, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Groups, "poll", noted)
-        assert consumed(client, limit=1) == [b"b"]
+        patch.setattr(Groups, "poll", record_poll)
+        assert consume(client, limit=1) == [b"b"]
     assert [str(topic) for topic in polled] == [f"{EVENTS}-{hash_key(b'k') % 3}"]
 
 
@@ -202,7 +202,7 @@ def test_consume_with_a_pattern_reads_all_matching_topics(client: Client) -> Non
     client.create_topic("default:event")
     for topic in (EVENTS, EVENTS, "default:events-more", "default:event"):
         client.publish(topic, [topic.encode()])
-    assert sorted(consumed(client, "default:events*")) == [b"default:events", b"default:events", b"default:events-more"]
+    assert sorted(consume(client, "default:events*")) == [b"default:events", b"default:events", b"default:events-more"]
     client.publish(EVENTS, [b"again"])
     found = [batch[0].payload for _, batch in client.work("default:events-*", GROUP, idle_seconds=IDLE)]
     assert found == [b"again"]
@@ -216,10 +216,10 @@ def test_consumer_set_back_reads_the_partitions_again(client: Client, order: str
     client.publish(EVENTS, [b"old"], key=b"k")
     change(client, 2)
     client.publish(EVENTS, [b"new"], key=b"k")
-    assert [message for _ in range(3) for message in consumed(client, order=order)] == [b"old", b"new"]
+    assert [message for _ in range(3) for message in consume(client, order=order)] == [b"old", b"new"]
     for partition in ("events-0", "events-f2-0", "events-f2-1"):
         client.set_position(f"default:{partition}", GROUP, MessageId(0, 0))
-    found = [message for _ in range(4) for message in consumed(client, order=order)]
+    found = [message for _ in range(4) for message in consume(client, order=order)]
     assert (found if order == "partition" else sorted(found, reverse=True)) == [b"old", b"new"]
 
 
@@ -227,7 +227,7 @@ def test_consumer_deleted_from_a_sealed_partition_reads_it_first(client: Client)
     create_with_partitions(client, 1)
     client.publish(EVENTS, [b"old"])
     change(client, 2)
-    assert [consumed(client) for _ in range(2)] == [[b"old"], []]
+    assert [consume(client) for _ in range(2)] == [[b"old"], []]
     client.delete_position(f"{EVENTS}-0", GROUP)
     client.publish(EVENTS, [b"new"])
-    assert [consumed(client) for _ in range(2)] == [[b"old"], [b"new"]]
+    assert [consume(client) for _ in range(2)] == [[b"old"], [b"new"]]

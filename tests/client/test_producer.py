@@ -39,7 +39,7 @@ from tms_core.transaction.rpc.client import TransactionClient
 SMALL = Limits(transaction_bytes=1)
 
 
-def last(client: Client) -> PreviousTransaction | None:
+def last_transaction(client: Client) -> PreviousTransaction | None:
     """Return the last transaction as the next instance receives it."""
     with client.producer(BILLS, "importer") as producer:
         return producer.previous
@@ -105,7 +105,7 @@ def test_older_instance_that_only_reads_is_fenced_at_commit(server: InProcess, c
             tx.register(file)
             assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
         assert file.outcomes == ["rolled back", "committed"]
-        assert last(client) == PreviousTransaction(tx.transaction.transaction_id, "file 2", "committed")
+        assert last_transaction(client) == PreviousTransaction(tx.transaction.transaction_id, "file 2", "committed")
     assert (committed(client), server.manager.clients()) == ([], {})
 
 
@@ -123,7 +123,7 @@ async def test_newer_instance_ends_a_transaction_that_only_reads(
     def on_step(step: str) -> None:
         if step == "commit" and not outcomes:
             outcomes.append(None)
-            outcomes[0] = last(client)
+            outcomes[0] = last_transaction(client)
 
     faults.on_step = on_step
     async with faulty_async_client(server, faults) as loop, loop.producer(BILLS, "importer") as one:
@@ -169,7 +169,7 @@ def test_note_without_a_response_leaves_all_or_nothing(
         for late in faults.late:
             late()
     outcome = "committed" if times == 1 else "aborted" if when == "after" else None
-    found = last(client)
+    found = last_transaction(client)
     assert (found.outcome if found else None) == outcome
     with client.transaction() as tx:
         assert [message.payload for message in tx.consume(ORDERS, "billing")] == ([] if times == 1 else [b"1"])
@@ -194,7 +194,7 @@ def test_home_of_any_kind_knows_transactions_that_only_read(client: Client, prop
 def test_next_instance_receives_a_label_of_any_characters_unchanged(client: Client, label: str) -> None:
     with client.producer(BILLS, "importer") as producer, producer.transaction(label) as tx:
         tx.publish(BILLS, [b"a"])
-    found = last(client)
+    found = last_transaction(client)
     assert found is not None
     assert (found.label, found.outcome) == (label, "committed")
 
@@ -225,7 +225,7 @@ def test_next_instance_knows_the_last_transaction_of_the_previous(server: InProc
         if end != "leave":
             tx.roll_back() if end != "commit" else None
             context.__exit__(None, None, None)
-        found = last(client)
+        found = last_transaction(client)
     if end == "nothing sent":
         assert found is None
     else:
@@ -247,7 +247,7 @@ def test_register_with_transactions_elsewhere_finds_the_outcome(server: InProces
             if expected is None or outcome == "committed":
                 expected = PreviousTransaction(tx.transaction.transaction_id, outcome, outcome)
             # After a report of the later aborted transaction, the next instance would repeat the committed one.
-            assert last(client) == expected
+            assert last_transaction(client) == expected
     assert committed(client) == [b"committed"]
 
 
@@ -271,12 +271,12 @@ def test_next_instance_hides_open_transactions_managed_elsewhere(server: InProce
     with server.client(limits=SMALL) as other:
         contexts = begin_transactions(other, "one", "two", "three")
         contexts.pop(0).__exit__(None, None, None)
-        found = last(client)
+        found = last_transaction(client)
         assert found is not None
         assert (found.label, found.outcome) == ("one", "committed")
         assert server.manager.invalid_size() == 2
         refuse_to_commit(contexts)
-        assert last(client) == found
+        assert last_transaction(client) == found
     assert committed(client) == [b"one"]
 
 
@@ -287,7 +287,7 @@ def test_next_instance_hides_an_open_checkpoint_managed_elsewhere(server: InProc
     pointer = server.manager.checkpoint(transaction).write_pointer
     sent = Sent(TopicId.parse(BILLS), "importer", older.generation, 1, "one")
     server.service.publish(TopicId.parse(BILLS), [b"one"], pointer=pointer, sent=sent)
-    assert last(client) == PreviousTransaction(pointer, "one", "aborted")
+    assert last_transaction(client) == PreviousTransaction(pointer, "one", "aborted")
     with pytest.raises(NotInProgress):
         server.manager.commit(transaction.transaction_id)
 
@@ -297,7 +297,7 @@ def test_next_instance_of_a_deleted_producer_hides_open_transactions(server: InP
     with server.client(limits=SMALL) as other:
         contexts = begin_transactions(other, "one")
         client.delete_producer(BILLS, "importer")
-        assert last(client) is not None
+        assert last_transaction(client) is not None
         refuse_to_commit(contexts)
     assert committed(client) == []
 
@@ -313,13 +313,13 @@ def test_next_instance_ends_the_transactions_of_a_dead_one(
             name = "invalidate" if dies == "before the end" else "abort"
             patched.setattr(TransactionClient, name, raising(KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
-                last(client)
-        found = last(client)
+                last_transaction(client)
+        found = last_transaction(client)
         assert found is not None
         assert (found.label, found.outcome) == ("two", "aborted")
         refuse_to_commit(contexts)
         # The next instance receives the same outcome.
-        assert last(client) == found
+        assert last_transaction(client) == found
     assert committed(client) == []
 
 
@@ -343,7 +343,7 @@ def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, cli
         rows = len(server.service.side.rows(b"t", b"u", 100).items)
         # The end of an abandoned transaction is unknown; of the earlier transactions, one is needed.
         assert rows == 59 if ends == "leave" else rows <= 3
-        found = last(client)
+        found = last_transaction(client)
         assert found is not None
         expected = "ended 19" if ends == "commit" else "empty 19"
         assert (found.label, found.outcome) == (expected, "committed")
@@ -369,7 +369,7 @@ def test_lost_response_leaves_everything_there_once(server: InProcess, faults: F
                 with suppress(TmsError):
                     late()
             assert committed(client) == [b"1", b"2", b"3", b"4"]
-        found = last(client)
+        found = last_transaction(client)
     assert found is not None
     assert found.outcome == "committed"
 
@@ -418,13 +418,13 @@ def test_publish_stored_commits_the_chosen_payloads_in_order(server: InProcess, 
         tx.publish_stored(ORDERS, [parts[number].write_pointer for number in (0, 2)])
         assert list(client.poll(ORDERS)) == []
         if end == "fenced":
-            last(client)
+            last_transaction(client)
             with pytest.raises(ProducerFenced):
                 context.__exit__(None, None, None)
         else:
             context.__exit__(None, LookupError() if end == "roll back" else None, None)
     assert committed(client, ORDERS) == ([b"0a", b"0b", b"2a", b"2b"] if end == "commit" else [])
-    found = last(client)
+    found = last_transaction(client)
     assert (found.label if found else None) == ("batch 1" if end == "commit" else None)
 
 

@@ -422,13 +422,13 @@ async def test_close_during_a_cancelled_start_ends_the_transaction(server: InPro
     ended: list[str] = []
     go = threading.Event()
 
-    def begins() -> str:
+    def start_late() -> str:
         assert go.wait(10)
         return "begun"
 
     client = server.async_client(limits=Limits(connections=1))
     wire = client._wire
-    task = asyncio.create_task(wire.start_or_undo(begins, ended.append))
+    task = asyncio.create_task(wire.start_or_undo(start_late, ended.append))
     await asyncio.sleep(0)
     # The thread has returned, but the loop has not run: the task still waits.
     go.set()

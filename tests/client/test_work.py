@@ -221,13 +221,13 @@ def test_work_commits_each_batch_before_it_returns_the_next(client: Client) -> N
 def test_work_after_an_error_or_a_break_returns_the_batch_again(client: Client) -> None:
     client.publish(ORDERS, [b"1"])
 
-    def fails() -> None:
+    def work_and_fail() -> None:
         for tx, batch in client.work(ORDERS, "billing"):
             tx.publish(BILLS, [batch[0].payload])
             raise Crash
 
     with pytest.raises(Crash):
-        fails()
+        work_and_fail()
     assert client.claims(ORDERS, "billing") == []
     for tx, batch in client.work(ORDERS, "billing"):
         tx.publish(BILLS, [batch[0].payload])
@@ -277,7 +277,7 @@ def test_work_while_a_failed_message_waits_gives_others_and_asks_seldom(
     assert given == [b"bad", b"good", b"bad"]
 
 
-def worked(faulty: Client, **options: Any) -> Counter[bytes]:
+def process_orders(faulty: Client, **options: Any) -> Counter[bytes]:
     """Turn orders into bills; return the delivery count of each order."""
     given: Counter[bytes] = Counter()
     for tx, batch in faulty.work(ORDERS, "billing", idle_seconds=2, **options):
@@ -295,7 +295,7 @@ def test_work_while_the_server_does_not_answer_counts_no_delivery(
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
     faults.at(step, when, times=5)
     with faulty_client(server, faults) as faulty:
-        given = worked(faulty, order=order, batch=2, max_deliveries=1)
+        given = process_orders(faulty, order=order, batch=2, max_deliveries=1)
     assert faults.seen[step] > 5 or (step, when) == ("commitAndStart", "after")
     assert committed(client) == [b"0", b"1", b"2", b"3"]
     assert set(given) == {b"0", b"1", b"2", b"3"}
@@ -329,11 +329,11 @@ def test_work_whose_server_stops_after_the_last_batch_raises(
 def test_work_after_a_cut_counts_no_delivery(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
 
-    def is_back(step: str) -> None:
+    def heal_later(step: str) -> None:
         if step == "start" and faults.seen[step] > 3:
             faults.heal()
 
-    faults.on_step = is_back
+    faults.on_step = heal_later
     for step in ("commitAndStart", "invalidate", "rollback"):
         faults.at(step, "before")
     with faulty_client(server, faults) as faulty:
@@ -404,14 +404,14 @@ def test_work_while_the_service_is_away_bills_each_order_once(
 ) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
 
-    def is_back(step: str) -> None:
+    def heal_later(step: str) -> None:
         if step == "start" and faults.seen[step] > 2:
             faults.heal()
             # An unfinished transaction times out.
             clock.advance(60_000)
             server.manager.expire()
 
-    faults.on_step = is_back
+    faults.on_step = heal_later
     faults.at("commitAndStart", when)
     for step in ("invalidate", "abort"):
         faults.at(step, "before")
@@ -491,13 +491,13 @@ class CrashingParticipant(Participant):
 def test_work_with_a_participant_that_fails_ends_the_next_transaction(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2"])
 
-    def works() -> None:
+    def process_batches() -> None:
         for tx, batch in client.work(ORDERS, "billing", batch=1):
             tx.register(CrashingParticipant())
             tx.publish(BILLS, [order.payload for order in batch])
 
     with pytest.raises(PostCommitFailed):
-        works()
+        process_batches()
     assert committed(client) == [b"1"]
     assert server.manager.clients() == {}
 
@@ -509,11 +509,11 @@ def test_work_stopped_while_it_commits_ends_the_next_transaction(
     commit = server.manager.commit_and_start
     work = client.work(ORDERS, "billing", batch=1)
 
-    def stopped(*given: Any) -> Transaction:
+    def stop_and_commit(*given: Any) -> Transaction:
         work.stop()
         return commit(*given)
 
-    monkeypatch.setattr(server.manager, "commit_and_start", stopped)
+    monkeypatch.setattr(server.manager, "commit_and_start", stop_and_commit)
     assert [[order.payload for order in batch] for _, batch in work] == [[b"1"]]
     assert client.claims(ORDERS, "billing") == []
     assert server.manager.clients() == {}
@@ -524,13 +524,13 @@ def hold_commits(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[th
     commit = server.manager.commit_and_start
     reached, resume = threading.Event(), threading.Event()
 
-    def waiting(*given: Any) -> Transaction:
+    def commit_and_wait(*given: Any) -> Transaction:
         next_transaction = commit(*given)
         reached.set()
         resume.wait(10)
         return next_transaction
 
-    monkeypatch.setattr(server.manager, "commit_and_start", waiting)
+    monkeypatch.setattr(server.manager, "commit_and_start", commit_and_wait)
     return reached, resume
 
 
@@ -592,14 +592,14 @@ def test_work_of_a_closed_client_commits_its_batch_and_ends(
 async def test_async_work_that_fails_gets_its_batch_again(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1"])
 
-    async def fails(loop: AsyncClient) -> None:
+    async def work_and_fail(loop: AsyncClient) -> None:
         async for tx, _ in loop.work(ORDERS, "billing"):
             await tx.publish(BILLS, [b"x"])
             raise Crash
 
     async with server.async_client() as loop:
         with pytest.raises(Crash):
-            await fails(loop)
+            await work_and_fail(loop)
         work = loop.work(ORDERS, "billing")
         async for tx, batch in work:
             await tx.publish(BILLS, [order.payload for order in batch])

@@ -127,13 +127,13 @@ def test_void_claims_that_are_claimed_in_part_keep_their_tries() -> None:
 def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = Counter[int]()
 
-    def counted(message: MessageId, number: int) -> Rank:
+    def count_rank(message: MessageId, number: int) -> Rank:
         reads[number] += 1
         return rank(message)
 
     for number in (100, 1000):
         free = [claim(first, first + 1, 0, tries=2) for first in range(1, number)]
-        monkeypatch.setattr(claims, "rank", partial(counted, number=number))
+        monkeypatch.setattr(claims, "rank", partial(count_rank, number=number))
         assert [(one.tries, one.until) for one in view_group(at(1), free, READER).segments] == [
             (2, at(number)),
             (0, None),

@@ -15,7 +15,7 @@ import pytest
 from tests.hbase.publishers import MODES, PARTITIONS, Publisher
 from tests.hbase.tables import Tables
 from tests.kit.hbase_servers import HBaseServers, led_slots, wait_for_more, working
-from tests.server.group_worker import BILLS, ORDERS, billed, bills, worker
+from tests.server.group_worker import BILLS, ORDERS, bills, wait_for_bills, worker
 from tests.support import size
 from tests.transaction.managers import served
 from tms_core.client import Client
@@ -78,7 +78,9 @@ def test_consumer_group_of_killed_servers_processes_each_order_once(
                 servers.start(killed)
                 servers.wait_for_shares()
                 wait_for_more(all_publishers, SOME)
-        billed(servers.running["a"], {order for publisher in all_publishers for order in publisher.acknowledged})
+        wait_for_bills(
+            servers.running["a"], {order for publisher in all_publishers for order in publisher.acknowledged}
+        )
         check(all_publishers, Counter(bills(servers.running["b"])))
 
 

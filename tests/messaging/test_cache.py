@@ -205,11 +205,11 @@ def test_fetch_after_a_failed_batch_returns_the_stored_rows(kit: Kit) -> None:
     kit.publish("orders", b"a")
     put = kit.store.message.put
 
-    def half(rows: object) -> None:
+    def put_half(rows: object) -> None:
         put(rows[:1])  # type: ignore[index]
         raise OSError("a bug in the store")
 
-    kit.store.message.put = half  # type: ignore[method-assign]
+    kit.store.message.put = put_half  # type: ignore[method-assign]
     with pytest.raises(OSError, match="bug"):
         kit.publish("orders", b"b", b"c")
     kit.store.message.put = put  # type: ignore[method-assign]
@@ -229,11 +229,11 @@ def encoded(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     items = avro._items
 
-    def counted(ids: list[bytes], *columns: Any) -> list[bytes]:
+    def count_items(ids: list[bytes], *columns: Any) -> list[bytes]:
         counts.append(len(ids))
         return items(ids, *columns)
 
-    monkeypatch.setattr(avro, "_items", counted)
+    monkeypatch.setattr(avro, "_items", count_items)
     return counts
 
 

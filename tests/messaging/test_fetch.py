@@ -485,13 +485,13 @@ def test_fetch_of_large_messages_reads_little_more_than_a_page(
     reads: list[int] = []
     read = table.read
 
-    def counted(want: Projection[Any], *arguments: Any) -> Page[Any]:
+    def count_bytes(want: Projection[Any], *arguments: Any) -> Page[Any]:
         page: Page[Any] = read(want, *arguments)
         if want.call == "rows":
             payloads = page.items.payloads if want.part == "columns" else [row[1] for row in page.items]
             reads.append(sum(map(len, payloads)))
         return page
 
-    monkeypatch.setattr(table, "read", counted)
+    monkeypatch.setattr(table, "read", count_bytes)
     assert kit.payloads("orders") == messages
     assert len(large) <= max(reads) < len(large) + PAGE_BYTES

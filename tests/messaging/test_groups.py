@@ -665,11 +665,11 @@ def test_poll_of_a_transaction_that_ends_takes_its_claim_back(kit: GroupKit, mon
     one = kit.begin()
     exchange = kit.side.exchange
 
-    def late(*given: Any) -> bool:
+    def invalidate_first(*given: Any) -> bool:
         kit.manager.invalidate(one.transaction_id)
         return exchange(*given)
 
-    monkeypatch.setattr(kit.side, "exchange", late)
+    monkeypatch.setattr(kit.side, "exchange", invalidate_first)
     with pytest.raises(ConsumerConflict, match="not in progress"):
         kit.poll(one)
     # It is not a delivery, so it leaves no mark.
@@ -682,11 +682,11 @@ def test_poll_of_a_transaction_that_ends_before_its_claim_writes_none(
     kit.publish(b"a")
     one, lock = kit.begin(), kit.service.consumers.lock
 
-    def late(group: ConsumerGroup) -> AbstractContextManager[object]:
+    def abort_first(group: ConsumerGroup) -> AbstractContextManager[object]:
         kit.manager.abort(one)
         return lock(group)
 
-    monkeypatch.setattr(kit.service.consumers, "lock", late)
+    monkeypatch.setattr(kit.service.consumers, "lock", abort_first)
     monkeypatch.setattr(kit.side, "exchange", raising(AssertionError("a claim is written")))
     with pytest.raises(ConsumerConflict, match="not in progress"):
         kit.poll(one)
@@ -699,13 +699,13 @@ def test_poll_without_a_response_keeps_messages_once(kit: GroupKit, monkeypatch:
     assert kit.poll(one, 1) == [b"a"]
     exchange = kit.side.exchange
 
-    def late(*given: Any) -> bool:
+    def end_first(*given: Any) -> bool:
         monkeypatch.undo()
         # A rollback before the claim of this poll has found no claim.
         kit.manager.abort(one) if end == "abort" else kit.commit(one)
         return exchange(*given)
 
-    monkeypatch.setattr(kit.side, "exchange", late)
+    monkeypatch.setattr(kit.side, "exchange", end_first)
     with pytest.raises(ConsumerConflict, match="not in progress"):
         kit.poll(one, 1)
     found: list[bytes] = []
@@ -736,13 +736,13 @@ def test_trap_c_late_claim_of_a_previous_server_is_rejected(kit: GroupKit, monke
     next_one, one, two = kit.serve(), kit.begin(), kit.begin()
     exchange, found = kit.side.exchange, []
 
-    def late(*given: Any) -> bool:
+    def poll_first(*given: Any) -> bool:
         monkeypatch.undo()
         kit.clock.advance(-SECOND)
         found.extend(next_one.groups.poll(ORDERS, GROUP, GroupPoll(two, 10)).messages)
         return exchange(*given)
 
-    monkeypatch.setattr(kit.side, "exchange", late)
+    monkeypatch.setattr(kit.side, "exchange", poll_first)
     with pytest.raises(Unavailable, match=GROUP):
         kit.poll(one)
     assert [message.payload for message in found] == [b"a"]

@@ -205,13 +205,13 @@ def test_honest_clock_of_a_stopped_process_is_right_at_the_next_look() -> None:
     honest = HonestClock(clock, 1000)
     read = clock.monotonic_ms
 
-    def stopped() -> int:
+    def read_then_stop() -> int:
         monotonic_ms = read()
         clock.advance(HOUR)
         return monotonic_ms
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "monotonic_ms", stopped)
+        patch.setattr(clock, "monotonic_ms", read_then_stop)
         with pytest.raises(ClockJumped):
             honest.publish_ms()
     assert honest.publish_ms() == clock.now_ms()

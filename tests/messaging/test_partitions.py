@@ -61,7 +61,7 @@ def seen(service: MessagingService) -> dict[str, Mapping[str, str]]:
     return {name: service.topic(named(name)) for name in service.topics("default")}
 
 
-def polled(service: MessagingService, topic: str, group: str = GROUP, *, commit: bool = True, **options: Any) -> Any:
+def poll(service: MessagingService, topic: str, group: str = GROUP, *, commit: bool = True, **options: Any) -> Any:
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
     tx = manager.start_short()
     given = service.groups.poll(named(topic), group, GroupPoll(tx, 100, **options))
@@ -145,14 +145,14 @@ def test_create_with_partitions_keeps_a_concurrently_created_topic(
 ) -> None:
     get, reads = store.metadata.get, iter((False, True))
 
-    def interrupted(key: bytes) -> bytes | None:
+    def create_between(key: bytes) -> bytes | None:
         # The second read follows the check of all names.
         if key == named("orders-0").prefix and next(reads, False):
             service.create_topic(named(name))
             service.publish(named(name), [b"kept"])
         return get(key)
 
-    store.metadata.get = interrupted  # type: ignore[method-assign]
+    store.metadata.get = create_between  # type: ignore[method-assign]
     with pytest.raises(TopicExists):
         service.create_topic(ORDERS, {"partitions": "2"})
     pages = service.fetch(named(name), FetchRequest())
@@ -207,13 +207,13 @@ def test_change_of_a_topic_keeps_one_that_replaces_it_or_a_part_before_its_write
     }
     write, clients = store.metadata.compare_and_set, iter([TopicRegistry(store.metadata, 60)])
 
-    def interrupted(key: bytes, expected: bytes | None, value: bytes) -> bool:
+    def replace_between(key: bytes, expected: bytes | None, value: bytes) -> bool:
         if key == named(replaced).prefix and (client := next(clients, None)):
             client.delete(named(replaced))
             client.create(named(replaced), {"owner": "ada"})
         return write(key, expected, value)
 
-    store.metadata.compare_and_set = interrupted  # type: ignore[method-assign]
+    store.metadata.compare_and_set = replace_between  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
         changes[change]()
     assert service.topic(named(replaced)) == {"ttl": "60", "generation": "2", "owner": "ada"}
@@ -229,13 +229,13 @@ def test_update_during_a_change_of_another_server_keeps_its_partitions(
     service.create_topic(ORDERS)
     write = store.metadata.compare_and_set
 
-    def interrupted(key: bytes, expected: bytes | None, value: bytes) -> bool:
+    def update_between(key: bytes, expected: bytes | None, value: bytes) -> bool:
         store.metadata.compare_and_set = write  # type: ignore[method-assign]
         with MessagingService(store, ManualClock(NOW_MS, monotonic_ms=DAY), side=MemorySide()) as other:
             other.update_topic(ORDERS, {"partitions": "2"})
         return write(key, expected, value)
 
-    store.metadata.compare_and_set = interrupted  # type: ignore[method-assign]
+    store.metadata.compare_and_set = update_between  # type: ignore[method-assign]
     service.update_topic(ORDERS, {"ttl": "9"})
     assert seen(service).keys() == {"orders", "orders-0", "orders-1"}
     assert {one["ttl"] for one in seen(service).values()} == {"9"}
@@ -322,7 +322,7 @@ def test_update_of_a_topic_changes_its_parts_and_keeps_their_number(service: Mes
     service.delete_topic(named("again"))
     service.create_topic(named("again"), {"partitions": "1"})
     service.consumers.put(named("again-0"), GROUP, MessageId(0, 0))
-    assert polled(service, "again-0").messages == []
+    assert poll(service, "again-0").messages == []
 
 
 @pytest.mark.parametrize("operation", ["create", "update", "delete"])
@@ -377,18 +377,18 @@ def test_change_of_partitions_seals_the_old_ones_and_groups_read_them_first(serv
     service.publish(named("orders-f2-0"), [b"new"])
     # The group is registered there, so its unread messages are not considered processed.
     assert service.consumers.get(named("orders-f2-0"), GROUP).id == MessageId(0, 0)
-    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
-    assert polled(service, "orders-0").drained
-    assert polled(service, "orders-f2-0").earlier_partition == named("orders-1")
-    held = polled(service, "orders-1", commit=False)
+    assert poll(service, "orders-f2-0").earlier_partition == named("orders-0")
+    assert poll(service, "orders-0").drained
+    assert poll(service, "orders-f2-0").earlier_partition == named("orders-1")
+    held = poll(service, "orders-1", commit=False)
     assert [one.payload for one in held.messages] == [b"old"]
     assert (held.sealed, held.drained) == (True, False)
-    other = polled(service, "orders-1")
+    other = poll(service, "orders-1")
     assert (other.messages, other.drained, other.held is None) == ([], False, False)
-    assert polled(service, "orders-f2-0").earlier_partition == named("orders-1")
+    assert poll(service, "orders-f2-0").earlier_partition == named("orders-1")
     service.manager.commit(other.held)  # type: ignore[attr-defined]
-    assert polled(service, "orders-1").drained
-    assert [one.payload for one in polled(service, "orders-f2-0").messages] == [b"new"]
+    assert poll(service, "orders-1").drained
+    assert [one.payload for one in poll(service, "orders-f2-0").messages] == [b"new"]
 
 
 def test_request_of_a_producer_is_repeated_after_its_partition_was_sealed(service: MessagingService) -> None:
@@ -403,7 +403,7 @@ def test_request_of_a_producer_is_repeated_after_its_partition_was_sealed(servic
         service.publish(named("orders-0"), [b"2"], sent=second)
     service.publish(named("orders-f2-0"), [b"2"], sent=second._replace(sequence=3))
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
-    assert [one.payload for one in polled(service, "orders-0").messages] == [b"1"]
+    assert [one.payload for one in poll(service, "orders-0").messages] == [b"1"]
 
 
 def test_group_of_old_partitions_has_to_register_for_a_new_one(service: MessagingService) -> None:
@@ -412,9 +412,9 @@ def test_group_of_old_partitions_has_to_register_for_a_new_one(service: Messagin
     service.update_topic(ORDERS, {"partitions": "2", "retention": "consumed"})
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
     with pytest.raises(ConsumerNotFound):
-        polled(service, "orders-f2-0")
+        poll(service, "orders-f2-0")
     service.consumers.put(named("orders-f2-0"), GROUP, MessageId(0, 0))
-    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
+    assert poll(service, "orders-f2-0").earlier_partition == named("orders-0")
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -433,20 +433,20 @@ def test_change_of_partitions_twice_keeps_one_that_is_being_written(
         service.update_topic(ORDERS, {"partitions": "3"})
         waits.set()
 
-    def slow(*given: Any) -> None:
+    def commit_after_change(*given: Any) -> None:
         monkeypatch.undo()
         changing.start()
         waits.wait()
         commit(*given)
 
-    def settled(topic: TopicId) -> None:
+    def settle_after_wait(topic: TopicId) -> None:
         # With a delay: without a wait for the write, the change would end before the write.
         Timer(0.05, waits.set).start()
         settle(topic)
 
     changing = Thread(target=change)
-    monkeypatch.setattr(batch, "commit", slow)
-    service._families._wait_for_writes = settled
+    monkeypatch.setattr(batch, "commit", commit_after_change)
+    service._families._wait_for_writes = settle_after_wait
     if stored:
         service.store(named("orders-0"), [b"a"], pointer=tx.write_pointer)
     else:
@@ -490,8 +490,8 @@ def create_changed_topic(service: MessagingService, *groups: str) -> None:
 
 
 def drain_old_partition(service: MessagingService, group: str = GROUP) -> None:
-    assert payloads(polled(service, "orders-0", group)) == [b"old"]
-    assert polled(service, "orders-0", group).drained
+    assert payloads(poll(service, "orders-0", group)) == [b"old"]
+    assert poll(service, "orders-0", group).drained
 
 
 def payloads(given: Any) -> list[bytes]:
@@ -503,18 +503,18 @@ def test_groups_that_drain_a_partition_both_continue(
 ) -> None:
     create_changed_topic(service, "billing", "audit")
     for group in ("billing", "audit"):
-        assert payloads(polled(service, "orders-0", group)) == [b"old"]
+        assert payloads(poll(service, "orders-0", group)) == [b"old"]
     settle = service._families._wait_for_writes
 
     def concurrent_change(topic: TopicId) -> None:
         monkeypatch.undo()
-        assert polled(service, "orders-0", "audit").drained
+        assert poll(service, "orders-0", "audit").drained
         settle(topic)
 
     monkeypatch.setattr(service._families, "_wait_for_writes", concurrent_change)
-    assert polled(service, "orders-0", "billing").drained
+    assert poll(service, "orders-0", "billing").drained
     for group in ("billing", "audit"):
-        assert payloads(polled(service, "orders-f2-0", group)) == [b"new"], group
+        assert payloads(poll(service, "orders-f2-0", group)) == [b"new"], group
 
 
 def test_poll_of_a_new_partition_waits_for_the_last_reader_of_the_old(service: MessagingService) -> None:
@@ -527,14 +527,14 @@ def test_poll_of_a_new_partition_waits_for_the_last_reader_of_the_old(service: M
         service.consumers.put(named(topic), GROUP, MessageId(0, 0))
 
     def read(topic: str) -> None:
-        assert polled(service, topic).messages
-        assert polled(service, topic).drained
+        assert poll(service, topic).messages
+        assert poll(service, topic).drained
 
     read("orders-0")
     early = manager.start_short()
     read("orders-1")
     assert service.groups.poll(named("orders-f2-0"), GROUP, GroupPoll(early, 1)).earlier_partition == named("orders-1")
-    assert polled(service, "orders-f2-0").earlier_partition is None
+    assert poll(service, "orders-f2-0").earlier_partition is None
 
 
 def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(
@@ -546,29 +546,29 @@ def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(
     service.publish(named("orders-0"), [b"old"])
     early = manager.start_short()
     for found in ([b"old"], []):
-        assert payloads(polled(service, "orders-0")) == found
+        assert payloads(poll(service, "orders-0")) == found
     with MessagingService(store, ManualClock(NOW_MS), side=service.side, transactions=manager) as restarted:
         restarted.manager = manager  # type: ignore[attr-defined]
         restarted.update_topic(ORDERS, {"partitions": "2"})
         restarted.publish(named("orders-f2-0"), [b"new"])
-        assert polled(restarted, "orders-0").drained
+        assert poll(restarted, "orders-0").drained
         given = restarted.groups.poll(named("orders-f2-0"), GROUP, GroupPoll(early, 1))
         assert (given.earlier_partition, payloads(given)) == (named("orders-0"), [])
-        assert payloads(polled(restarted, "orders-f2-0")) == [b"new"]
+        assert payloads(poll(restarted, "orders-f2-0")) == [b"new"]
 
 
 def test_group_that_is_registered_again_reads_the_sealed_partition_first(service: MessagingService) -> None:
     create_changed_topic(service, GROUP)
     rows = len(service.side.rows(b"", None, 100).items)
     drain_old_partition(service)
-    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
+    assert payloads(poll(service, "orders-f2-0")) == [b"new"]
     for topic in ("orders-0", "orders-f2-0"):
         service.consumers.delete(named(topic), GROUP)
         service.consumers.put(named(topic), GROUP, MessageId(0, 0))
-    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
+    assert poll(service, "orders-f2-0").earlier_partition == named("orders-0")
     assert len(service.side.rows(b"", None, 100).items) == rows
     drain_old_partition(service)
-    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
+    assert payloads(poll(service, "orders-f2-0")) == [b"new"]
 
 
 def test_position_set_during_a_poll_is_not_drained(service: MessagingService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,15 +576,15 @@ def test_position_set_during_a_poll_is_not_drained(service: MessagingService, mo
     drain_old_partition(service)
     drained = service._families.drained
 
-    def late(*given: Any) -> Any:
+    def set_position_between(*given: Any) -> Any:
         noted = drained(*given)
         monkeypatch.undo()
         service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
         return noted
 
-    monkeypatch.setattr(service._families, "drained", late)
-    polled(service, "orders-f2-1")
-    assert polled(service, "orders-f2-1").earlier_partition == named("orders-0")
+    monkeypatch.setattr(service._families, "drained", set_position_between)
+    poll(service, "orders-f2-1")
+    assert poll(service, "orders-f2-1").earlier_partition == named("orders-0")
 
 
 def test_group_of_a_recreated_topic_has_drained_no_partition(service: MessagingService) -> None:
@@ -592,7 +592,7 @@ def test_group_of_a_recreated_topic_has_drained_no_partition(service: MessagingS
     drain_old_partition(service)
     service.delete_topic(ORDERS)
     create_changed_topic(service, GROUP)
-    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
+    assert poll(service, "orders-f2-0").earlier_partition == named("orders-0")
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

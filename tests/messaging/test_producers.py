@@ -222,12 +222,12 @@ def test_register_during_a_note_ends_its_work(kit: GroupKit, monkeypatch: pytest
     exchange_each = kit.side.exchange_each
     heirs: list[Instance] = []
 
-    def late(changes: Sequence[SideChange]) -> list[bool]:
+    def register_then_exchange(changes: Sequence[SideChange]) -> list[bool]:
         monkeypatch.setattr(kit.side, "exchange_each", exchange_each)
         heirs.append(Instance(kit))
         return exchange_each(changes)
 
-    monkeypatch.setattr(kit.side, "exchange_each", late)
+    monkeypatch.setattr(kit.side, "exchange_each", register_then_exchange)
     with pytest.raises(ProducerFenced):
         one.begin(tx)
     assert heirs[0].previous is None
@@ -426,12 +426,12 @@ def test_repeat_after_failed_rows_counts_once(kit: GroupKit, monkeypatch: pytest
         table = kit.store.message
     put = table.put
 
-    def fails(rows: Sequence[Any]) -> None:
+    def put_and_fail(rows: Sequence[Any]) -> None:
         put(rows)
         raise StoreError("HBase is away.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(table, "put", fails)
+        patch.setattr(table, "put", put_and_fail)
         patch.setattr(kit.store.message, "invert", raising(StoreError("HBase is away.")))
         with pytest.raises(StoreError):
             one.store(b"a", tx=tx) if kind == "store" else one.publish(tx=tx)
@@ -546,11 +546,11 @@ def announcements(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> list[bytes]
     keys: list[bytes] = []
     exchange_each = kit.side.exchange_each
 
-    def noted(changes: Sequence[SideChange]) -> list[bool]:
+    def record_keys(changes: Sequence[SideChange]) -> list[bool]:
         keys.extend(change.key for change in changes)
         return exchange_each(changes)
 
-    monkeypatch.setattr(kit.side, "exchange_each", noted)
+    monkeypatch.setattr(kit.side, "exchange_each", record_keys)
     return keys
 
 
@@ -693,12 +693,12 @@ def test_inverted_announced_rows_are_not_done(
     one.publish(b"1", tx=tx)
     put = kit.store.message.put
 
-    def fails(rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+    def put_and_fail(rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         put(rows)
         raise StoreError("The disk is full.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(kit.store.message, "put", fails)
+        patched.setattr(kit.store.message, "put", put_and_fail)
         with pytest.raises(StoreError):
             one.publish(b"2", tx=tx)
     kit.restart()
@@ -788,13 +788,13 @@ def test_restore_during_a_write_is_no_announced_request(kit: GroupKit, monkeypat
     one.sequence = 30
     one.publish(b"31")
 
-    def late(self: MessageWriteBatch, *args: Any) -> Any:
+    def restore_then_place(self: MessageWriteBatch, *args: Any) -> Any:
         # As by the janitor of the process, followed by the poll of a consumer.
         kit.service.invalidate(BILLS)
         read_all(kit)
         return placed(self, *args)
 
-    monkeypatch.setattr(MessageWriteBatch, "place", late)
+    monkeypatch.setattr(MessageWriteBatch, "place", restore_then_place)
     kit.service.publish(BILLS, [b"x"])
     monkeypatch.undo()
     kit.restart()
@@ -932,7 +932,7 @@ def story(kit: GroupKit, call: Callable[[Callable[[], Any]], Any]) -> None:
     send(lambda sent: kit.service.publish(BILLS, [b"6"], sent=sent))
 
 
-def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes], int]:
+def play_story(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes], int]:
     """Return the messages after the failure of a durable write, and the number of writes."""
     failing = FailingWrite(at, error, behind=behind)
     kit = GroupKit(MemoryStore(), MemorySide())
@@ -962,12 +962,12 @@ def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes
 @pytest.mark.parametrize("alone", [0, 4])
 def test_repeat_after_failed_write_counts(monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", alone)
-    expected, writes = played(0, error, behind=False)
+    expected, writes = play_story(0, error, behind=False)
     assert expected == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
     assert writes >= (16 if alone else 15)
     for at in range(1, writes + 1):
         for behind in (False, True):
-            assert played(at, error, behind=behind)[0] == expected, (at, behind)
+            assert play_story(at, error, behind=behind)[0] == expected, (at, behind)
 
 
 def test_failed_write_inverts_rows_of_transactions_but_not_of_producers(
@@ -1039,7 +1039,7 @@ def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkey
     exchange_each = kit.side.exchange_each
     registered = ProducerName(BILLS, 1, "importer").key
 
-    def fenced(changes: Sequence[SideChange]) -> list[bool]:
+    def fence_then_exchange(changes: Sequence[SideChange]) -> list[bool]:
         made = exchange_each(changes)
         known = Registration.parse(kit.side.get(registered) or b"")
         kit.side.put([(registered, known._replace(generation=known.generation + 1).pack())])
@@ -1047,7 +1047,7 @@ def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkey
 
     submit = kit.service.submit_publish
     with monkeypatch.context() as patched, one_batch(kit, patched):
-        patched.setattr(kit.side, "exchange_each", fenced)
+        patched.setattr(kit.side, "exchange_each", fence_then_exchange)
         answers = [submit(BILLS, payloads, sent=instance.sent()) for instance in (one, other)]
     with pytest.raises(ProducerFenced):
         answers[0].result()
@@ -1076,12 +1076,12 @@ def concurrent_action(
     found = getattr(kit.store, table)
     put = found.put
 
-    def late(rows: Any) -> None:
+    def act_then_put(rows: Any) -> None:
         monkeypatch.setattr(found, "put", put)
         act()
         put(rows)
 
-    monkeypatch.setattr(found, "put", late)
+    monkeypatch.setattr(found, "put", act_then_put)
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
@@ -1150,12 +1150,12 @@ def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pyt
     tx = kit.begin()
     put = kit.store.message.put
 
-    def last(rows: list[tuple[bytes, MessageValue]]) -> None:
+    def abort_and_die(rows: list[tuple[bytes, MessageValue]]) -> None:
         kit.manager.abort(tx)
         put(rows)
         raise Crash
 
-    monkeypatch.setattr(kit.store.message, "put", last)
+    monkeypatch.setattr(kit.store.message, "put", abort_and_die)
     with pytest.raises(Crash):
         kit.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
     kit.restart()
@@ -1173,7 +1173,7 @@ def test_rejected_write_of_another_principal_keeps_the_note_of_a_running_write(
 ) -> None:
     tx, put, submit = kit.begin(), kit.side.put, kit.service.submit_publish
 
-    def late(rows: Any) -> None:
+    def reject_then_put(rows: Any) -> None:
         monkeypatch.setattr(kit.side, "put", put)
         with pytest.raises(TransactionEnded):
             submit(ORDERS, [b"b"], pointer=tx.write_pointer, principal="other").result()
@@ -1181,7 +1181,7 @@ def test_rejected_write_of_another_principal_keeps_the_note_of_a_running_write(
         put(rows)
 
     # Before the rows are noted, only the note of the running write makes the abort an invalidation.
-    monkeypatch.setattr(kit.side, "put", late)
+    monkeypatch.setattr(kit.side, "put", reject_then_put)
     with pytest.raises(TransactionEnded):
         submit(BILLS, [b"a"], pointer=tx.write_pointer, principal="owner", ttl_seconds=60).result()
     assert kit.manager.status(tx.transaction_id) == "invalid"
@@ -1275,12 +1275,12 @@ def test_clean_producer_rows_marks_the_previous_transaction_of_a_changing_produc
     kit.side.put([(key, known.pack())])
     exchange = kit.side.exchange
 
-    def late(*change: Any, **more: Any) -> bool:
+    def change_then_exchange(*change: Any, **more: Any) -> bool:
         monkeypatch.setattr(kit.side, "exchange", exchange)
         kit.side.put([(key, known._replace(generation=NOW_MS + 1).pack())])
         return exchange(*change, **more)
 
-    monkeypatch.setattr(kit.side, "exchange", late)
+    monkeypatch.setattr(kit.side, "exchange", change_then_exchange)
     assert clean(kit) == (1, 0)
     found = Registration.parse(kit.side.get(key) or b"")
     assert found == known._replace(
@@ -1295,14 +1295,14 @@ def test_clean_producer_rows_keeps_a_new_registration(
     made: list[Instance] = []
     rows = kit.side.rows
 
-    def later(start: bytes, *rest: Any) -> Any:
+    def register_after_read(start: bytes, *rest: Any) -> Any:
         found = rows(start, *rest)
         if start == b"w" and not made:
             made.append(Instance(kit))
             made[0].publish(b"a", tx=kit.begin() if inside else None)
         return found
 
-    monkeypatch.setattr(kit.side, "rows", later)
+    monkeypatch.setattr(kit.side, "rows", register_after_read)
     clean(kit)
     made[0].publish(b"a", tx=None, again=True) if not inside else None
     assert read_all(kit) == [b"a"]
@@ -1395,13 +1395,13 @@ def test_register_in_a_recreated_topic_waits_for_requests(kit: GroupKit, monkeyp
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
     one, tx = Instance(kit), kit.begin()
 
-    def made_again() -> None:
+    def recreate_topic() -> None:
         kit.service.delete_topic(BILLS)
         kit.service.create_topic(BILLS)
         with pytest.raises(Unavailable, match="still being written"):
             Instance(kit)
 
-    concurrent_action(kit, monkeypatch, made_again)
+    concurrent_action(kit, monkeypatch, recreate_topic)
     one.publish(b"a", tx=tx, topic=ORDERS)
     Instance(kit)
     with pytest.raises(NotInProgress):

@@ -43,7 +43,7 @@ def restart(kit: GroupKit, folder: Path) -> None:
 
 
 @pytest.fixture
-def kept(kit: GroupKit, tmp_path: Path) -> Path:
+def log_folder(kit: GroupKit, tmp_path: Path) -> Path:
     """Replace the manager of the kit with a manager on disk; return its folder."""
     kit.service.close()
     kit.manager.close()
@@ -61,13 +61,13 @@ def test_commit_while_a_roll_back_is_in_flight_is_rejected(kit: GroupKit, monkey
     assert published is not None
     refused = list[str]()
 
-    def committing(*given: Any) -> int:
+    def commit_then_roll_back(*given: Any) -> int:
         with pytest.raises(Conflict, match="rolled back") as caught:
             kit.commit(tx)
         refused.append(caught.value.message)
         return roll_back(*given)
 
-    monkeypatch.setattr("tms_core.messaging.service.roll_back", committing)
+    monkeypatch.setattr("tms_core.messaging.service.roll_back", commit_then_roll_back)
     kit.service.rollback(ORDERS, published)
     assert refused
     kit.commit(tx)
@@ -148,11 +148,11 @@ def test_abort_after_a_time_out_leaves_published_messages_hidden(kit: GroupKit) 
 def test_abort_after_a_write_that_failed_makes_it_invalid(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     tx, table = kit.begin(), type(kit.store.message)
 
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(table, "put", fails)
+        patch.setattr(table, "put", fail)
         with suppress(StoreError):
             kit.publish(b"perhaps", tx=tx)
     kit.manager.abort(tx)
@@ -238,34 +238,36 @@ def begin(kit: GroupKit, tx: Transaction) -> None:
 
 @pytest.mark.parametrize("writes", [publish, claim, begin])
 def test_abort_after_a_restart_makes_it_invalid(
-    kit: GroupKit, kept: Path, writes: Callable[[GroupKit, Transaction], None]
+    kit: GroupKit, log_folder: Path, writes: Callable[[GroupKit, Transaction], None]
 ) -> None:
     tx, other = kit.begin(), kit.begin()
     writes(kit, tx)
-    restart(kit, kept)
+    restart(kit, log_folder)
     kit.manager.abort(tx)
     kit.manager.abort(other)
     assert invalid(kit) == [tx.transaction_id]
 
 
-def test_abort_after_a_restart_and_a_complete_roll_back_stays_an_abort(kit: GroupKit, kept: Path) -> None:
+def test_abort_after_a_restart_and_a_complete_roll_back_stays_an_abort(kit: GroupKit, log_folder: Path) -> None:
     kit.publish(b"order")
     tx = kit.begin()
     assert kit.poll(tx) == [b"order"]
     kit.publish(b"a", b"b", tx=tx)
-    restart(kit, kept)
+    restart(kit, log_folder)
     kit.publish(b"c", tx=tx)
     kit.service.rollback(ORDERS, tx.write_pointer)
     kit.roll_back(tx)
     assert invalid(kit) == []
 
 
-def test_abort_after_a_partial_restart_is_invalid(kit: GroupKit, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_after_a_partial_restart_is_invalid(
+    kit: GroupKit, log_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(managing, "MAX_ROWS", 2)
     monkeypatch.setattr(managing, "PAGE_ROWS", 1)
     tx = kit.begin()
     kit.publish(b"a", b"b", b"c", tx=tx)
-    restart(kit, kept)
+    restart(kit, log_folder)
     # Everything was rolled back, but the manager does not know.
     kit.service.rollback(ORDERS, tx.write_pointer)
     kit.manager.abort(tx)

@@ -155,12 +155,12 @@ def test_publish_while_a_topic_is_opened_waits(kit: Kit) -> None:
     opening, go = Event(), Event()
     read = kit.store.message.read
 
-    def slowly(*arguments: Any) -> Page[Any]:
+    def read_slowly(*arguments: Any) -> Page[Any]:
         opening.set()
         assert go.wait(PATIENCE_SECONDS)
         return read(*arguments)
 
-    kit.store.message.read = slowly  # type: ignore[method-assign, assignment]
+    kit.store.message.read = read_slowly  # type: ignore[method-assign, assignment]
     with ThreadPoolExecutor(1) as threads:
         fetching = threads.submit(kit.payloads)
         assert opening.wait(PATIENCE_SECONDS)

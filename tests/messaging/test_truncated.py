@@ -107,10 +107,10 @@ def test_truncation_that_cannot_give_up_claims_takes_no_id_off(kit: GroupKit) ->
     assert kit.poll(tx) == [b"a"]
     kit.time_out(tx)
 
-    def fails(_: object) -> None:
+    def fail(_: object) -> None:
         raise StoreError("the disk is full")
 
-    kit.manager._release = fails
+    kit.manager._release = fail
     for way in WAYS:
         with pytest.raises(StoreError):
             way(kit.manager, tx)

@@ -8,7 +8,7 @@ from tms_core.messaging.publish.open_topics import BOUNDS_MS
 from tms_core.rowkey import MessageId
 
 
-def noted(kit: Kit) -> dict[int, int]:
+def count_delays(kit: Kit) -> dict[int, int]:
     """Return the number of delays by upper bound; 0 stands for delays above all bounds."""
     counts = kit.service.first_reads.delays.counts
     bounds = [*BOUNDS_MS, 0]
@@ -25,7 +25,7 @@ def test_first_read_of_a_message_counts_its_age_once(kit: Kit) -> None:
     for _ in range(3):
         assert kit.payloads() == [b"a"]
         kit.clock.advance(MINUTE)
-    assert noted(kit) == {50: 1}
+    assert count_delays(kit) == {50: 1}
     assert kit.service.first_reads.delays.sum_ms == 50
 
 
@@ -37,7 +37,7 @@ def test_first_read_of_a_page_counts_its_oldest_unread_message(kit: Kit) -> None
     kit.clock.advance(51)
     kit.publish("orders", b"c")
     assert kit.payloads() == [b"a", b"b", b"c"]
-    assert noted(kit) == {1: 1, 100: 1}
+    assert count_delays(kit) == {1: 1, 100: 1}
     assert kit.service.first_reads.delays.sum_ms == 51
 
 
@@ -47,7 +47,7 @@ def test_first_read_skips_messages_before_the_start_of_a_reader(kit: Kit) -> Non
     kit.publish("orders", b"b")
     assert kit.payloads(start=NOW_MS + MINUTE) == [b"b"]
     assert kit.payloads() == [b"a", b"b"]
-    assert noted(kit) == {1: 1}
+    assert count_delays(kit) == {1: 1}
 
 
 def test_first_read_after_a_restart_ignores_older_messages(kit: Kit) -> None:
@@ -57,7 +57,7 @@ def test_first_read_after_a_restart_ignores_older_messages(kit: Kit) -> None:
     assert kit.payloads() == [b"a"]
     kit.publish("orders", b"b")
     assert kit.payloads() == [b"a", b"b"]
-    assert noted(kit) == {1: 1}
+    assert count_delays(kit) == {1: 1}
 
 
 def test_first_read_of_stored_payloads_counts_from_their_publish(kit: Kit) -> None:
@@ -66,11 +66,11 @@ def test_first_read_of_stored_payloads_counts_from_their_publish(kit: Kit) -> No
     kit.publish("orders", pointer=P)
     kit.clock.advance(2)
     assert kit.payloads(start=MessageId(NOW_MS + MINUTE, 0)) == [b"a", b"b"]
-    assert noted(kit) == {2: 1}
+    assert count_delays(kit) == {2: 1}
 
 
 def test_first_read_after_a_clock_step_back_has_no_delay(kit: Kit) -> None:
     kit.publish("orders", b"a")
     kit.clock.step(-MINUTE)
     assert kit.payloads() == [b"a"]
-    assert (noted(kit), kit.service.first_reads.delays.sum_ms) == ({1: 1}, 0)
+    assert (count_delays(kit), kit.service.first_reads.delays.sum_ms) == ({1: 1}, 0)

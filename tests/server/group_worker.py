@@ -39,7 +39,7 @@ def bills(server: Serve) -> list[bytes]:
         return [message.payload for message in tx.poll(BILLS)]
 
 
-def billed(server: Serve, orders: set[bytes]) -> list[bytes]:
+def wait_for_bills(server: Serve, orders: set[bytes]) -> list[bytes]:
     """Run workers until all of the orders have a bill, or the time is over; return all bills.
 
     The number of bills proves nothing: unacknowledged orders may have bills, too, and other orders wait for the end of

@@ -213,14 +213,14 @@ def test_list_of_topics_shows_only_permitted_topics(tmp_path: Path) -> None:
         for name in ("default:a", "other:b"):
             server.service.create_topic(TopicId.parse(name), {})
 
-        def listed(role: str, namespace: str) -> object:
+        def list_topics(role: str, namespace: str) -> object:
             return client.ask("GET", f"/v1/namespaces/{namespace}/topics", b"", **headers(identities.good(role))).json
 
         assert client.ask("GET", "/v1/topics", b"", **headers(identities.good("consumer"))).json == ["default:a"]
-        assert listed("consumer", "default") == ["a"]
-        assert listed("consumer", "other") == []
-        assert listed("stranger", "default") == []
-        assert listed("stranger", "other") == ["b"]
+        assert list_topics("consumer", "default") == ["a"]
+        assert list_topics("consumer", "other") == []
+        assert list_topics("stranger", "default") == []
+        assert list_topics("stranger", "other") == ["b"]
 
 
 @pytest.mark.usefixtures("server")

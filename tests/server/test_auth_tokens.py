@@ -46,7 +46,7 @@ def write(path: Path, *tokens: tuple[str, str]) -> None:
     path.write_text("".join(f"{token_line(principal, token)}\n" for principal, token in tokens))
 
 
-def refused(path: Path) -> str:
+def rejection(path: Path) -> str:
     with pytest.raises(ConfigurationError) as caught:
         Tokens(path, ManualClock(NOW_MS))
     return str(caught.value)
@@ -129,7 +129,7 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
 )
 def test_bad_tokens_file_is_rejected_by_line_and_not_quoted(file: Path, contents: str, error_text: str) -> None:
     file.write_bytes(contents.encode("utf-8", "surrogateescape"))
-    message = refused(file)
+    message = rejection(file)
     assert message.startswith(f"server.auth.tokens_file {file}")
     assert re.search(error_text, message)
     assert "hunter2" not in message
@@ -141,13 +141,13 @@ def test_comment_after_the_line_of_a_token_is_ignored(file: Path) -> None:
 
 
 def test_missing_tokens_file_is_named_with_its_setting(tmp_path: Path) -> None:
-    assert f"server.auth.tokens_file {tmp_path / 'none'} " in refused(tmp_path / "none")
+    assert f"server.auth.tokens_file {tmp_path / 'none'} " in rejection(tmp_path / "none")
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_tokens_file_writable_by_others_is_rejected(file: Path, mode: int) -> None:
     file.chmod(mode)
-    message = refused(file)
+    message = rejection(file)
     assert message.endswith(f"chmod go-w {file}")
 
 
@@ -406,8 +406,8 @@ def test_permissions_are_those_of_all_matching_rules() -> None:
 
 def test_rule_pattern_matches_namespace_and_topic_separately() -> None:
     rules = Rules([rule("ada", ["prod*:x", "*:sh?red"], "consume")])
-    allowed, refused = ["prod:x", "production:x", "any:shared"], ["prod:secretx:x", "any:shaared", "prod:xx"]
-    topics = {name: TopicId(*name.split(":", 1)) for name in (*allowed, *refused)}
+    allowed, denied = ["prod:x", "production:x", "any:shared"], ["prod:secretx:x", "any:shaared", "prod:xx"]
+    topics = {name: TopicId(*name.split(":", 1)) for name in (*allowed, *denied)}
     assert [name for name, topic in topics.items() if rules.permissions_of("ada", topic)] == allowed
 
 
@@ -468,6 +468,6 @@ def test_rules_keep_nothing_of_a_name_that_is_too_long() -> None:
 
 def test_file_that_is_a_pipe_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    assert str(tmp_path / "pipe") in refused(tmp_path / "pipe")
+    assert str(tmp_path / "pipe") in rejection(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match=r"server\.token .*pipe"):
         read_token("server.token", tmp_path / "pipe")

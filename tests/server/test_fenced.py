@@ -74,13 +74,13 @@ def test_leader_that_slept_during_a_read_returns_nothing(two: TwoServers) -> Non
     two.one.service.invalidate()
     read = two.one.message.read
 
-    def slowly(want: Projection[Any], *arguments: Any) -> Page[Any]:
+    def read_slowly(want: Projection[Any], *arguments: Any) -> Page[Any]:
         page: Page[Any] = read(want, *arguments)
         if want.call == "rows":
             two.other.take_over()
         return page
 
-    two.one.message.read = slowly
+    two.one.message.read = read_slowly
     with pytest.raises(Unavailable, match=not_leader_error().message):
         two.one.payloads()
 
@@ -158,11 +158,11 @@ def test_former_leader_leaves_late_rows_of_a_transaction_alone(two: TwoServers) 
 def test_former_leader_does_not_acknowledge_late_payloads(two: TwoServers) -> None:
     put = two.one.payload.put
 
-    def late(rows: object) -> None:
+    def put_late(rows: object) -> None:
         two.other.take_over()
         put(rows)
 
-    two.one.payload.put = late
+    two.one.payload.put = put_late
     with pytest.raises(StoreUnavailable):
         two.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))
 
@@ -205,7 +205,7 @@ def fail_next_write(server: LeaderServer, done: Callable[[Rows], Rows], *, twice
     """Fail the next write after some of its rows; return a function that writes the other rows, or all rows again."""
     put, left = server.message.put, list[Rows]()
 
-    def fails(rows: Rows) -> None:
+    def fail_put(rows: Rows) -> None:
         server.message.put = put
         first = done(rows)
         put(first)
@@ -215,11 +215,11 @@ def fail_next_write(server: LeaderServer, done: Callable[[Rows], Rows], *, twice
     def arrive() -> None:
         put(left.pop())
 
-    server.message.put = fails
+    server.message.put = fail_put
     return arrive
 
 
-def registered(two: TwoServers) -> Sent:
+def register_producer(two: TwoServers) -> Sent:
     """Register a producer; return the identity of its first request."""
     generation = two.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
     return Sent(TOPIC, "importer", generation, 1)
@@ -227,7 +227,7 @@ def registered(two: TwoServers) -> Sent:
 
 @pytest.mark.parametrize("moment", ["after it is read", "after the next write", "after it is repeated"])
 def test_late_rows_of_a_failed_write_are_seen_by_no_reader(two: TwoServers, moment: str) -> None:
-    sent = registered(two)
+    sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda rows: rows[1:2])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
@@ -261,7 +261,7 @@ def test_topic_with_an_undecided_write_is_neither_read_nor_written(two: TwoServe
 
 
 def test_late_rows_of_a_failed_write_are_not_seen_by_the_next_leader(two: TwoServers) -> None:
-    sent = registered(two)
+    sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a"], sent=sent)
@@ -287,7 +287,7 @@ def visible(server: LeaderServer, tx: int) -> list[bytes]:
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_repeat_of_a_half_done_write_gives_readers_each_message_once(two: TwoServers, twice: bool) -> None:
-    sent = registered(two)
+    sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda rows: rows[1:2], twice=True)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
@@ -306,13 +306,13 @@ def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(two: TwoServe
     tx, invert = pointer(NOW_MS), two.one.message.invert
     arrive = fail_next_write(two.one, lambda _: [])
 
-    def inverts(cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
+    def invert_and_arrive(cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
         found: list[bool] = invert(cells, origin)
         arrive()
         return found
 
     if moment == "as it is taken back":
-        two.one.message.invert = inverts
+        two.one.message.invert = invert_and_arrive
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"], pointer=tx)
     if moment == "after it is rolled back":
@@ -323,7 +323,7 @@ def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(two: TwoServe
 
 @pytest.mark.parametrize("of_a_producer", [False, True])
 def test_failed_write_is_known_to_the_next_leader_after_a_hand_back(two: TwoServers, of_a_producer: bool) -> None:
-    sent = registered(two) if of_a_producer else None
+    sent = register_producer(two) if of_a_producer else None
     arrive = fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"], sent=sent)
@@ -344,13 +344,13 @@ def test_write_that_fails_at_the_hand_back_keeps_the_lease(two: TwoServers, monk
     held = vars(two.one.leadership)
     held["failed"] = held.pop("_failed_ms")
 
-    def waiting(_: Rows) -> None:
+    def wait_and_fail(_: Rows) -> None:
         two.one.message.put = put
         writes.set()
         assert fails.wait(10)
         raise StoreUnavailable("HBase has not answered.", "Try again.")
 
-    def slowly(leadership: Leadership) -> int | None:
+    def read_slowly(leadership: Leadership) -> int | None:
         """Pause the thread that returns the lease after its read."""
         found: int | None = vars(leadership)["failed"]
         fails.set()
@@ -358,9 +358,9 @@ def test_write_that_fails_at_the_hand_back_keeps_the_lease(two: TwoServers, monk
             publishing.result()
         return found
 
-    failed_ms = property(slowly, lambda leadership, ms: vars(leadership).update(failed=ms))
+    failed_ms = property(read_slowly, lambda leadership, ms: vars(leadership).update(failed=ms))
     monkeypatch.setattr(Leadership, "_failed_ms", failed_ms, raising=False)
-    two.one.message.put = waiting
+    two.one.message.put = wait_and_fail
     with ThreadPoolExecutor(1) as threads:
         publishing = threads.submit(two.one.service.publish, TOPIC, [b"late"])
         assert writes.wait(10)
@@ -380,7 +380,7 @@ def test_write_that_fails_with_a_program_error_keeps_the_lease(two: TwoServers) 
 
 @pytest.mark.parametrize("tx", [None, pointer(NOW_MS)])
 def test_repeat_after_a_partial_write_of_a_former_leader_exists_once(two: TwoServers, tx: int | None) -> None:
-    sent = registered(two)
+    sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda rows: rows[1:2], twice=True)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent)
@@ -392,7 +392,7 @@ def test_repeat_after_a_partial_write_of_a_former_leader_exists_once(two: TwoSer
 
 
 def test_registration_hides_a_failed_write_of_the_older_instance(two: TwoServers) -> None:
-    sent = registered(two)
+    sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"], sent=sent)
@@ -444,13 +444,13 @@ def test_failed_write_is_not_decided_after_gaps_of_another_server(two: TwoServer
         two.one.service.publish(TOPIC, [b"late"])
     read = two.side.get
 
-    def changed(key: bytes) -> bytes | None:
+    def read_changed(key: bytes) -> bytes | None:
         value = read(key)
         if key == b"g" + PREFIX:
             two.side.put([(key, Gaps((PositionRange(1, 2),)).pack())])
         return value
 
-    two.side.get = changed  # type: ignore[method-assign]
+    two.side.get = read_changed  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable):
         two.one.payloads()
 
@@ -499,14 +499,14 @@ def test_seal_of_a_leader_that_slept_hides_nothing_of_others(two: TwoServers) ->
     two.one.take_over()
     get = two.side.get
 
-    def slowly(key: bytes) -> bytes | None:
+    def read_slowly(key: bytes) -> bytes | None:
         if key == b"g" + PREFIX:
             two.side.get = get  # type: ignore[method-assign]
             two.other.take_over()
             two.other.service.publish(TOPIC, [b"x"])
         return get(key)
 
-    two.side.get = slowly  # type: ignore[method-assign]
+    two.side.get = read_slowly  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable):
         two.one.payloads()
     two.other.service.publish(TOPIC, [b"y"])
@@ -521,12 +521,12 @@ def test_former_leader_in_a_rollback_does_not_know_the_outcome(two: TwoServers, 
     name = {"before": "read", "after": "invert"}[moment]
     call = getattr(two.one.message, name)
 
-    def slowly(*arguments: object) -> object:
+    def call_slowly(*arguments: object) -> object:
         answer = call(*arguments)
         two.other.take_over()
         return answer
 
-    setattr(two.one.message, name, slowly)
+    setattr(two.one.message, name, call_slowly)
     with pytest.raises((StoreUnavailable, Unavailable)) as caught:
         two.one.service.rollback(TOPIC, published)
     assert isinstance(caught.value, Unavailable if moment == "before" else StoreUnavailable)

@@ -51,7 +51,7 @@ class GroupClient:
 
 
 @contextmanager
-def opened() -> Iterator[GroupClient]:
+def open_group_client() -> Iterator[GroupClient]:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
@@ -63,7 +63,7 @@ def opened() -> Iterator[GroupClient]:
 
 @pytest.fixture
 def group() -> Iterator[GroupClient]:
-    with opened() as made:
+    with open_group_client() as made:
         yield made
 
 

@@ -110,13 +110,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     found: list[bytes] = []
     begin = HttpProtocol._serve
 
-    def spied(self: HttpProtocol, heads: Heads, data: bytes) -> bool:
+    def record_request(self: HttpProtocol, heads: Heads, data: bytes) -> bool:
         if begin(self, heads, data):
             found.append(data)
             return True
         return False
 
-    monkeypatch.setattr(HttpProtocol, "_serve", spied)
+    monkeypatch.setattr(HttpProtocol, "_serve", record_request)
     return found
 
 
@@ -740,13 +740,13 @@ def test_check_that_fails_unexpectedly_gets_500_and_no_other_publish_fails(
 def test_error_after_acceptance_is_500_and_final(monkeypatch: pytest.MonkeyPatch, served: list[bytes]) -> None:
     submit, defects = MessagingService.submit_publish, [False, True]
 
-    def submitted(service: MessagingService, *given: Any, **named: Any) -> object:
+    def submit_and_fail(service: MessagingService, *given: Any, **named: Any) -> object:
         answer = submit(service, *given, **named)
         if defects.pop(0):
             raise RuntimeError("a defect of the server")
         return answer
 
-    monkeypatch.setattr(MessagingService, "submit_publish", submitted)
+    monkeypatch.setattr(MessagingService, "submit_publish", submit_and_fail)
     with serving() as server, open_topic(server) as (connection, topic):
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200

@@ -106,11 +106,11 @@ def test_registration_searches_the_topics_of_producers_once_in_a_term(
     searches: list[bytes] = []
     rows = two.side.rows
 
-    def watched(start: bytes, stop: bytes | None, limit: int) -> Any:
+    def record_searches(start: bytes, stop: bytes | None, limit: int) -> Any:
         searches.extend([start] if start == b"q" else [])
         return rows(start, stop, limit)
 
-    monkeypatch.setattr(two.side, "rows", watched)
+    monkeypatch.setattr(two.side, "rows", record_searches)
     for server in (two.one, two.other, two.one):
         server.take_over()
         for name in ("a", "b"):
@@ -139,11 +139,11 @@ def store(server: FencedServer, sent: Sent, *payloads: bytes) -> None:
 def test_failed_store_of_a_producer_deletes_no_payloads(two: TwoServers, sent: Sent) -> None:
     put = two.one.payload.put
 
-    def fails(rows: Rows) -> None:
+    def put_and_fail(rows: Rows) -> None:
         put(rows[:1])
         raise StoreError("HBase is away.")
 
-    two.one.payload.put = fails
+    two.one.payload.put = put_and_fail
     with pytest.raises(StoreError, match="away"):
         store(two.one, sent, b"a", b"b")
     assert len(two.store.payload.read(KEYS, b"", None, 10).items) == 1

@@ -57,14 +57,14 @@ class SharedLog:
 def of_folder(path: Path, _: pytest.FixtureRequest) -> Open:
     held: list[Storage] = []
 
-    def opened() -> Storage:
+    def open_storage() -> Storage:
         # The previous storage is dead, and its lock is free.
         for storage in held:
             storage.close()
         held.append(DirectoryStorage(path))
         return held[-1]
 
-    return opened
+    return open_storage
 
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ def manager_of(side: SideTable, clock: ManualClock) -> TransactionManager:
 def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, clock: ManualClock) -> None:
     previous = TransactionManager(place(), clock)
 
-    def one(number: int) -> tuple[int, bool]:
+    def start_one(number: int) -> tuple[int, bool]:
         transaction = previous.start_short().transaction_id
         if number % 2:
             previous.can_commit(transaction, [b"%d" % number])
@@ -131,7 +131,7 @@ def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, cl
         return transaction, bool(number % 2)
 
     with ThreadPoolExecutor(8) as threads:
-        answered = list(threads.map(one, range(40)))
+        answered = list(threads.map(start_one, range(40)))
     assert len({transaction for transaction, _ in answered}) == 40
     manager = TransactionManager(place(), clock)
     for transaction, committed in answered:
@@ -401,7 +401,7 @@ def test_new_snapshot_deletes_the_older_and_edits_before_it(side: MemorySide, cl
     assert [key[:2] for key in rows(side)] == [b"xl"] * managers + [b"xr", b"xs"]
 
 
-def rooted(side: SideTable, **changed: object) -> bytes:
+def root_with(side: SideTable, **changed: object) -> bytes:
     """Return the root with changed fields."""
     return json.dumps(json.loads(side.get(b"xr") or b"") | changed).encode()
 
@@ -413,8 +413,8 @@ def rooted(side: SideTable, **changed: object) -> bytes:
         (lambda side: side.delete([key for key in rows(side) if key[:2] == b"xs"]), "0 of 1 rows"),
         (lambda side: side.delete([b"xr"]), " root "),
         (lambda side: side.put([(b"xr", b'{"name": "z", "parts": "1"}')]), " root "),
-        (lambda side: side.put([(b"xr", rooted(side, name="no hexadecimal"))]), " root "),
-        (lambda side: side.put([(b"xr", rooted(side, first="1"))]), " root "),
+        (lambda side: side.put([(b"xr", root_with(side, name="no hexadecimal"))]), " root "),
+        (lambda side: side.put([(b"xr", root_with(side, first="1"))]), " root "),
         (lambda side: side.delete([[key for key in rows(side) if key[:2] == b"xl"][1]]), "cell 1 "),
     ],
     ids=["root", "snapshot", "no root", "root of another kind", "root's name", "root's number", "cell"],
@@ -430,12 +430,12 @@ def test_recovery_of_damaged_rows_is_rejected(
         manager_of(side, clock)
     tries = iter([not_leader_error()])
 
-    def later() -> Callable[[], bool]:
+    def lease_after_errors() -> Callable[[], bool]:
         for error in tries:
             raise error
         return lambda: True
 
-    other = TransactionManager(SideStorage(side, later), clock)
+    other = TransactionManager(SideStorage(side, lease_after_errors), clock)
     with pytest.raises(StoreError, match=message):
         other.resume()
 

@@ -218,19 +218,19 @@ def test_poll_of_many_messages_returns_chunks_of_60000_bytes(topic: TopicClient)
 def test_poll_of_a_consumer_that_leaves_stops_reading(shared: Serving, topic: TopicClient) -> None:
     for _ in range(8):
         assert topic.post("publish", publish_body(*[b"x" * 1000] * 2900), content_type=AVRO).status == 200
-    fetched, ended = figures(shared)
+    fetched, ended = poll_counts(shared)
     topic.client.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
     assert topic.client.socket.recv(100)
     topic.client.__exit__()
-    while figures(shared)[1] == ended:
+    while poll_counts(shared)[1] == ended:
         time.sleep(0.01)
     # the server has read only what fits into the buffers of the sockets, and two steps of pieces
-    assert figures(shared)[0] - fetched < 8 * 2900
+    assert poll_counts(shared)[0] - fetched < 8 * 2900
     with Client(shared.port) as another:
         assert len(TopicClient(another, topic.path.rpartition("/")[2]).poll()) == POLL_MESSAGES
 
 
-def figures(server: Serving) -> tuple[float, float]:
+def poll_counts(server: Serving) -> tuple[float, float]:
     registry = server.metrics.registry
     ended = registry.get_sample_value("tms_requests_total", {"route": "poll", "code": "200"})
     return registry.get_sample_value("tms_messages_fetched_total") or 0, ended or 0

@@ -135,7 +135,7 @@ def test_topics_beyond_the_limit_of_series_share_one(server: Server) -> None:
     assert "tms_messages_published_total 615.0" in text
 
 
-def published(metrics: ServerMetrics) -> dict[str, float]:
+def published_by_topic(metrics: ServerMetrics) -> dict[str, float]:
     return {
         sample.labels["topic"]: sample.value
         for family in metrics.registry.collect()
@@ -150,13 +150,13 @@ def test_metrics_of_deleted_topics_are_removed_and_free_their_places(server: Ser
     for topic in topics:
         server.service.create_topic(topic)
         metrics.published(topic, 3, 0.001)
-    assert published(metrics)["_other"] == 3
+    assert published_by_topic(metrics)["_other"] == 3
     server.service.delete_topic(topics[0])
     # As CDAP or another server deletes a topic.
     TopicRegistry(server.store.metadata, 1).delete(topics[1])
     metrics.drop_deleted_topics()
     metrics.published(topics[-1], 4, 0.001)
-    found = published(metrics)
+    found = published_by_topic(metrics)
     assert (len(found), found["_other"], found[topics[-1].topic]) == (MAX_TOPICS, 3, 4)
     assert not {"t0", "t1"} & found.keys()
     assert b'topic="t0"' not in metrics.text("")[0]
@@ -168,11 +168,11 @@ def test_metrics_of_topics_that_cannot_be_read_stay(server: Server, monkeypatch:
     row = server.store.metadata.get(ORDERS.prefix)
     assert server.store.metadata.compare_and_set(ORDERS.prefix, row, b"{")
     metrics.drop_deleted_topics()
-    assert published(metrics) == {"orders": 3}
+    assert published_by_topic(metrics) == {"orders": 3}
     monkeypatch.setattr(server.store.metadata, "get", raising(StoreError("gone")))
     with pytest.raises(StoreError, match="gone"):
         metrics.drop_deleted_topics()
-    assert published(metrics) == {"orders": 3}
+    assert published_by_topic(metrics) == {"orders": 3}
 
 
 def test_metrics_while_the_store_hangs_take_one_thread(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_metrics_while_the_store_hangs_take_one_thread(server: Server, monkeypat
 
     monkeypatch.setattr(server.store.metadata, "get", get)
     metrics.drop_deleted_topics()
-    assert (len(reads), published(metrics)) == (1, {})
+    assert (len(reads), published_by_topic(metrics)) == (1, {})
 
 
 def test_requests_counted_as_plain_numbers_read_like_observed_ones(server: Server) -> None:

@@ -696,11 +696,11 @@ def test_small_answer_is_written_once(monkeypatch: pytest.MonkeyPatch, port: int
     seen: list[RecordingTransport] = []
     joining = protocol._Joining
 
-    def spied(transport: asyncio.Transport) -> object:
+    def record_transport(transport: asyncio.Transport) -> object:
         seen.append(RecordingTransport(transport))
         return joining(seen[-1])  # type: ignore[arg-type]
 
-    monkeypatch.setattr(protocol, "_Joining", spied)
+    monkeypatch.setattr(protocol, "_Joining", record_transport)
     with Client(port) as client:
         assert client.ask("POST", "/", b"body").body == b"body"
     ((piece,),) = (transport.pieces for transport in seen)

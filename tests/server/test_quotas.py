@@ -201,12 +201,12 @@ def test_slow_calls_of_one_principal_do_not_delay_another(
     service.create_topic(TopicId("default", "u"))
     call = getattr(service, method)
 
-    def slow(*arguments: Any) -> Any:
+    def wait_then_call(*arguments: Any) -> Any:
         if not sent.is_set():
             assert released.wait(PATIENCE_SECONDS)
         return call(*arguments)
 
-    monkeypatch.setattr(service, method, slow)
+    monkeypatch.setattr(service, method, wait_then_call)
     token = f"Bearer {clients.tokens['ada']}"
     with ExitStack() as stack:
         stack.callback(released.set)
@@ -226,11 +226,11 @@ def test_group_polls_that_wait_for_their_turn_hold_no_memory(
 ) -> None:
     released, memory = Event(), clients.server.context.memory
 
-    def slow(*_: object) -> GroupBatch:
+    def wait_then_answer(*_: object) -> GroupBatch:
         assert released.wait(PATIENCE_SECONDS)
         return GroupBatch([])
 
-    monkeypatch.setattr(clients.server.service.groups, "poll", slow)
+    monkeypatch.setattr(clients.server.service.groups, "poll", wait_then_answer)
     known = clients.headers("ada")
     with ExitStack() as stack:
         stack.callback(released.set)
@@ -253,11 +253,11 @@ def test_group_polls_that_wait_for_memory_leave_the_threads_to_plain_polls(
     service, memory, released = clients.server.service, clients.server.context.memory, Event()
     begin_fetch = service.begin_fetch
 
-    def slow(*arguments: Any) -> Any:
+    def wait_then_call(*arguments: Any) -> Any:
         assert released.wait(PATIENCE_SECONDS)
         return begin_fetch(*arguments)
 
-    monkeypatch.setattr(service, "begin_fetch", slow)
+    monkeypatch.setattr(service, "begin_fetch", wait_then_call)
     monkeypatch.setattr(service.groups, "poll", lambda *_: GroupBatch([]))
     known = clients.headers("ada")
     with ExitStack() as stack:

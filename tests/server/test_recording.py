@@ -28,7 +28,7 @@ FREE_PORTS = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"
 
 
 @contextmanager
-def served(folder: Path, **transactions: str) -> Iterator[Client]:
+def open_server(folder: Path, **transactions: str) -> Iterator[Client]:
     config = folder / "tms.yaml"
     config.write_text(yaml.safe_dump({"storage": {"leveldb": {"path": "store"}}, "transactions": transactions}))
     with (
@@ -39,7 +39,7 @@ def served(folder: Path, **transactions: str) -> Iterator[Client]:
 
 
 def rejection(folder: Path, **transactions: str) -> str:
-    with pytest.raises(ConfigurationError) as caught, served(folder, **transactions):
+    with pytest.raises(ConfigurationError) as caught, open_server(folder, **transactions):
         pytest.fail("the server started")
     return str(caught.value)
 
@@ -47,7 +47,7 @@ def rejection(folder: Path, **transactions: str) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return the folder of a store with an invalid transaction and the position of a consumer."""
-    with served(tmp_path) as client:
+    with open_server(tmp_path) as client:
         client.create_topic(ORDERS)
         client.publish(ORDERS, [b"first"])
         with client.transaction() as tx:
@@ -61,7 +61,7 @@ def accept(folder: Path, *options: str) -> None:
     assert execute(["admin", "accept", "--config", str(folder / "tms.yaml"), *options]) == 0
 
 
-def recorded(folder: Path) -> SystemRecord:
+def read_record(folder: Path) -> SystemRecord:
     with LevelDBSide(folder / "store.side") as side:
         found = recorded_transactions(side)
     assert found is not None
@@ -79,14 +79,14 @@ def test_open_and_a_settings_file_use_one_transaction_log(tmp_path: Path) -> Non
 
 
 def test_server_records_the_system_and_the_highest_pointer_of_its_log(folder: Path) -> None:
-    found = recorded(folder)
+    found = read_record(folder)
     assert (found.id, found.place) == (system_of(folder / "store.tx"), str(folder / "store.tx"))
-    with served(folder) as client:
+    with open_server(folder) as client:
         pass
-    assert recorded(folder).pointer == found.pointer
-    with served(folder) as client, client.transaction() as tx:
+    assert read_record(folder).pointer == found.pointer
+    with open_server(folder) as client, client.transaction() as tx:
         pointer = tx.transaction.write_pointer
-    assert recorded(folder).pointer == pointer > found.pointer
+    assert read_record(folder).pointer == pointer > found.pointer
 
 
 def test_server_with_an_empty_log_is_rejected_and_writes_nothing(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_server_with_an_empty_log_is_rejected_and_writes_nothing(folder: Path) -
 def test_server_with_the_log_of_another_store_is_rejected(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with served(other) as client, client.transaction():
+    with open_server(other) as client, client.transaction():
         pass
     error_text = rejection(folder, directory="other/store.tx")
     assert f"the transaction log of another system ({system_of(other / 'store.tx')})" in error_text
@@ -115,58 +115,58 @@ def test_server_with_the_log_of_another_store_is_rejected(folder: Path, tmp_path
 
 def test_server_with_a_log_that_was_set_back_is_rejected_before_it_writes(folder: Path) -> None:
     shutil.copytree(folder / "store.tx", folder / "backup")
-    with served(folder) as client, client.transaction():
+    with open_server(folder) as client, client.transaction():
         pass
     shutil.rmtree(folder / "store.tx")
     shutil.copytree(folder / "backup", folder / "store.tx")
     before = sorted(path.name for path in (folder / "store.tx").iterdir())
-    assert f"and the store has seen {recorded(folder).pointer}" in rejection(folder)
+    assert f"and the store has seen {read_record(folder).pointer}" in rejection(folder)
     assert sorted(path.name for path in (folder / "store.tx").iterdir()) == before
 
 
 def test_server_after_accept_starts_with_the_log_it_finds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rejection(folder, directory="elsewhere")
-    was = recorded(folder)
+    was = read_record(folder)
     accept(folder)
     assert f"in {folder}/store.tx, up to write pointer {was.pointer}" in capsys.readouterr().out
-    with served(folder, directory="elsewhere"):
+    with open_server(folder, directory="elsewhere"):
         pass
-    assert recorded(folder).place == str(folder / "elsewhere")
-    assert recorded(folder).pointer > was.pointer
+    assert read_record(folder).place == str(folder / "elsewhere")
+    assert read_record(folder).pointer > was.pointer
     assert "another system" in rejection(folder)
 
 
 def test_server_on_a_store_without_a_record_accepts_and_records_it(folder: Path) -> None:
-    was = recorded(folder)
+    was = read_record(folder)
     (folder / "store.tx" / SYSTEM_FILE).unlink()
     shutil.rmtree(folder / "store.side")
-    with served(folder):
+    with open_server(folder):
         pass
-    assert recorded(folder).id == system_of(folder / "store.tx") != was.id
+    assert read_record(folder).id == system_of(folder / "store.tx") != was.id
 
 
 def test_server_on_a_copy_without_log_and_side_table_warns_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with served(folder) as client, client.transaction() as tx:
+    with open_server(folder) as client, client.transaction() as tx:
         tx.publish(ORDERS, [b"second"])
     for name in ("store.tx", "store.side"):
         shutil.rmtree(folder / name)
     caplog.clear()
     warning = f"the store has messages of transactions, and {folder}/store.tx has no transaction log"
     for expected in (1, 0):
-        with served(folder):
+        with open_server(folder):
             pass
         assert sum(warning in record.getMessage() for record in caplog.records) == expected
         caplog.clear()
 
 
 def test_store_without_transactions_starts_a_log_unwarned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with served(tmp_path) as client:
+    with open_server(tmp_path) as client:
         client.create_topic(ORDERS)
         client.publish(ORDERS, [b"first"])
     for name in ("store.tx", "store.side"):
         shutil.rmtree(tmp_path / name)
     caplog.clear()
-    with served(tmp_path):
+    with open_server(tmp_path):
         pass
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -180,16 +180,16 @@ def test_server_on_a_new_store_with_an_old_log_starts_with_a_warning(
     caplog.clear()
     warning = f"{folder}/store has a new store, and the transaction log in {folder}/store.tx was used with a store"
     for expected in (1, 0):
-        with served(folder):
+        with open_server(folder):
             pass
-        assert recorded(folder).pointer > 0
+        assert read_record(folder).pointer > 0
         assert sum(warning in record.getMessage() for record in caplog.records) == expected
         caplog.clear()
 
 
 def test_server_with_its_store_does_not_read_an_unused_log_folder(folder: Path) -> None:
     (folder / "other" / SYSTEM_FILE).mkdir(parents=True)
-    with served(folder, source="none", directory="other") as client:
+    with open_server(folder, source="none", directory="other") as client:
         assert [message.payload for message in client.poll(ORDERS)] == [b"first"]
 
 
@@ -200,7 +200,7 @@ def test_server_without_its_side_table_is_rejected_and_makes_none(folder: Path) 
     assert f"{folder}/store.tx was used with it" in error_text
     assert not (folder / "store.side").exists()
     accept(folder)
-    with served(folder) as client, client.transaction() as tx:
+    with open_server(folder) as client, client.transaction() as tx:
         assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"first"]
 
 
@@ -212,24 +212,24 @@ def test_server_with_an_emptied_side_table_is_rejected(folder: Path) -> None:
 
 @pytest.mark.parametrize("steps", ["recorded", "named"])
 def test_server_killed_while_it_starts_a_log_starts_again(tmp_path: Path, steps: str) -> None:
-    with served(tmp_path):
+    with open_server(tmp_path):
         pass
     with LevelDBSide(tmp_path / "store.side") as side:
         record_transactions(side, recorded_begin := SystemRecord(system_of(tmp_path / "store.tx"), "store.tx"))
     for path in (tmp_path / "store.tx").iterdir():
         if path.name != SYSTEM_FILE or steps == "recorded":
             path.unlink()
-    with served(tmp_path):
+    with open_server(tmp_path):
         pass
-    assert (recorded(tmp_path).id == recorded_begin.id) == (steps == "named")
+    assert (read_record(tmp_path).id == recorded_begin.id) == (steps == "named")
 
 
 def test_server_with_snapshots_of_another_system_is_rejected(folder: Path, tmp_path: Path) -> None:
-    with served(folder, source="directory", directory="store.tx"):
+    with open_server(folder, source="directory", directory="store.tx"):
         pass
     other = tmp_path / "other"
     other.mkdir()
-    with served(other) as client, client.transaction():
+    with open_server(other) as client, client.transaction():
         pass
     error_text = rejection(folder, source="directory", directory="other/store.tx")
     assert f"The transaction snapshots in {other}/store.tx are of transaction system" in error_text
@@ -240,9 +240,9 @@ def test_server_with_an_empty_log_after_snapshots_of_cdap_is_rejected(folder: Pa
     accept(folder)
     with LevelDBSide(folder / "store.side") as side:
         side.delete([b"it"])
-    with served(folder, source="directory", directory="store.tx"):
+    with open_server(folder, source="directory", directory="store.tx"):
         pass
-    assert recorded(folder).id == ""
+    assert read_record(folder).id == ""
     assert "at write pointer 0, and the store has seen" in rejection(folder, directory="elsewhere")
 
 
@@ -257,7 +257,7 @@ def test_janitor_with_another_state_or_other_snapshots_is_stopped(
     folder: Path, capsys: pytest.CaptureFixture[str], settings: str, words: str
 ) -> None:
     (folder / "other").mkdir()
-    with served(folder / "other") as client, client.transaction():
+    with open_server(folder / "other") as client, client.transaction():
         pass
     (folder / "moved.yaml").write_text(f"storage: {{leveldb: {{path: store}}}}\n{settings}\n")
     capsys.readouterr()

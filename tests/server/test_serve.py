@@ -26,7 +26,7 @@ JANITOR = TMS.with_name("janitor")
 FOLDERS = {"system.tms.meta", "system.tms.message", "system.tms.payload"}
 
 
-def refused(*arguments: str | Path) -> tuple[int, str]:
+def run_rejected(*arguments: str | Path) -> tuple[int, str]:
     done = subprocess.run([TMS, "serve", *arguments], capture_output=True, text=True, check=False)
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -125,12 +125,12 @@ def test_serve_with_a_certificate_uses_https(tmp_path: Path) -> None:
 def test_serve_on_a_port_in_use_exits_2_and_names_the_setting(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, message = refused("--config", configure(tmp_path, port=port))
+        code, message = run_rejected("--config", configure(tmp_path, port=port))
         assert code == 2
         assert f"server.port is {port}, which another program or another setting uses already." in message
         config = configure(tmp_path)
         config.write_text(config.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
-        code, message = refused("--config", config)
+        code, message = run_rejected("--config", config)
         assert code == 2
         assert f"transactions.thrift is 127.0.0.1:{port}" in message
 
@@ -142,7 +142,7 @@ def test_serve_with_one_port_for_server_and_janitor_creates_no_store(tmp_path: P
     settings = yaml.safe_load(config.read_text())
     settings["janitor"]["http"]["port"] = port
     config.write_text(yaml.safe_dump(settings))
-    code, message = refused("--config", config)
+    code, message = run_rejected("--config", config)
     assert code == 2
     assert f"janitor.http.port is {port}, which another program or another setting uses already." in message
     assert not (tmp_path / "messaging").exists()
@@ -156,7 +156,7 @@ def test_serve_with_one_port_for_server_and_janitor_creates_no_store(tmp_path: P
     ],
 )
 def test_wrong_setting_ends_serve_with_2_and_is_named(tmp_path: Path, setting: dict[str, object], message: str) -> None:
-    code, text = refused("--config", configure(tmp_path, **setting))
+    code, text = run_rejected("--config", configure(tmp_path, **setting))
     assert code == 2
     assert message in text
 

@@ -476,10 +476,10 @@ def test_port_in_use_names_the_setting() -> None:
 
 
 def test_server_that_gives_up_at_the_start_names_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def giving_up(*_: object, **__: object) -> None:
+    async def give_up(*_: object, **__: object) -> None:
         raise SystemExit(3)
 
-    monkeypatch.setattr("uvicorn.Server.startup", giving_up)
+    monkeypatch.setattr("uvicorn.Server.startup", give_up)
     with pytest.raises(ConfigurationError, match="The log has the reason"):
         Listener(nobody, "127.0.0.1", 0).start()
 

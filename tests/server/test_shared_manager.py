@@ -332,7 +332,7 @@ def test_call_to_a_paused_leader_gets_a_response(
 ) -> None:
     received, resume = Event(), Event()
 
-    def paused(*_: object) -> bytes:
+    def pause_and_fail(*_: object) -> bytes:
         received.set()
         resume.wait(60)
         raise FormatError("no response is expected.")
@@ -340,7 +340,7 @@ def test_call_to_a_paused_leader_gets_a_response(
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         try:
             servers.clients[1].start_short()
-            monkeypatch.setattr(rpc_service, "answer", paused)
+            monkeypatch.setattr(rpc_service, "answer", pause_and_fail)
             waiting = thread.submit(servers.clients[1].start_short)
             assert received.wait(60)
             monkeypatch.undo()
@@ -368,12 +368,12 @@ def test_new_leader_responds_while_calls_wait_for_the_former_leader(
 ) -> None:
     resume, waiting = Event(), Semaphore(0)
 
-    def paused(_: bytes) -> bytes:
+    def pause_and_fail(_: bytes) -> bytes:
         waiting.release()
         resume.wait(60)
         raise ServiceUnavailable("it is gone.")
 
-    monkeypatch.setattr(servers.second.shared, "forward_call", paused)
+    monkeypatch.setattr(servers.second.shared, "forward_call", pause_and_fail)
     with ThreadPoolExecutor(WORKERS) as threads:
         try:
             stuck = [threads.submit(servers.clients[1].start_short) for _ in range(WORKERS)]
@@ -536,7 +536,7 @@ def test_lone_server_does_not_start_on_a_shared_log(tmp_path: Path, monkeypatch:
             super().start(*arguments)
 
     @contextmanager
-    def waiting(*_: object) -> Iterator[HaMember]:
+    def open_waiting_member(*_: object) -> Iterator[HaMember]:
         member = WaitingMember(store, side, side, LeaderSettings(), clock)
         try:
             yield member
@@ -545,7 +545,7 @@ def test_lone_server_does_not_start_on_a_shared_log(tmp_path: Path, monkeypatch:
 
     for name, stub in (("_open", _OpenResources(store, created=False)), ("_side", side)):
         monkeypatch.setattr(serving, name, lambda *_, stub=stub: stub)
-    monkeypatch.setattr("tms_core.server.ha.member.on_hbase", waiting)
+    monkeypatch.setattr("tms_core.server.ha.member.on_hbase", open_waiting_member)
     environ = {
         "TMS_STORAGE__KIND": "hbase",
         "TMS_TRANSACTIONS__DIRECTORY": str(tmp_path / "tx"),

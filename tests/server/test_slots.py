@@ -253,7 +253,7 @@ def test_registration_ignores_old_requests_to_topics_of_other_slots(cluster: Slo
 # --- number of slots -------------------------------------------------------------------------------------------------
 
 
-def changed(cluster: SlotServers, server: SlotServer, seconds: int = 3) -> list[int]:
+def slots_after(cluster: SlotServers, server: SlotServer, seconds: int = 3) -> list[int]:
     cluster.check_leases(server, seconds=seconds)
     return server.led
 
@@ -270,17 +270,17 @@ def test_group_set_back_by_another_server_is_noticed(pair: Pair, cluster: SlotSe
     new = next(part for part in parts if other.slots.of(part.prefix).leads)
     pointers = iter(range(1, 100))
 
-    def polled(server: SlotServer, topic: TopicId) -> GroupBatch:
+    def poll_group(server: SlotServer, topic: TopicId) -> GroupBatch:
         pointer = (NOW_MS + next(pointers)) * 1_000_000
         return server.service.groups.poll(topic, "billing", GroupPoll(Transaction(pointer, pointer, pointer), 10))
 
     own.service.consumers.put(old, "billing", MessageId(0, 0))
     other.service.consumers.put(new, "billing", MessageId(0, 0))
     for undo in (lambda: own.service.consumers.put(old, "billing", MessageId(0, 0)), None):
-        assert polled(other, new).earlier_partition == old
-        assert [message.payload for message in polled(own, old).messages] == [b"1"]
-        assert polled(own, old).drained
-        assert polled(other, new).earlier_partition is None
+        assert poll_group(other, new).earlier_partition == old
+        assert [message.payload for message in poll_group(own, old).messages] == [b"1"]
+        assert poll_group(own, old).drained
+        assert poll_group(other, new).earlier_partition is None
         if undo is not None:
             undo()
             cluster.check_leases(*pair, seconds=6)
@@ -297,7 +297,7 @@ def test_another_number_of_slots_counts_after_the_servers_ended(
     cluster.check_leases(old, new, seconds=3 * SECONDS)
     assert (old.led, new.led) == (all_old, [])
     old.assignment.resign()
-    assert changed(cluster, new) == all_new
+    assert slots_after(cluster, new) == all_new
     cluster.check_leases(old, new, seconds=3 * SECONDS)
     assert (old.led, new.led) == ([], all_new)
 
@@ -306,10 +306,10 @@ def test_new_number_of_slots_waits_for_a_dead_server(cluster: SlotServers, caplo
     old, new = cluster.start(0, wanted(1, 1)), cluster.start(0, wanted(4, 1))
     cluster.check_leases(old)
     with caplog.at_level(logging.WARNING):
-        assert changed(cluster, new, 2 * SECONDS) == []
+        assert slots_after(cluster, new, 2 * SECONDS) == []
     assert "did not shut down cleanly" in caplog.text
     cluster.clock.advance(REACH_MS)
-    assert changed(cluster, new) == [0, 1, 2, 3]
+    assert slots_after(cluster, new) == [0, 1, 2, 3]
 
 
 def test_unfinished_change_of_slots_is_settled_first(cluster: SlotServers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,5 +336,5 @@ def test_unfinished_change_of_slots_is_settled_first(cluster: SlotServers, monke
     cluster.check_leases(old, other)
     assert (old.led, other.led) == ([], [])
     cluster.clock.advance(REACH_MS)
-    assert changed(cluster, other, 2 * SECONDS) == [0, 1, 2, 3]
-    assert changed(cluster, dies) == []
+    assert slots_after(cluster, other, 2 * SECONDS) == [0, 1, 2, 3]
+    assert slots_after(cluster, dies) == []

@@ -40,14 +40,14 @@ def test_metrics_are_text_whatever_version_a_request_accepts(client: Client, kin
 
 
 def test_metrics_count_published_and_fetched_messages(topic: TopicClient) -> None:
-    def figures() -> dict[str, float]:
+    def read_metrics() -> dict[str, float]:
         lines = topic.client.ask("GET", "/metrics").text.splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
-    before = figures()
+    before = read_metrics()
     topic.publish("a", "b")
     assert topic.poll() == ["a", "b"]
-    after = figures()
+    after = read_metrics()
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     assert grown["tms_messages_published_total"] == 2
     assert grown["tms_messages_fetched_total"] == 2

@@ -72,10 +72,10 @@ def test_http_response_with_late_last_chunk_keeps_the_connection(
 
 
 def test_http_connection_marked_close_is_not_reused(front: HttpFront) -> None:
-    def once(connection: socket.socket, answer: bytes) -> None:
+    def respond_once(connection: socket.socket, answer: bytes) -> None:
         connection.sendall(OK + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
 
-    front.respond = once
+    front.respond = respond_once
     with pool_of(front.address) as pool:
         assert [get(pool, row) for row in (b"a", b"b")] == [b"a", b"b"]
     assert (front.connections, len(front.heads)) == (2, 2)
@@ -106,13 +106,13 @@ def test_invalid_http_response_raises_connection_lost(front: HttpFront, response
 def test_duplicate_http_response_is_not_used_for_the_next_call(front: HttpFront) -> None:
     answers: list[bytes] = []
 
-    def twice(connection: socket.socket, answer: bytes) -> None:
+    def respond_twice(connection: socket.socket, answer: bytes) -> None:
         answers.append(answer)
         respond(connection, answer)
         if len(answers) == 1:
             respond(connection, answer)
 
-    front.respond = twice
+    front.respond = respond_twice
     with pool_of(front.address) as pool:
         assert [get(pool, row) for row in (b"a", b"b", b"c")] == [b"a", b"b", b"c"]
 

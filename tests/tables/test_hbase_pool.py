@@ -88,12 +88,12 @@ def forget_scanner(request: Request) -> None:
 def test_late_response_is_not_used_for_the_next_call(pools: Pools) -> None:
     gave_up = threading.Event()
 
-    def late(request: Request) -> None:
+    def respond_late(request: Request) -> None:
         gave_up.wait(LONG_SECONDS)
         request.send(request.answer())
         request.send(request.answer())
 
-    with FakeThrift(nth(late, respond)) as server:
+    with FakeThrift(nth(respond_late, respond)) as server:
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
         with pytest.raises(ThriftTimeout, match=r"getRow .*0\.3 s"):
             get(pool, b"first")
@@ -106,7 +106,7 @@ def test_late_response_is_not_used_for_the_next_call(pools: Pools) -> None:
 def test_late_response_is_not_used_for_the_next_happybase_call(pools: Pools) -> None:
     gave_up = threading.Event()
 
-    def late(request: Request) -> None:
+    def respond_late(request: Request) -> None:
         gave_up.wait(LONG_SECONDS)
         request.send(request.answer(row=b"of another"))
         request.send(request.answer(row=b"of another"))
@@ -114,7 +114,7 @@ def test_late_response_is_not_used_for_the_next_happybase_call(pools: Pools) -> 
     def respond_rows(request: Request) -> None:
         request.reply([HBASE.TRowResult(row=row, columns={}) for row in request.arguments.rows])
 
-    with FakeThrift(nth(late, respond_rows)) as server:
+    with FakeThrift(nth(respond_late, respond_rows)) as server:
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
         with pytest.raises(ThriftTimeout, match=r"getRowWithColumns .*0\.3 s"):
             pool.run(lambda connection: connection.table(b"table").row(b"first"))
@@ -151,10 +151,10 @@ def test_call_with_only_mismatched_responses_fails_after_retries(pools: Pools, c
 
 
 def test_idle_connection_with_unexpected_bytes_is_not_reused(pools: Pools) -> None:
-    def twice(request: Request) -> None:
+    def respond_twice(request: Request) -> None:
         request.send(request.answer() + request.answer())
 
-    with FakeThrift(nth(twice, respond)) as server:
+    with FakeThrift(nth(respond_twice, respond)) as server:
         pool = pools(server)
         assert get(pool, b"a") == b"a"
         # The second response to the first call may already be in the buffer, and only its number differs.

@@ -171,11 +171,11 @@ def test_delete_of_cell_with_future_timestamp_is_repeated() -> None:
 def test_delete_of_constantly_rewritten_row_fails() -> None:
     table = OneRowTable(OLD)
 
-    def stubborn(request: Request) -> None:
+    def rewrite_row(request: Request) -> None:
         table.value = OLD
         table(request)
 
-    with rows_of(stubborn) as rows, pytest.raises(StoreError, match=r"^1 .*ns:t .*00726f77"):
+    with rows_of(rewrite_row) as rows, pytest.raises(StoreError, match=r"^1 .*ns:t .*00726f77"):
         rows.delete([b"\x00row"], None)
 
 
@@ -199,11 +199,11 @@ def test_fetch_of_keys_takes_two_round_trips(monkeypatch: pytest.MonkeyPatch) ->
     trips: list[list[str]] = []
     make = ThriftConnection.calls
 
-    def noted(connection: ThriftConnection, calls: Sequence[Call]) -> list[Any]:
+    def record_trip(connection: ThriftConnection, calls: Sequence[Call]) -> list[Any]:
         trips.append([name for name, _ in calls])
         return make(connection, calls)
 
-    monkeypatch.setattr(ThriftConnection, "calls", noted)
+    monkeypatch.setattr(ThriftConnection, "calls", record_trip)
     with rows_of(OneRowTable(OLD)) as rows:
         rows.fetch(b"\x00", b"\x01", 30, KEYS)
     assert trips == [["scannerOpenWithScan"], ["scannerGetList", "scannerClose"]]

@@ -303,7 +303,7 @@ def test_invert_does_not_restore_a_concurrently_deleted_row(tmp_path: Path) -> N
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put([(b"k", MessageValue(7, b""))])
 
-        def slow(value: bytes | None) -> bytes | None:
+        def read_slowly(value: bytes | None) -> bytes | None:
             read.set()
             assert not deleted.wait(0.2), "deleted during the inversion"
             return value
@@ -315,7 +315,7 @@ def test_invert_does_not_restore_a_concurrently_deleted_row(tmp_path: Path) -> N
 
         deleting = Thread(target=delete)
         deleting.start()
-        store.message._database.rewrite([(b"k", slow)])  # type: ignore[attr-defined]
+        store.message._database.rewrite([(b"k", read_slowly)])  # type: ignore[attr-defined]
         deleting.join()
         assert store.message.read(KEYS, *EVERYTHING).items == []
 
@@ -324,7 +324,7 @@ def test_sync_after_delete_syncs_every_log(tmp_path: Path, monkeypatch: pytest.M
     synced: list[str] = []
     fsync = os.fsync
 
-    def remember(handle: int) -> None:
+    def record_sync(handle: int) -> None:
         synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
         fsync(handle)
 
@@ -332,7 +332,7 @@ def test_sync_after_delete_syncs_every_log(tmp_path: Path, monkeypatch: pytest.M
         older = tmp_path / "system.tms.message" / "000001.log"
         older.touch()
         store.message.delete([b"k"])
-        monkeypatch.setattr(os, "fsync", remember)
+        monkeypatch.setattr(os, "fsync", record_sync)
         store.message.sync()
         logs = {log.name for log in older.parent.glob("*.log")}
     assert len(logs) == 2

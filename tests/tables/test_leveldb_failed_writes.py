@@ -268,14 +268,14 @@ def test_queued_writes_succeed_or_fail_together(tmp_path: Path, disk: FaultyDisk
     database = WritableDatabase(tmp_path, create=True)
     entered, go_on = Event(), Event()
 
-    def held() -> None:
+    def hold_write() -> None:
         entered.set()
         assert go_on.wait(PATIENCE_SECONDS)
 
     for failing in (False, True):
         entered.clear()
         go_on.clear()
-        disk.before, before = held, disk.batches
+        disk.before, before = hold_write, disk.batches
         with ThreadPoolExecutor(4) as threads:
             first = threads.submit(database.put, [(b"a", b"1")])
             assert entered.wait(PATIENCE_SECONDS)
@@ -489,7 +489,7 @@ def test_reopening_without_disk_space_for_undo_stays_readable(
 ) -> None:
     reads: list[int] = []
 
-    def short(_: Path, more_bytes: int) -> None:
+    def check_space(_: Path, more_bytes: int) -> None:
         reads.append(more_bytes)
         if more_bytes > 10_000:
             raise OSError(28, "No space left on device")
@@ -500,7 +500,7 @@ def test_reopening_without_disk_space_for_undo_stays_readable(
     with pytest.raises(WriteRefused):
         database.put([(b"a", b"w")])
     disk.failing = False
-    monkeypatch.setattr(leveldb_handle, "_require_space", short)
+    monkeypatch.setattr(leveldb_handle, "_require_space", check_space)
     with pytest.raises(WriteRefused):
         database.put([(b"b", b"2")])
     assert reads == [2 * 20_001]

@@ -21,7 +21,7 @@ def maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "maps"
 
 
-def mapped(*paths: Path | str) -> str:
+def map_lines(*paths: Path | str) -> str:
     return "".join(f"7f00-7f01 r-xp 00000000 fe:00 4711   {path}\n" for path in paths)
 
 
@@ -37,11 +37,11 @@ def test_build_names_the_installed_binding() -> None:
 def test_build_is_slow_if_snappy_has_an_uninlined_function(maps: Path, content: bytes, *, is_slow: bool) -> None:
     snappy = maps.with_name("my libsnappy-2c75d721.so.1.1.9")
     snappy.write_bytes(content)
-    maps.write_text(mapped("[heap]", maps.with_name("libc.so.6"), snappy))
+    maps.write_text(map_lines("[heap]", maps.with_name("libc.so.6"), snappy))
     assert library.build().is_slow is is_slow
 
 
 def test_build_without_maps_or_with_deleted_library_is_not_slow(maps: Path) -> None:
     assert not library.build().is_slow
-    maps.write_text(mapped(f"{maps.with_name('libsnappy.so.1')} (deleted)"))
+    maps.write_text(map_lines(f"{maps.with_name('libsnappy.so.1')} (deleted)"))
     assert not library.build().is_slow

@@ -110,11 +110,11 @@ def test_read_ahead_of_large_steps_stays_small() -> None:
     read: list[int] = []
     read_page = store.message.read
 
-    def noted(want: Projection[Any], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
+    def record_limit(want: Projection[Any], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
         read.append(limit)
         return read_page(want, start, stop, limit)
 
-    vars(store.message)["read"] = noted
+    vars(store.message)["read"] = record_limit
     for number in range(0, 5000, 500):
         ahead.first(b"%05d" % number)
     assert read == [KEYS_PER_CALL // 4] * 10
@@ -195,11 +195,11 @@ def test_sweep_finds_rows_published_between_two_steps() -> None:
     late = topic(store, "default:late", ttl_seconds=3600)
     delete = store.message.delete
 
-    def publishing(keys: list[bytes], origin: Origin | None) -> None:
+    def publish_after_delete(keys: list[bytes], origin: Origin | None) -> None:
         delete(keys, origin)
         late.tx(INVALID, NOW_MS - MINUTE).stored(FREE, NOW_MS - 2 * HOUR)
 
-    vars(store.message)["delete"] = publishing
+    vars(store.message)["delete"] = publish_after_delete
     _, report = sweep(store)
     assert late.pointers() == [-INVALID]
     assert late.stored_times() == []

@@ -39,7 +39,7 @@ def timeless(snapshot: Snapshot) -> Snapshot:
     return Snapshot(visibility, snapshot.committing, snapshot.committed)
 
 
-def recovered(directory: Path, clock: ManualClock | None = None) -> Snapshot:
+def recover_state(directory: Path, clock: ManualClock | None = None) -> Snapshot:
     with TransactionManager(DirectoryStorage(directory), clock or ManualClock(NOW_MS)) as manager:
         return state(manager)
 

@@ -219,10 +219,10 @@ def test_idempotent_call_on_a_broken_connection_is_retried() -> None:
 def test_call_without_a_response_in_time_is_not_retried() -> None:
     over = threading.Event()
 
-    def silent(_: RpcMessage) -> None:
+    def wait_until_over(_: RpcMessage) -> None:
         over.wait(PATIENCE_SECONDS)
 
-    with scripted(silent, SHORT_SECONDS) as (service, client):
+    with scripted(wait_until_over, SHORT_SECONDS) as (service, client):
         with pytest.raises(OutcomeUnknown, match=r"0\.2 s"):
             client.status()
         over.set()
@@ -324,13 +324,13 @@ def test_abort_and_checkpoint_of_tephras_service_send_the_transaction() -> None:
     transaction = Transaction(8, 8, 9, array("q", [3]), checkpoint_write_pointers=array("q", [9]))
     more = wire.structure(0, *transaction_fields(replace(transaction, write_pointer=10)))
 
-    def tephra(call: RpcMessage) -> bytes:
+    def conduct_as_tephra(call: RpcMessage) -> bytes:
         if call.name in ("abortTx", "checkpoint"):
             assert list(transaction_of(call.fields[1]).invalids) == [3]
             return reply(call, more) if call.name == "checkpoint" else reply(call)
         return unknown_but()(call)
 
-    with scripted(tephra) as (service, client):
+    with scripted(conduct_as_tephra) as (service, client):
         assert client.checkpoint(transaction).write_pointer == 10
         client.abort(transaction)
         client.abort(transaction)

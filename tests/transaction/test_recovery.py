@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.transaction.managers import BASE, NOW_MS, ReadOnlyStorage, encode_snapshot, recovered, state, timeless
+from tests.transaction.managers import BASE, NOW_MS, ReadOnlyStorage, encode_snapshot, recover_state, state, timeless
 from tests.transaction.test_edits import EDITS
 from tests.transaction.test_log import VERSION_3, edits, header, marker
 from tests.transaction.vectors import TEPHRA, load, names, snapshot_of
@@ -29,7 +29,7 @@ LONG_TIMEOUT_MS = 86_400_000
 LOG_BYTES = 2_048
 
 
-def replayed(snapshot: Snapshot, *history: Edit) -> Snapshot:
+def replay(snapshot: Snapshot, *history: Edit) -> Snapshot:
     found = ManagerState(snapshot, LONG_TIMEOUT_MS)
     for edit in history:
         found.apply(edit)
@@ -45,7 +45,7 @@ def found_in(files: dict[str, bytes], directory: Path) -> Snapshot:
         return state(manager)
 
 
-def worked(directory: Path, clock: ManualClock) -> TransactionManager:
+def run_transactions(directory: Path, clock: ManualClock) -> TransactionManager:
     manager = TransactionManager(DirectoryStorage(directory), clock)
     one, two = manager.start_short(), manager.start_short()
     manager.can_commit(one.transaction_id, [b"a", b"\x00\xff"])
@@ -68,9 +68,9 @@ def test_recovery_of_tephras_directory_is_tephras_state(tmp_path: Path, name: st
     directory = tmp_path / "tx"
     shutil.copytree(TEPHRA / name, directory)
     expected = json.loads((directory / "expected-state.json").read_text(encoding="utf-8"))
-    assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
-    # The recovered state is in the snapshot from which the next manager recovers.
-    assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
+    assert recover_state(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
+    # The recover_state state is in the snapshot from which the next manager recovers.
+    assert recover_state(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
 
 
 @pytest.mark.parametrize("kept", range(6))
@@ -80,7 +80,7 @@ def test_recovery_with_fewer_snapshots_uses_the_logs(tmp_path: Path, kept: int) 
     for path in sorted(directory.glob("snapshot.*"))[kept:]:
         path.unlink()
     expected = json.loads((directory / "expected-state.json").read_text(encoding="utf-8"))
-    assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
+    assert recover_state(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
 
 
 @pytest.mark.parametrize("name", names("snapshots"))
@@ -99,7 +99,7 @@ def test_recovery_of_entries_without_a_type_finds_those_that_are_long() -> None:
     day = LONG_TIMEOUT_MS
     given = {BASE + 1: NOW_MS + 30_000, BASE + 2: NOW_MS + day, BASE + 3: -1, BASE + 4: NOW_MS + day - 9_999}
     entries = tuple(InProgress(pointer, expires, BASE, None) for pointer, expires in given.items())
-    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 4, in_progress=entries))).visibility
+    seen = replay(Snapshot(VisibilityState(0, BASE, BASE + 4, in_progress=entries))).visibility
     long = (InProgressType.LONG, NOW_MS + day)
     found = [(one.type, one.expiration_ms) for one in seen.in_progress]
     assert found == [(InProgressType.SHORT, NOW_MS + 30_000), long, long, long]
@@ -107,7 +107,7 @@ def test_recovery_of_entries_without_a_type_finds_those_that_are_long() -> None:
 
 def test_recovery_of_checkpoints_without_entries_has_them_in_progress() -> None:
     parent = InProgress(BASE + 1, NOW_MS, BASE, InProgressType.SHORT, (BASE + 2, BASE + 3))
-    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 3, in_progress=(parent,)))).visibility
+    seen = replay(Snapshot(VisibilityState(0, BASE, BASE + 3, in_progress=(parent,)))).visibility
     assert [one.write_pointer for one in seen.in_progress] == [BASE + 1, BASE + 2, BASE + 3]
     assert [one.type for one in seen.in_progress][1:] == [InProgressType.CHECKPOINT] * 2
 
@@ -121,31 +121,31 @@ def start_edit(number: int, **fields: object) -> Edit:
 
 
 def test_replay_of_a_start_without_a_type_takes_minus_one_for_long() -> None:
-    seen = replayed(NOTHING, start_edit(1, type=None), start_edit(2, type=None, expiration_ms=-1)).visibility
+    seen = replay(NOTHING, start_edit(1, type=None), start_edit(2, type=None, expiration_ms=-1)).visibility
     assert [one.type for one in seen.in_progress] == [InProgressType.SHORT, InProgressType.LONG]
     assert seen.in_progress[1].expiration_ms == NOW_MS + LONG_TIMEOUT_MS
 
 
 @pytest.mark.parametrize(("kind", "invalid"), [(TransactionType.SHORT, []), (TransactionType.LONG, [BASE + 1])])
 def test_replay_of_an_abort_without_a_type_uses_that_of_the_start(kind: TransactionType, invalid: list[int]) -> None:
-    seen = replayed(NOTHING, start_edit(1, type=kind), Edit(BASE + 1, EditState.ABORTED)).visibility
+    seen = replay(NOTHING, start_edit(1, type=kind), Edit(BASE + 1, EditState.ABORTED)).visibility
     assert (list(seen.invalid), seen.in_progress) == (invalid, ())
 
 
 def test_replay_of_an_abort_of_an_unknown_one_invalidates() -> None:
     committing = Edit(BASE + 1, EditState.COMMITTING, changes=frozenset([b"k"]))
-    assert list(replayed(NOTHING, committing, Edit(BASE + 1, EditState.ABORTED)).visibility.invalid) == [BASE + 1]
-    assert replayed(NOTHING, Edit(BASE + 1, EditState.ABORTED)) == timeless(NOTHING)
+    assert list(replay(NOTHING, committing, Edit(BASE + 1, EditState.ABORTED)).visibility.invalid) == [BASE + 1]
+    assert replay(NOTHING, Edit(BASE + 1, EditState.ABORTED)) == timeless(NOTHING)
 
 
 def test_replay_of_a_commit_after_the_timeout_makes_it_valid() -> None:
     ends = (Edit(BASE + 1, EditState.INVALID), Edit(BASE + 1, EditState.COMMITTED))
-    assert list(replayed(NOTHING, start_edit(1), *ends).visibility.invalid) == []
+    assert list(replay(NOTHING, start_edit(1), *ends).visibility.invalid) == []
 
 
 def test_replay_of_a_checkpoint_of_an_ended_one_hides_it() -> None:
     late = Edit(BASE + 2, EditState.CHECKPOINT, parent_write_pointer=BASE + 1)
-    seen = replayed(NOTHING, start_edit(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
+    seen = replay(NOTHING, start_edit(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
     assert (list(seen.invalid), seen.write_pointer) == ([BASE + 2], BASE + 2)
 
 
@@ -165,13 +165,13 @@ def test_replay_in_another_order_keeps_lists_ascending() -> None:
 
 def test_replay_of_an_abort_never_issued_shows_nothing_to_come() -> None:
     made_up = Edit(BASE + 10**12, EditState.ABORTED, type=TransactionType.SHORT)
-    seen = replayed(NOTHING, start_edit(1), made_up).visibility
+    seen = replay(NOTHING, start_edit(1), made_up).visibility
     assert (seen.read_pointer, seen.write_pointer) == (BASE + 1, BASE + 1)
 
 
 def test_replay_of_an_edit_no_manager_writes_is_rejected() -> None:
     with pytest.raises(FormatError, match="MOVE_WATERMARK"):
-        replayed(NOTHING, Edit(1, EditState.MOVE_WATERMARK))
+        replay(NOTHING, Edit(1, EditState.MOVE_WATERMARK))
 
 
 def test_recovery_keeps_a_timed_out_checkpoint_invalid(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_recovery_keeps_a_timed_out_checkpoint_invalid(tmp_path: Path) -> None:
     clock.advance(LONG_TIMEOUT_MS)
     manager.expire()
     shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
-    seen = recovered(tmp_path / "crashed", clock).visibility
+    seen = recover_state(tmp_path / "crashed", clock).visibility
     assert (list(seen.invalid), seen.in_progress) == ([checkpoint], ())
     manager.close()
 
@@ -195,13 +195,13 @@ def test_recovery_after_a_clock_that_stepped_back_keeps_the_order(tmp_path: Path
         ) as manager:
             manager.invalidate(manager.start_short().transaction_id)
             left = state(manager)
-    assert recovered(tmp_path, ManualClock(1)) == left
+    assert recover_state(tmp_path, ManualClock(1)) == left
     assert len(left.visibility.invalid) == 3
 
 
 @pytest.mark.no_cover
 def test_recovery_of_our_log_cut_at_every_byte_has_whole_records(tmp_path: Path) -> None:
-    worked(tmp_path / "tx", ManualClock(NOW_MS)).take_snapshot()
+    run_transactions(tmp_path / "tx", ManualClock(NOW_MS)).take_snapshot()
     [path] = (tmp_path / "tx").glob("txlog.*")
     first = min((tmp_path / "tx").glob("snapshot.*"))
     base = {first.name: first.read_bytes()}
@@ -210,7 +210,7 @@ def test_recovery_of_our_log_cut_at_every_byte_has_whole_records(tmp_path: Path)
     ends = list(accumulate((8 + len(encode_edit(edit)) for edit in history), initial=0))
     assert ends[-1] == len(data) <= LOG_BYTES
     start = found_in(base, tmp_path / "cut")
-    cut_at_every_byte(base, path.name, data, ends, lambda count: replayed(start, *history[:count]), tmp_path / "cut")
+    cut_at_every_byte(base, path.name, data, ends, lambda count: replay(start, *history[:count]), tmp_path / "cut")
 
 
 @pytest.mark.no_cover
@@ -228,7 +228,7 @@ def test_recovery_of_an_hdfs_log_cut_at_every_byte_has_whole_batches(tmp_path: P
     history = [EDITS[number] for number in numbers]
 
     def expected(batches: int) -> Snapshot:
-        return replayed(NOTHING, *history[: counts[batches]])
+        return replay(NOTHING, *history[: counts[batches]])
 
     base = {f"snapshot.{NOW_MS}": encode_snapshot(NOTHING)}
     cut_at_every_byte(base, f"txlog.{NOW_MS}", data, ends, expected, tmp_path / "cut")
@@ -261,4 +261,4 @@ def test_recovery_after_a_torn_log_reads_the_next_log_too(tmp_path: Path) -> Non
     complete.sync(complete.append(start_edit(2)))
     with (directory / f"txlog.{NOW_MS + 5}").open("ab") as stream:
         stream.write(bytes(7))
-    assert [one.write_pointer for one in recovered(directory).visibility.in_progress] == [BASE + 1, BASE + 2]
+    assert [one.write_pointer for one in recover_state(directory).visibility.in_progress] == [BASE + 1, BASE + 2]

@@ -485,13 +485,13 @@ class SlowStorage(SpyStorage):
         log = super().log(timestamp_ms)
         sync = log.sync
 
-        def slow(position: int) -> None:
+        def sync_slowly(position: int) -> None:
             if position:
                 self.in_sync.set()
                 assert self.go_on.wait(PATIENCE_SECONDS)
             sync(position)
 
-        log.sync = slow  # type: ignore[method-assign]
+        log.sync = sync_slowly  # type: ignore[method-assign]
         return log
 
 

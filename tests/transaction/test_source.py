@@ -107,13 +107,13 @@ def test_snapshot_replaced_after_listing_is_listed_again(
     put(tmp_path, 8)
     times_ms = iter([9, 10])
 
-    def replaced() -> None:
+    def replace_snapshot() -> None:
         for time_ms in times_ms:
             (tmp_path / f"snapshot.{time_ms - 1}").unlink()
             put(tmp_path, time_ms)
             break
 
-    after_each_listing(replaced)
+    after_each_listing(replace_snapshot)
     loaded = DirectorySource(tmp_path).latest()
     assert (loaded.name, loaded.rejected) == ("snapshot.10", ())
 
@@ -124,12 +124,12 @@ def test_directory_that_changes_at_each_listing_is_given_up(
     put(tmp_path, 1)
     listings: list[int] = []
 
-    def replaced() -> None:
+    def replace_snapshot() -> None:
         listings.append(len(listings) + 1)
         (tmp_path / f"snapshot.{listings[-1]}").unlink()
         put(tmp_path, listings[-1] + 1)
 
-    after_each_listing(replaced)
+    after_each_listing(replace_snapshot)
     with pytest.raises(NoUsableSnapshot, match=r"snapshot\.3"):
         DirectorySource(tmp_path).latest()
     assert listings == [1, 2, 3]

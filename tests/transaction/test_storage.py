@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.support import raising
-from tests.transaction.managers import BASE, NOW_MS, recovered, state
+from tests.transaction.managers import BASE, NOW_MS, recover_state, state
 from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
 from tms_core.errors import Conflict, FormatError, NotInProgress, StoreBusy
@@ -69,7 +69,7 @@ def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) 
         assert len(kept) == 3
         assert numbers(tmp_path, "txlog") == kept
         left = state(manager)
-    assert recovered(tmp_path) == left
+    assert recover_state(tmp_path) == left
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_recovery_keeps_files_with_other_names(tmp_path: Path) -> None:
     with open_manager(tmp_path) as manager:
         manager.start_short()
     assert set(strange) <= {path.name for path in tmp_path.iterdir()}
-    assert len(recovered(tmp_path).visibility.in_progress) == 1
+    assert len(recover_state(tmp_path).visibility.in_progress) == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08\x02", b"\xff" * 40, b"\x0a" + bytes(30)])
@@ -151,7 +151,7 @@ def test_unusable_newest_snapshot_is_recovered_from_the_logs(
     newest = tmp_path / f"snapshot.{numbers(tmp_path, 'snapshot')[-1]}"
     newest.write_bytes(data)
     with caplog.at_level(logging.WARNING):
-        assert recovered(tmp_path) == left
+        assert recover_state(tmp_path) == left
     assert f"{newest} is skipped" in caplog.text
 
 
@@ -195,7 +195,7 @@ def test_snapshot_that_cannot_be_written_leaves_the_manager_working(tmp_path: Pa
         # The next snapshot does not delete this directory, because the storage did not create it.
         (tmp_path / ".in-progress.1").mkdir()
         manager.take_snapshot()
-    assert recovered(tmp_path) == left
+    assert recover_state(tmp_path) == left
 
 
 @pytest.fixture
@@ -247,13 +247,13 @@ def test_waiting_syncs_on_a_slow_disk_share_one_write(tmp_path: Path, monkeypatc
     synced: list[int] = []
     fdatasync = os.fdatasync
 
-    def slow(file: int) -> None:
+    def sync_slowly(file: int) -> None:
         synced.append(os.fstat(file).st_size)
         in_sync.set()
         assert go_on.wait(60)
         fdatasync(file)
 
-    monkeypatch.setattr(os, "fdatasync", slow)
+    monkeypatch.setattr(os, "fdatasync", sync_slowly)
     size = 78
 
     first = threading.Thread(target=lambda: log.sync(log.append(Edit(1, EditState.INVALID))))
@@ -278,11 +278,11 @@ def test_waiter_of_a_safe_edit_does_not_wait_for_the_next_write(
     started, gates = threading.Semaphore(0), [threading.Event(), threading.Event()]
     waiting = iter(gates)
 
-    def slow(_: int) -> None:
+    def sync_slowly(_: int) -> None:
         started.release()
         assert next(waiting).wait(60)
 
-    monkeypatch.setattr(os, "fdatasync", slow)
+    monkeypatch.setattr(os, "fdatasync", sync_slowly)
     positions = [log.append(Edit(number, EditState.INVALID)) for number in (1, 2)]
     writing, safe = (threading.Thread(target=log.sync, args=[position]) for position in positions)
     writing.start()
@@ -353,20 +353,20 @@ def test_stop_with_a_full_disk_keeps_acknowledged_transactions(tmp_path: Path, m
         with pytest.raises(LogFailed):
             manager.start_short()
     manager.close()
-    assert recovered(tmp_path) == left
+    assert recover_state(tmp_path) == left
 
 
 WRITE = os.write
 
 
-def torn(file: int, data: bytes) -> int:
+def write_torn(file: int, data: bytes) -> int:
     WRITE(file, data[:40])
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(
     ("name", "failure", "first", "is_there"),
-    [("write", torn, False, False), ("fdatasync", fail, False, True), ("open", fail, True, False)],
+    [("write", write_torn, False, False), ("fdatasync", fail, False, True), ("open", fail, True, False)],
 )
 def test_failed_log_continues_from_the_stored_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, failure: Any, first: bool, is_there: bool
@@ -398,7 +398,7 @@ def test_failed_log_continues_from_the_stored_records(
         manager.commit(kept.transaction_id)
     manager.invalidate(manager.start_short().transaction_id)
     shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
-    assert recovered(tmp_path / "crashed") == state(manager)
+    assert recover_state(tmp_path / "crashed") == state(manager)
     assert not list((tmp_path / "crashed").glob(".in-progress*"))
     manager.close()
 
@@ -429,7 +429,7 @@ def test_recovery_after_many_threads_and_snapshots_is_complete(tmp_path: Path) -
     left = state(manager)
     shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
     assert len(left.visibility.in_progress) > 50
-    assert recovered(tmp_path / "crashed") == left
+    assert recover_state(tmp_path / "crashed") == left
     manager.close()
 
 
@@ -458,7 +458,7 @@ def test_recovery_after_a_kill_has_all_that_was_acknowledged(tmp_path: Path) -> 
         begun = {int(process.stdout.readline()) for _ in range(120)}
         process.send_signal(signal.SIGKILL)
         begun |= {int(line) for line in process.communicate()[0].splitlines() if line}
-        found = recovered(tmp_path)
+        found = recover_state(tmp_path)
         entries = {one.write_pointer: one.type for one in found.visibility.in_progress}
         assert begun <= entries.keys()
         assert set(entries.values()) == {InProgressType.LONG}
