@@ -212,7 +212,7 @@ def test_lag_of_several_consumers_counts_from_each_position(store: Store, orders
     assert found[0].seconds(NOW_MS) == 0.0
 
 
-def test_lag_counts_what_a_plain_reader_sees(store: Store, orders: Topic) -> None:
+def test_lag_counts_the_messages_of_a_plain_reader(store: Store, orders: Topic) -> None:
     orders.plain(DUE.ms - 1, DUE.ms, NOW_MS).tx(7, NOW_MS).tx(-7, NOW_MS).ref(8, NOW_MS)
     orders.stored(8, NOW_MS, NOW_MS)
     store.message.put(
@@ -225,7 +225,7 @@ def test_lag_counts_what_a_plain_reader_sees(store: Store, orders: Topic) -> Non
     assert summarize(count_lags(store, at(READ_NONE), floor=floor)) == {"billing": (7, DUE.ms - 1)}
 
 
-def test_lag_leaves_out_messages_whose_own_ttl_is_over(store: Store, orders: Topic) -> None:
+def test_lag_excludes_messages_after_their_own_ttl(store: Store, orders: Topic) -> None:
     orders.plain(*(NOW_MS - 10 + number for number in range(5)))
     keys = [key.pack() for key, _ in orders.messages()]
     expiries = Expiries(MemorySide())
@@ -234,7 +234,7 @@ def test_lag_leaves_out_messages_whose_own_ttl_is_over(store: Store, orders: Top
     assert summarize(count_lags(store, at(READ_NONE))) == {"billing": (5, NOW_MS - 10)}
 
 
-def test_lag_of_a_position_inside_stored_payloads_counts_those_left(store: Store, orders: Topic) -> None:
+def test_lag_of_a_position_inside_stored_payloads_counts_the_rest(store: Store, orders: Topic) -> None:
     store.payload.put([(_payload_key(orders.id, 1, 7, NOW_MS, number), b"x") for number in range(5)])
     orders.ref(7, NOW_MS).plain(NOW_MS + 1)
     for read, messages, oldest_ms in ((0, 5, NOW_MS), (3, 2, NOW_MS), (4, 1, NOW_MS + 1)):

@@ -105,7 +105,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(found), target
 
 
-def test_every_file_named_is_there(page: Path) -> None:
+def test_every_named_file_exists(page: Path) -> None:
     named = re.findall(r"`((?:tms_core|janitor|tests|docs|conf|benchmarks)/[\w./-]*)", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
 

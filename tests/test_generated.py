@@ -19,5 +19,5 @@ GENERATED = {
 
 
 @pytest.mark.parametrize("path", sorted(GENERATED), ids=lambda path: str(path.relative_to(ROOT)))
-def test_generated_file_is_what_the_code_generates(path: Path) -> None:
+def test_generated_file_equals_the_output_of_its_generator(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == GENERATED[path], "if the change is wanted, run: make generate"

@@ -64,7 +64,7 @@ def git(*arguments: str, given: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_tracked_files_written_by_a_tool_are_none() -> None:
+def test_no_tracked_file_is_written_by_a_tool() -> None:
     assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
 
 

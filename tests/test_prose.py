@@ -70,7 +70,7 @@ def test_risen_with_more_than_recorded_names_file_and_pattern() -> None:
     assert risen({"a.md": {"x": 1}}, {"a.md": {"x": 3}}) == []
 
 
-def test_risen_after_a_file_was_moved_allows_the_counts_of_the_old_one() -> None:
+def test_risen_after_a_file_was_moved_allows_the_counts_of_the_old_file() -> None:
     assert risen({"new.md": {"x": 2}}, {"old.md": {"x": 2}}) == []
     assert risen({"new.md": {"x": 2}, "newer.md": {"x": 1}}, {"old.md": {"x": 2}}) == ["newer.md: x: 1, at most 0"]
 

@@ -174,7 +174,7 @@ def test_environment_name_without_a_section_is_ignored(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", ["TMS_SERVER_PORT", "TMS_SERVER_PORT_11015_TCP", "TMS_SERVER", "TMS_SERVER__PRT"])
-def test_environment_of_an_unknown_name_explains_injected_ones(tmp_path: Path, name: str) -> None:
+def test_environment_with_an_unknown_name_explains_injected_names(tmp_path: Path, name: str) -> None:
     message = refused(tmp_path, "", {name: "tcp://10.0.0.1:11015"})
     assert name in message
     assert "enableServiceLinks: false" in message
@@ -206,7 +206,7 @@ def test_environment_in_small_letters_is_rejected_and_never_wins(tmp_path: Path,
         ("janitr: {}", "janitr", "Valid settings: storage, transactions, server."),
     ],
 )
-def test_unknown_setting_names_what_was_meant(tmp_path: Path, yaml: str, path: str, hint: str) -> None:
+def test_unknown_setting_suggests_a_similar_name(tmp_path: Path, yaml: str, path: str, hint: str) -> None:
     message = refused(tmp_path, yaml)
     assert message.startswith(f"{path} ")
     assert f"(file {tmp_path / 'tms.yaml'})" in message

@@ -280,7 +280,7 @@ class FakeJanitor:
         (7200, "2 h from its next run: until about 2026-11-23 12:00:00 UTC."),
     ],
 )
-def test_topic_update_with_a_shorter_ttl_says_what_it_hides(
+def test_topic_update_with_a_shorter_ttl_reports_hidden_messages(
     typed: Type, monkeypatch: pytest.MonkeyPatch, hold_seconds: int | None, message: str
 ) -> None:
     ten = int(datetime(2026, 11, 23, 10, tzinfo=UTC).timestamp() * 1000)

@@ -137,7 +137,7 @@ def test_show_of_a_checkpoint_prints_its_transaction(typed: Type, manager: Trans
     ]
 
 
-def test_invalidate_counts_those_in_progress(typed: Type, manager: TransactionManager) -> None:
+def test_invalidate_counts_transactions_in_progress(typed: Type, manager: TransactionManager) -> None:
     one, two = manager.start_short().transaction_id, manager.start_long().transaction_id
     assert typed("invalidate", one, two)[:2] == (0, f"{one}: invalid now\n{two}: invalid now\n")
     code, out, err = typed("invalidate", one)

@@ -76,7 +76,7 @@ def test_every_python_that_the_project_names_is_tried_on_both_processors() -> No
     assert all(one["python"] == "3.11" and one["machine"].endswith("-arm") for one in matrix["exclude"])
 
 
-def test_fast_tests_are_all_there() -> None:
+def test_fast_tests_exist() -> None:
     [listed] = re.findall(r"^FAST := (.*?[^\\])$", MAKEFILE, flags=re.MULTILINE | re.DOTALL)
     fast = listed.replace("\\\n", " ").split()
     assert {"tests/contract", "tests/client", "tests/tables"} <= set(fast)
@@ -94,7 +94,7 @@ def test_packages_are_checked_before_they_are_published_without_a_secret() -> No
     assert [word in recipe for word in ("hatchling build", "twine check --strict", "tools.installed")] == [True] * 3
 
 
-def test_release_notes_are_what_the_changelog_says_of_the_version(tmp_path: Path) -> None:
+def test_release_notes_equal_the_changelog_of_the_version(tmp_path: Path) -> None:
     def notes(version: str) -> subprocess.CompletedProcess[str]:
         command = ["make", "-f", str(ROOT / "Makefile"), "release-notes", f"VERSION={version}"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)

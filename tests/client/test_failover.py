@@ -257,7 +257,9 @@ def test_retry_after_header_is_read_in_seconds(headers: dict[str, str], seconds:
     assert retry_after_seconds(headers) == seconds
 
 
-def test_client_of_several_servers_stays_at_a_good_one(server: InProcess, client: Client, network: Network) -> None:
+def test_client_of_several_servers_stays_at_a_working_server(
+    server: InProcess, client: Client, network: Network
+) -> None:
     network.away = lambda host, _: host == "server-1"
     network.refuses = lambda host: httpx2.Response(503, text="It does not lead.") if host == "server-2" else None
     with client_of(server, network, url=[FIRST, SECOND, THIRD]) as several:
@@ -415,7 +417,7 @@ def test_request_with_a_bad_header_is_rejected_and_not_repeated(server: InProces
     assert len(tried) == 2
 
 
-def test_clients_with_a_list_of_transaction_services_use_the_one_that_answers() -> None:
+def test_client_of_several_transaction_services_uses_a_working_service() -> None:
     with TransactionManager(MemoryStorage(), SystemClock()) as manager:
         service = TransactionService(manager, "127.0.0.1:0")
         service.start()

@@ -83,7 +83,7 @@ def test_publish_async_rotates_among_partitions(client: Client) -> None:
     assert [payloads(client, f"{EVENTS}-{number}") for number in range(2)] == [[b"0"], [b"1"]]
 
 
-def test_publish_with_outdated_partitions_uses_the_current_ones(server: InProcess, client: Client) -> None:
+def test_publish_with_outdated_partitions_uses_current_partitions(server: InProcess, client: Client) -> None:
     create_with_partitions(client, 2)
     assert consume(client) == []  # now the client knows two empty partitions
     with server.client() as other:
@@ -93,7 +93,7 @@ def test_publish_with_outdated_partitions_uses_the_current_ones(server: InProces
     assert consume(client) == [b"1"]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["published at the commit", "stored ahead"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["published at commit", "stored before"])
 def test_publish_in_a_transaction_uses_current_partitions(server: InProcess, client: Client, ahead: bool) -> None:
     create_with_partitions(client, 2)
     assert consume(client) == []

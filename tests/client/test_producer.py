@@ -303,7 +303,7 @@ def test_next_instance_of_a_deleted_producer_hides_open_transactions(server: InP
 
 
 @pytest.mark.parametrize("dies", ["before the end", "before the answer"])
-def test_next_instance_ends_the_transactions_of_a_dead_one(
+def test_next_instance_ends_the_transactions_of_a_dead_instance(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     detach_manager(server)
@@ -354,7 +354,7 @@ def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, cli
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["importer", "publish", "store", "commit"])
-def test_lost_response_leaves_everything_there_once(server: InProcess, faults: Faults, step: str, when: When) -> None:
+def test_lost_response_keeps_each_message_once(server: InProcess, faults: Faults, step: str, when: When) -> None:
     faults.at(step, when, times=1)
     with faulty_client(server, faults, limits=SMALL) as client:
         with client.producer(BILLS, "importer") as producer:

@@ -557,7 +557,7 @@ async def test_work_cancelled_while_it_commits_ends_the_next_transaction(
     assert server.manager.clients() == {}
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["", "and a participant fails"])
+@pytest.mark.parametrize("fails", [False, True], ids=["commits", "participant fails"])
 def test_work_of_a_closed_client_commits_its_batch_and_ends(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:

@@ -135,7 +135,7 @@ def test_fetch_of_many_bytes_bounds_each_page(kit: Kit, size: int) -> None:
     assert max(sizes) <= 2 * PAGE_BYTES
 
 
-def test_fetch_while_messages_come_ends_with_those_of_the_start(kit: Kit) -> None:
+def test_fetch_during_publishes_ends_at_the_last_message_of_its_start(kit: Kit) -> None:
     publish_each_second(kit)
     pages = kit.service.fetch(named("orders"), FetchRequest())
     kit.publish("orders", b"later")

@@ -156,7 +156,7 @@ def test_poll_after_claims_failed_before_and_after_a_restart_counts_the_latter(k
         kit.time_out(tx)
 
 
-def test_poll_of_a_message_that_always_fails_gives_it_alone_at_last(kit: GroupKit) -> None:
+def test_poll_of_an_always_failing_message_finally_returns_it_alone(kit: GroupKit) -> None:
     kit.publish(*(b"%d" % number for number in range(8)))
     processed: list[bytes] = []
     alone: list[tuple[list[bytes], int]] = []
@@ -290,7 +290,7 @@ def test_poll_of_a_failed_batch_waits_longer_after_each_failure(kit: GroupKit) -
 
 
 @pytest.mark.parametrize("end", ["rolled back", "timed out"])
-def test_poll_without_order_gives_other_messages_while_failed_ones_wait(kit: GroupKit, end: str) -> None:
+def test_poll_without_order_returns_others_while_failed_messages_wait(kit: GroupKit, end: str) -> None:
     kit.restart(retry_seconds=10)
     kit.publish(b"bad", b"good")
     one = kit.begin()
@@ -391,7 +391,7 @@ def test_unprocessed_messages_of_a_rollback_do_not_wait(kit: GroupKit) -> None:
     assert ([message.payload for message in found.messages], found.deliveries) == ([b"b"], 1)
 
 
-def test_transaction_gets_no_message_before_those_that_it_has_read(kit: GroupKit) -> None:
+def test_transaction_gets_no_message_before_its_read_messages(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     one, two = kit.begin(), kit.begin()
     assert (kit.any(one, 1), kit.any(two, 1)) == ([b"a"], [b"b"])

@@ -31,9 +31,11 @@ STEPS_MS = [0, 1, 999, SECOND, SECOND + 1, MINUTE, MINUTE + 1, ALLOWANCE_MS, HOU
 
 @dataclass
 class Tx:
-    """A client's transaction, what it published, and whether it has stored what it has not published.
+    """A transaction of a client.
 
-    None: it has, but a process that began later need not know.
+    Attributes:
+        pending: whether it has stored payloads that it has not published; None: a restarted service may not know.
+        refers: whether a message refers to its stored payloads.
     """
 
     pointer: int
@@ -120,13 +122,13 @@ class History(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.kit.restart()
-        # What the janitor took at the end of the topic is not known any more, unless it had a ttl of its own.
+        # A restart forgets rows that the janitor deleted at the end of the topic, except for rows with their own TTL.
         self.last = max([self.announced, *(row.spot for row in self.book.rows)])
         self._begin_time()
         self.past_ms = self.last.ms
         for tx in self.open:
-            # The store is asked for what was stored before, but not of pointers from beyond the process's clock. It
-            # does not tell whether payloads were stored before or after a message that refers to them.
+            # The service reads stored payloads from the store, except for pointers ahead of its clock. The store does
+            # not show whether payloads were stored before or after a message that refers to them.
             is_unknown = tx.pointer > (self.kit.clock.now_ms() + ALLOWANCE_MS) * TX_PER_MS
             if tx.pending and (is_unknown or tx.refers):
                 tx.pending = None
@@ -215,7 +217,7 @@ class History(RuleBasedStateMachine):
             self.announced = self.last
         return first
 
-    # -- how transactions end -----------------------------------------------------------------------------------------
+    # -- ends of transactions -----------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -269,7 +271,7 @@ class History(RuleBasedStateMachine):
         cutoff_ms = self.kit.clock.now_ms() - self.book.ttl_seconds * 1000
         assert all(row.spot in there or row.spot.ms < cutoff_ms for row in self.book.rows)
         self.book.rows = [row for row in self.book.rows if row.spot in there]
-        # Whoever began before a transaction failed stops at its rows, or passes over those that are negated already.
+        # Readers that started before the failure of a transaction stop at its rows, or skip inverted rows.
         self.readers = [reader for reader in self.readers if set(self.invalid) <= set(reader.invalids)]
 
     # -- consumers ----------------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def interrupt_deletion(store: CrashingStore, service: MessagingService) -> None:
     store.writes_left = None
 
 
-def test_delete_after_an_interrupted_one_keeps_a_new_topic_with_a_parts_name(
+def test_delete_after_an_interrupted_delete_keeps_a_new_topic_of_a_parts_name(
     store: CrashingStore, service: MessagingService
 ) -> None:
     interrupt_deletion(store, service)
@@ -195,7 +195,7 @@ def test_update_after_an_interrupted_deletion_keeps_a_new_topic_with_a_parts_nam
 
 @pytest.mark.parametrize("replaced", ["orders-0", "orders"])
 @pytest.mark.parametrize("change", ["update", "delete", "partitions"])
-def test_change_of_a_topic_keeps_one_that_replaces_it_or_a_part_before_its_write(
+def test_topic_change_keeps_a_concurrently_recreated_topic_or_part(
     store: CrashingStore, service: MessagingService, change: str, replaced: str
 ) -> None:
     service.create_topic(ORDERS, {"partitions": "2"})
@@ -365,7 +365,7 @@ def test_interrupted_topic_change_is_finished_by_a_repeat(
 # --- changes of the number of partitions -----------------------------------------------------------------------------
 
 
-def test_change_of_partitions_seals_the_old_ones_and_groups_read_them_first(service: MessagingService) -> None:
+def test_partition_change_seals_old_partitions_which_groups_read_first(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"partitions": "2"})
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
     service.consumers.put(named("orders-1"), GROUP, MessageId(0, 0))
@@ -406,7 +406,7 @@ def test_request_of_a_producer_is_repeated_after_its_partition_was_sealed(servic
     assert [one.payload for one in poll(service, "orders-0").messages] == [b"1"]
 
 
-def test_group_of_old_partitions_has_to_register_for_a_new_one(service: MessagingService) -> None:
+def test_group_of_old_partitions_must_register_for_a_new_partition(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"partitions": "1", "retention": "consumed"})
     service.publish(named("orders-0"), [b"1"])
     service.update_topic(ORDERS, {"partitions": "2", "retention": "consumed"})
@@ -418,7 +418,7 @@ def test_group_of_old_partitions_has_to_register_for_a_new_one(service: Messagin
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_change_of_partitions_twice_keeps_one_that_is_being_written(
+def test_two_partition_changes_keep_a_partition_that_is_being_written(
     store: CrashingStore, service: MessagingService, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     service.create_topic(ORDERS, {"partitions": "1"})

@@ -120,7 +120,7 @@ def test_register_reports_the_last_transaction_of_the_previous_instance(kit: Gro
 
 
 @pytest.mark.parametrize("end", ["leave open", "roll back", "time out"])
-def test_register_after_an_uncommitted_one_reports_the_committed_before(kit: GroupKit, end: str) -> None:
+def test_register_reports_the_commit_before_an_uncommitted_transaction(kit: GroupKit, end: str) -> None:
     one, committed = Instance(kit), kit.begin()
     one.publish(b"a", tx=committed, label="file 1")
     kit.commit(committed)
@@ -179,7 +179,7 @@ def test_register_aborts_an_open_transaction_that_only_reads(kit: GroupKit) -> N
     assert (read_all(kit), kit.poll(kit.begin())) == ([], [])
 
 
-def test_note_of_begun_transactions_keeps_open_and_rejects_ended_ones(kit: GroupKit) -> None:
+def test_note_of_transactions_keeps_open_and_rejects_ended_transactions(kit: GroupKit) -> None:
     one = Instance(kit)
     for number in range(5):
         tx = kit.begin()
@@ -615,7 +615,9 @@ def test_kill_after_announcements_of_several_keeps_each_request_once(kit: GroupK
 
 
 @pytest.mark.parametrize("then", ["others", "a larger request", "more than have lanes", "one of them in a ttl"])
-def test_other_writes_are_not_those_of_several(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+def test_other_writes_do_not_count_as_requests_of_several_producers(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
     one, other = Instance(kit, "a"), Instance(kit, "b")
     one.sequence = other.sequence = 30
@@ -739,7 +741,9 @@ def test_kill_after_announcements_keeps_each_request_once(kit: GroupKit, number:
 
 
 @pytest.mark.parametrize("then", ["others", "another producer", "a larger request", "payloads", "a newer instance"])
-def test_other_writes_are_not_announced_ones(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+def test_other_writes_do_not_count_as_announced_requests(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
     one, other, tx = Instance(kit), Instance(kit, "other"), kit.begin()
     one.sequence = 30

@@ -358,7 +358,7 @@ def submit_in_one_batch(kit: Kit, submit: Callable[[], Answers]) -> Answers:
     return submitted
 
 
-def test_publish_queued_for_a_recreated_topic_goes_to_the_new_one(kit: Kit) -> None:
+def test_publish_queued_for_a_recreated_topic_uses_the_new_topic(kit: Kit) -> None:
     def submit() -> Answers:
         queued = kit.service.submit_publish(named("orders"), [b"new"], pointer=None)
         kit.service.delete_topic(named("orders"))

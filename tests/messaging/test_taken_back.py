@@ -117,7 +117,7 @@ def test_abort_after_the_roll_back_of_each_range_stays_an_abort(kit: GroupKit) -
     assert (invalid(kit), read_committed(kit, ORDERS)) == ([], [])
 
 
-def test_abort_after_one_of_two_roll_backs_makes_it_invalid(kit: GroupKit) -> None:
+def test_abort_after_half_of_the_rollbacks_invalidates(kit: GroupKit) -> None:
     tx = kit.begin()
     first, _ = kit.publish(b"a", tx=tx), kit.publish(b"b", tx=tx)
     assert first is not None
@@ -205,7 +205,7 @@ def test_abort_after_a_rollback_of_half_a_claim_invalidates(kit: GroupKit) -> No
     assert kit.poll(kit.begin()) == [b"a"]
 
 
-@pytest.mark.parametrize("writes", [True, False], ids=["publishes", "only begins"])
+@pytest.mark.parametrize("writes", [True, False], ids=["publishes", "only starts"])
 def test_abort_unknown_to_the_producer_is_reported_as_aborted(kit: GroupKit, writes: bool) -> None:
     one, tx = Instance(kit), kit.begin()
     if writes:

@@ -83,7 +83,9 @@ def test_line_of_any_name_is_read_as_its_principal(tmp_path_factory: pytest.Temp
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_token_lookup_takes_as_many_comparisons_for_any_token(
+    file: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     names = [f"token{number}" for number in range(count)]
     write(file, *(("ada", name) for name in names))
     tokens = Tokens(file, ManualClock(NOW_MS))

@@ -34,7 +34,7 @@ def server(clock: ManualClock) -> Iterator[Serving]:
         yield running
 
 
-def test_position_that_is_put_is_shown_and_replaced_by_a_later_one(topic: TopicClient) -> None:
+def test_position_is_shown_and_replaced_by_a_later_position(topic: TopicClient) -> None:
     topic.publish("a", "b")
     first, second = ids_of(topic)
     for id_ in (first, second, first.upper()):
@@ -66,7 +66,7 @@ def test_list_of_consumers_has_lags_and_moves_nothing(server: Serving, clock: Ma
             assert ids_of(topic) == ids
 
 
-def test_delete_of_a_consumer_removes_it_and_a_second_one_is_404(topic: TopicClient) -> None:
+def test_delete_of_a_consumer_removes_it_and_a_second_delete_is_404(topic: TopicClient) -> None:
     put(topic, "billing", START)
     path = f"{topic.path}/consumers/billing"
     assert [topic.client.ask("DELETE", path).status for _ in range(2)] == [200, 404]

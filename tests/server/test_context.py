@@ -35,7 +35,7 @@ ZIPPED = {b"content-encoding": b"gzip"}
         (ZIPPED, gzip.compress(b"a"), False),
         (ZIPPED, gzip.compress(bytes(900_000)), True),  # a kilobyte on the wire
     ],
-    ids=["small", "large", "packed", "packed and large"],
+    ids=["small", "large", "compressed", "compressed and large"],
 )
 def test_loop_does_not_parse_a_large_body(headers: dict[bytes, bytes], body: bytes, elsewhere: bool) -> None:
     async def receive() -> Message:

@@ -68,7 +68,7 @@ def loop() -> Iterator[LoopService]:
         yield service
 
 
-def test_request_that_is_alone_is_written_by_the_loop_at_the_end_of_its_turn(loop: LoopService) -> None:
+def test_single_request_is_written_by_the_loop_in_its_iteration(loop: LoopService) -> None:
     async def publish() -> list[bool]:
         answer = loop.service.submit_publish(T, [b"a"], pointer=None)
         found = [answer.done()]

@@ -167,7 +167,7 @@ def test_former_leader_does_not_acknowledge_late_payloads(two: TwoServers) -> No
         two.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))
 
 
-def test_late_rows_of_one_write_that_lie_far_apart_are_hidden(two: TwoServers) -> None:
+def test_late_rows_of_a_write_far_apart_are_hidden(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
     at = position(NOW_MS + 1)
     rows = [(PREFIX + tail(one), MessageValue(None, b"late")) for one in (at, at + FRAME_ROWS)]

@@ -148,7 +148,7 @@ def test_bad_poll_of_a_group_is_4xx_and_claims_nothing(
     assert group.shown() == {"position": START}
 
 
-def test_bad_group_rollback_is_400_and_of_a_committed_one_409(group: GroupClient) -> None:
+def test_group_rollback_is_400_if_bad_and_409_if_committed(group: GroupClient) -> None:
     for body in ({}, {"transactionWritePointer": "x"}, {"transactionWritePointer": "-1"}, b"\xff"):
         assert group.ask("rollback", body).status == 400
     tx = group.manager.start_short()

@@ -410,7 +410,7 @@ def test_publish_with_a_head_that_was_served_before_is_not_parsed(
         _zipped([b"a"]),
         _chunked(publish_body(b"a")),
     ],
-    ids=["ttl", "ttl in json", "transaction", "large", "long head", "expect", "no avro", "gzip", "chunks"],
+    ids=["ttl", "ttl in json", "transaction", "large", "long head", "expect", "not avro", "gzip", "chunks"],
 )
 def test_publish_that_is_unusual_is_parsed_each_time(
     both: list[Serving], served: list[bytes], make: Callable[[str], bytes]
@@ -787,7 +787,7 @@ def open_producer(server: Serving) -> Iterator[tuple[Connection, str, Callable[.
         yield connection, topic, publish
 
 
-def test_requests_of_a_producer_are_served_by_their_head_whatever_their_number(served: list[bytes]) -> None:
+def test_requests_of_a_producer_with_any_number_are_served_by_their_head(served: list[bytes]) -> None:
     with serving() as server, open_producer(server) as (_, topic, publish):
         found = [publish(f"X-TMS-Sequence: {number}") for number in (1, 2, 2, 30, 7)]
         assert len(stored(server, topic)[0]) == 3
@@ -811,7 +811,7 @@ def test_fenced_producer_is_rejected_with_a_known_head(served: list[bytes]) -> N
     assert len(served) == 2
 
 
-def test_permission_is_checked_though_the_head_is_known(tmp_path: Path, served: list[bytes]) -> None:
+def test_permission_of_a_request_with_a_known_head_is_checked(tmp_path: Path, served: list[bytes]) -> None:
     jwt = JwtIdentities(tmp_path)
     with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
         server.service.create_topic(TopicId("default", "t"))
@@ -875,7 +875,7 @@ def test_permission_for_the_home_of_a_producer_is_checked(tmp_path: Path, served
         "X-TMS-Sequence:\t{}",
     ],
 )
-def test_head_whose_number_is_not_the_only_one_the_parser_finds_is_not_known(served: list[bytes], line: str) -> None:
+def test_head_with_several_numbers_for_the_parser_is_not_known(served: list[bytes], line: str) -> None:
     with serving() as server, open_producer(server) as (_, _, publish):
         assert [publish(line.format(number)) for number in (1, 2, 3)] == [200] * 3
     assert served == []

@@ -47,7 +47,7 @@ def committed(server: FencedServer, topic: TopicId = TOPIC) -> list[bytes]:
 
 @pytest.mark.parametrize("at", [None, POINTER])
 @pytest.mark.parametrize("read", range(3))
-def test_repeat_while_late_rows_arrive_is_there_once(
+def test_repeat_while_late_rows_arrive_exists_once(
     two: TwoServers, sent: Sent, at: int | None, read: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_sent, arrives, arrived = Event(), Event(), Event()
@@ -119,7 +119,7 @@ def test_registration_searches_the_topics_of_producers_once_in_a_term(
 
 
 @pytest.mark.parametrize("at", [None, POINTER])
-def test_repeat_at_a_leader_that_is_back_is_there_once(two: TwoServers, sent: Sent, at: int | None) -> None:
+def test_repeat_at_a_returning_leader_exists_once(two: TwoServers, sent: Sent, at: int | None) -> None:
     two.one.service.publish(TOPIC, [b"1"], pointer=at, sent=sent)
     two.other.take_over()
     two.other.service.publish(TOPIC, [b"2"], pointer=at, sent=sent._replace(sequence=2))

@@ -225,7 +225,7 @@ def test_hand_back_that_failed_is_repeated_at_the_next_look(cell: LeaseCell) -> 
 # --- acknowledgments -------------------------------------------------------------------------------------------------
 
 
-def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(cell: LeaseCell) -> None:
+def test_write_of_a_leader_with_a_stopped_clock_is_not_confirmed(cell: LeaseCell) -> None:
     first, second = Contender(cell, "a", ManualClock(NOW_MS)), Contender(cell, "b")
     first.step()
     term = first.leadership.term()
@@ -307,7 +307,7 @@ def test_watch_that_cannot_give_the_lease_back_warns(
     assert "HBase is away." in caplog.text
 
 
-def test_watch_after_an_unexpected_error_logs_it_once_and_goes_on(
+def test_watch_after_an_unexpected_error_logs_it_once_and_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leadership, "CHECK_SECONDS", 0.01)

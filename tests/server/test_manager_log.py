@@ -281,7 +281,9 @@ def test_snapshot_whose_root_change_got_no_response_is_kept(
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: ManualClock, at: int) -> None:
+def test_snapshot_that_replaces_a_snapshot_during_its_read_is_read(
+    side: MemorySide, clock: ManualClock, at: int
+) -> None:
     previous = manager_of(side, clock)
     transaction_ids = [previous.start_short().transaction_id for _ in range(3)]
     late = FaultySide(side)
@@ -417,7 +419,7 @@ def root_with(side: SideTable, **changed: object) -> bytes:
         (lambda side: side.put([(b"xr", root_with(side, first="1"))]), " root "),
         (lambda side: side.delete([[key for key in rows(side) if key[:2] == b"xl"][1]]), "cell 1 "),
     ],
-    ids=["root", "snapshot", "no root", "root of another kind", "root's name", "root's number", "cell"],
+    ids=["root", "snapshot", "no root", "root of another kind", "root name", "root number", "cell"],
 )
 def test_recovery_of_damaged_rows_is_rejected(
     side: MemorySide, clock: ManualClock, damage: Callable[[SideTable], None], message: str

@@ -55,7 +55,7 @@ async def test_take_with_room_does_not_wait() -> None:
 
 
 @in_event_loop
-async def test_brief_take_continues_without_room_for_lasting_ones() -> None:
+async def test_brief_take_does_not_wait_for_memory_of_long_requests() -> None:
     shares = ShareFactory(9)
     await shares.hold("holder", 9)
     waiting = asyncio.ensure_future(shares().take(1))
@@ -204,7 +204,7 @@ async def test_request_that_waits_too_long_for_memory_is_rejected(monkeypatch: p
 
 
 @in_event_loop
-async def test_request_that_gives_up_lets_the_next_one_continue() -> None:
+async def test_request_that_gives_up_lets_the_next_request_continue() -> None:
     shares = ShareFactory(10)
     await shares.hold("holder", 8)
     large, small = (asyncio.ensure_future(shares().take(size)) for size in (5, 2))

@@ -125,7 +125,7 @@ def test_poll_that_its_limit_ends_has_no_position(topic: TopicClient) -> None:
     assert "x-tms-position" not in topic.post("poll", {"limit": 1}).headers
 
 
-def test_poll_in_json_without_a_limit_has_the_default_one(topic: TopicClient) -> None:
+def test_poll_in_json_without_a_limit_has_the_default_limit(topic: TopicClient) -> None:
     topic.publish(*["x"] * (POLL_MESSAGES + 10))
     assert len(topic.poll()) == POLL_MESSAGES
     assert len(topic.poll(limit=POLL_MESSAGES + 5)) == POLL_MESSAGES + 5
@@ -170,7 +170,7 @@ def test_publish_of_a_gzipped_body_is_read(topic: TopicClient) -> None:
         (b"x" + ZIPPED, "gzip", 400, "gzip"),
         (publish_body(b"a"), "br", 415, "gzip"),
     ],
-    ids=["above the limit when unpacked", "cut", "longer", "no gzip", "another compression"],
+    ids=["decompressed above the limit", "truncated", "trailing bytes", "not gzip", "another compression"],
 )
 def test_publish_of_a_bad_compressed_body_is_rejected(
     topic: TopicClient, body: bytes, encoding: str, status: int, message: str

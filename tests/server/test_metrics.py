@@ -191,7 +191,7 @@ def test_metrics_while_the_store_hangs_take_one_thread(server: Server, monkeypat
     assert (len(reads), published_by_topic(metrics)) == (1, {})
 
 
-def test_requests_counted_as_plain_numbers_read_like_observed_ones(server: Server) -> None:
+def test_requests_counted_as_plain_numbers_read_like_observed_requests(server: Server) -> None:
     metrics = ServerMetrics(CollectorRegistry(), server.service)
     expected = Histogram("x", "The same, observed one by one.", ["route"], buckets=BUCKETS)
     for turn, seconds in enumerate([0.0, 0.0005, 0.0006, 0.25, 10.0, 11.0, 0.25]):

@@ -533,7 +533,7 @@ def connect_over_tls(tls: TlsSettings, port: int) -> ssl.SSLSocket:
     return ssl.create_default_context(cafile=str(tls.certificate)).wrap_socket(bare, server_hostname="localhost")
 
 
-def test_renewed_certificate_is_shown_and_a_bad_one_is_not(
+def test_renewed_certificate_is_shown_if_it_is_valid(
     echo: Echo, tls: TlsSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
@@ -557,7 +557,7 @@ def test_private_key_that_others_may_read_is_rejected(echo: Echo, tls: TlsSettin
         raise AssertionError
 
 
-def test_server_continues_after_a_closed_tls_one(
+def test_server_continues_after_a_closed_tls_connection(
     echo: Echo, tls: TlsSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     with listening(echo, tls) as port:
@@ -658,7 +658,7 @@ def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
         assert rest(client).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_disconnect_ends_the_request_before_a_pipelined_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_disconnect_ends_the_request_before_a_pipelined_request(caplog: pytest.LogCaptureFixture) -> None:
     class LateEcho(Echo):
         """An application that responds after its client has disconnected."""
 

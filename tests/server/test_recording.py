@@ -193,7 +193,7 @@ def test_server_with_its_store_does_not_read_an_unused_log_folder(folder: Path) 
         assert [message.payload for message in client.poll(ORDERS)] == [b"first"]
 
 
-def test_server_without_its_side_table_is_rejected_and_makes_none(folder: Path) -> None:
+def test_server_without_its_side_table_is_rejected_and_creates_none(folder: Path) -> None:
     shutil.rmtree(folder / "store.side")
     error_text = rejection(folder)
     assert f"{folder}/store.side is missing or empty" in error_text

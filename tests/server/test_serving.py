@@ -243,7 +243,7 @@ NO_TRANSACTIONS = {"TMS_TRANSACTIONS__SOURCE": "none"}
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"TMS_SERVER__LEADER__ADVERTISE": "http://127.0.0.1:0"}], ids=["alone", "several"]
+    "more", [{}, {"TMS_SERVER__LEADER__ADVERTISE": "http://127.0.0.1:0"}], ids=["single", "several"]
 )
 def test_server_on_hbase_leads_and_accepts_a_message_ttl(hbase: Path, more: dict[str, str]) -> None:
     with serving(hbase, NO_TRANSACTIONS | more, {}, janitor=False) as started, Client(port_of(started.url)) as client:
@@ -488,7 +488,7 @@ def test_server_that_gives_up_at_the_start_names_the_log(monkeypatch: pytest.Mon
     ("host", "url"),
     [("0.0.0.0", "http://localhost:5"), ("::1", "http://[::1]:5"), ("", "http://localhost:5")],  # noqa: S104
 )
-def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: str) -> None:
+def test_url_of_any_host_can_be_used_by_a_local_client(host: str, url: str) -> None:
     assert Listener(nobody, host, 5).url == url
 
 

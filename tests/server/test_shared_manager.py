@@ -204,7 +204,7 @@ def test_call_without_a_leader_is_unavailable(servers: ManagerServers) -> None:
         servers.clients[1].start_short()
 
 
-def test_call_through_a_former_leader_finds_the_new_one(servers: ManagerServers) -> None:
+def test_call_through_a_former_leader_finds_the_new_leader(servers: ManagerServers) -> None:
     third = ManagerServer(servers.side, "c", servers.clock)
     with TransactionClient(third.service.address) as client:
         begun = client.start_short(3600).transaction_id
@@ -217,7 +217,7 @@ def test_call_through_a_former_leader_finds_the_new_one(servers: ManagerServers)
     third.stop()
 
 
-def test_server_does_not_lead_before_its_manager_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_does_not_lead_before_its_manager_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     server, go_on = ManagerServer(MemorySide(), "a", ManualClock(NOW_MS)), Event()
     monkeypatch.setattr(server.shared, "_on_takeover", lambda _: go_on.wait())
     with monkeypatch.context() as impatient:

@@ -54,7 +54,7 @@ def test_settings_of_servers_that_reach_a_manager_are_loaded(thrift: str) -> Non
     assert load(None, SEVERAL | manager, {}).settings.transactions.thrift == thrift
 
 
-def test_member_that_never_began_stops_and_leaves_no_lease() -> None:
+def test_member_that_never_started_stops_and_leaves_no_lease() -> None:
     leases = MemorySide()
     HaMember(MemoryStore(), MemorySide(), leases, LeaderSettings(), SystemClock()).stop()
     assert leases.get(b"l") is None

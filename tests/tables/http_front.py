@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.kit.sockets import Front
 
-#: Sends a response with the answer of a call.
+#: A function that sends the response to a call.
 Respond = Callable[[socket.socket, bytes], None]
 
 

@@ -149,7 +149,7 @@ def test_replace_of_deleted_or_changed_row_fails(value: bytes | None) -> None:
         (NOW_MS + 1, [NOW_MS + 1], 1),
         (None, [None], 1),
     ],
-    ids=["old", "young", "now", "ahead", "not known"],
+    ids=["old", "new", "now", "ahead", "unknown"],
 )
 def test_delete_reads_rows_only_if_cells_may_be_new(
     newest_ms: int | None, marks: list[int | None], looked: int

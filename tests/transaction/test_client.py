@@ -337,7 +337,7 @@ def test_abort_and_checkpoint_of_tephras_service_send_the_transaction() -> None:
         assert service.calls == ["checkpointById", "checkpoint", "abortTx", "abortTx"]
 
 
-def test_snapshot_of_nonsense_is_none_and_tells_nothing() -> None:
+def test_snapshot_of_invalid_bytes_is_an_unknown_outcome() -> None:
     with scripted(lambda call: reply(call, wire.string(0, b"nonsense"))) as (_, client):
         with pytest.raises(OutcomeUnknown, match="getSnapshot"):
             client.in_progress()
@@ -373,7 +373,7 @@ def hanging() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit(
+def test_client_of_several_services_skips_failing_services_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []

@@ -144,7 +144,7 @@ def numbered(number: int) -> bytes:
     return struct.pack(">q", number) + encode_edit(EDITS[number])
 
 
-def test_empty_batch_leaves_the_next_one(tmp_path: Path) -> None:
+def test_empty_batch_does_not_end_the_log(tmp_path: Path) -> None:
     data = header(VERSION_3) + marker(0) + marker(1) + edits(0, 1)
     assert list(read_log(log(tmp_path, data))) == EDITS[:1]
 

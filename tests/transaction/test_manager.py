@@ -197,7 +197,7 @@ def test_expiry_at_the_timeout_needs_one_more_millisecond(manager: TransactionMa
     assert read_pointer(manager) == BASE
 
 
-def test_abort_of_a_short_one_that_timed_out_makes_it_valid(manager: TransactionManager, clock: ManualClock) -> None:
+def test_abort_of_a_timed_out_short_transaction_makes_it_valid(manager: TransactionManager, clock: ManualClock) -> None:
     one, long = manager.checkpoint(manager.start_short()), manager.start_long()
     clock.advance(2 * DAY)
     manager.expire()
@@ -388,7 +388,7 @@ def test_decisions_are_synced_before_their_responses(clock: ManualClock) -> None
     assert storage.calls[9:] == ["append", "sync 4"]
 
 
-def test_snapshot_syncs_the_old_log_and_starts_a_new_one(clock: ManualClock) -> None:
+def test_snapshot_syncs_the_old_log_and_starts_a_new_log(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short()

@@ -1,7 +1,7 @@
 """Random histories of the manager with crashes, against a simple model.
 
-The model keeps transactions as things with a fate and works out lists and pointers when asked; the manager keeps lists
-and pointers. Storage is in memory and keeps after a crash what was synced, through the real codecs.
+The model keeps transactions, and computes lists and pointers on demand. The manager keeps lists and pointers. Storage
+is in memory, uses the real codecs, and keeps only synced edits after a crash.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LONG_MS = 86_400_000
 
 
 class Disk:
-    """A storage that keeps what was synced."""
+    """A storage in memory that keeps only synced edits after a crash."""
 
     def __init__(self) -> None:
         self.snapshots: dict[int, bytes] = {}
@@ -63,7 +63,7 @@ class Disk:
 
 @dataclass
 class Journal:
-    """A log, of which the end is lost that nobody waited for."""
+    """A log that loses its unsynced end in a crash."""
 
     edits: list[bytes] = field(default_factory=list)
     synced: int = 0
@@ -86,7 +86,7 @@ class Journal:
 class Tx:
     """A transaction of the model, or a checkpoint whose transaction was aborted without it.
 
-    It expires by wall time, as it is written down; it times out by monotonic time.
+    Its logged expiration is a wall time; its timeout is a monotonic time.
     """
 
     id: int
@@ -106,9 +106,9 @@ class Tx:
 class Model:
     def __init__(self) -> None:
         self.write = self.read = BASE
-        #: The read pointer that the log would lead to: timeouts move it there, but not here.
+        #: The read pointer after a recovery: in contrast to ``read``, timeouts advance it.
         self.read_on_disk = BASE
-        #: What was issued up to here began before the last restart.
+        #: The highest pointer that was issued before the last restart.
         self.recovered = BASE
         self.open: dict[int, Tx] = {}
         self.invalid: set[int] = set()
@@ -157,7 +157,7 @@ class Model:
         return merged
 
 
-#: What clients do with a transaction; most ask before they commit.
+#: The steps of clients with a transaction; most clients ask before they commit.
 DECISIONS = ("ask", "ask commit", "ask commit", "commit", "abort", "invalidate")
 
 
@@ -170,7 +170,7 @@ class Histories(RuleBasedStateMachine):
         self.disk = Disk()
         self.manager = TransactionManager(self.disk, self.clock)
         self.model = Model()
-        # Transactions from the first step on: hypothesis leaves whole rules out of a history, such as the start.
+        # Histories start with transactions, because hypothesis may leave out the rule that starts them.
         return multiple(*(self.start(long, 5) for long in kinds))
 
     @rule(target=begun, long=st.booleans(), seconds=st.integers(1, 5))
@@ -206,7 +206,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(one=begun, changes=st.frozensets(st.sampled_from([b"a", b"\x00\xff"])), steps=st.sampled_from(DECISIONS))
     def decide(self, one: Transaction, changes: frozenset[bytes], steps: str) -> None:
-        # One rule for all: hypothesis leaves whole rules out of a history, and then nothing conflicts or ends.
+        # One rule for all decisions: hypothesis may leave out rules, and then nothing conflicts or ends.
         for step in steps.split():
             match step:
                 case "ask":
@@ -262,7 +262,7 @@ class Histories(RuleBasedStateMachine):
         known = self.model.open.get(one.transaction_id)
         named = set(one.checkpoint_write_pointers)
         if known is None:
-            # What was being written in it before a restart is not known.
+            # After a restart, writes in progress are unknown.
             if one.transaction_id not in self.model.invalid or one.transaction_id <= self.model.recovered:
                 return
             if one.type is TransactionType.SHORT:
@@ -373,18 +373,20 @@ TestHistories.settings = settings(max_examples=2 * size("TMS_TEST_EXAMPLES", 60)
 
 
 @pytest.mark.parametrize("forgetful", [False, True], ids=["unchanged", "commits unknown transactions"])
-def test_kill_at_any_moment_commits_one_of_two_conflicting(monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
+def test_kill_at_any_step_commits_one_of_two_conflicting_transactions(
+    monkeypatch: pytest.MonkeyPatch, forgetful: bool
+) -> None:
     if forgetful:
         monkeypatch.setattr(ManagerState, "recovered_pointer", property(lambda _: 0, lambda *_: None), raising=False)
     steps = set(permutations((0, 0, 1, 1)))
     committed = {(order, killed): commits(order, killed) for order in steps for killed in range(5)}
-    # The one that had asked is refused; the other one asks behind the restart.
+    # The transaction that had asked is rejected; the other transaction asks after the restart.
     assert any(len(found) == 2 for found in committed.values()) == forgetful
     assert committed[(0, 0, 1, 1), 1] == ({0, 1} if forgetful else {1})
 
 
 def commits(order: tuple[int, ...], killed: int) -> set[int]:
-    """Which of two commit that change the same: each asks, then commits; the manager is killed before a step."""
+    """Return which of two conflicting transactions commit if the manager is killed before a step."""
     disk, clock = Disk(), ManualClock(NOW_MS)
     manager = TransactionManager(disk, clock)
     pointers = [manager.start_short().transaction_id for _ in range(2)]

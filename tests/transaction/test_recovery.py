@@ -95,7 +95,7 @@ def test_recovery_of_a_snapshot_of_any_version_fills_gaps(tmp_path: Path, name: 
     assert all(one.type is not None for one in seen.in_progress)
 
 
-def test_recovery_of_entries_without_a_type_finds_those_that_are_long() -> None:
+def test_recovery_of_entries_without_a_type_finds_long_transactions() -> None:
     day = LONG_TIMEOUT_MS
     given = {BASE + 1: NOW_MS + 30_000, BASE + 2: NOW_MS + day, BASE + 3: -1, BASE + 4: NOW_MS + day - 9_999}
     entries = tuple(InProgress(pointer, expires, BASE, None) for pointer, expires in given.items())
@@ -132,7 +132,7 @@ def test_replay_of_an_abort_without_a_type_uses_that_of_the_start(kind: Transact
     assert (list(seen.invalid), seen.in_progress) == (invalid, ())
 
 
-def test_replay_of_an_abort_of_an_unknown_one_invalidates() -> None:
+def test_replay_of_an_abort_of_an_unknown_transaction_invalidates() -> None:
     committing = Edit(BASE + 1, EditState.COMMITTING, changes=frozenset([b"k"]))
     assert list(replay(NOTHING, committing, Edit(BASE + 1, EditState.ABORTED)).visibility.invalid) == [BASE + 1]
     assert replay(NOTHING, Edit(BASE + 1, EditState.ABORTED)) == timeless(NOTHING)
@@ -143,7 +143,7 @@ def test_replay_of_a_commit_after_the_timeout_makes_it_valid() -> None:
     assert list(replay(NOTHING, start_edit(1), *ends).visibility.invalid) == []
 
 
-def test_replay_of_a_checkpoint_of_an_ended_one_hides_it() -> None:
+def test_replay_of_a_checkpoint_after_the_end_hides_it() -> None:
     late = Edit(BASE + 2, EditState.CHECKPOINT, parent_write_pointer=BASE + 1)
     seen = replay(NOTHING, start_edit(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
     assert (list(seen.invalid), seen.write_pointer) == ([BASE + 2], BASE + 2)

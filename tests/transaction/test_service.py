@@ -103,7 +103,7 @@ def test_start_method_sets_type_timeout_and_client(
     assert manager.clients() == {BASE + 1: client_id}
 
 
-def test_conflict_raises_in_new_calls_and_returns_false_in_old_ones(client: Any) -> None:
+def test_conflict_raises_in_new_calls_and_is_false_in_old_calls(client: Any) -> None:
     thrift = load_interface()
     first, second = client.startShortClientId("me"), client.startShort()
     assert client.canCommitTx(first, {b"k\x00\xff"}).value is True
@@ -142,7 +142,7 @@ def test_bad_arguments_are_javas_errors_and_internal_errors_of_the_old_call(clie
     assert internal.value.type == TApplicationException.INTERNAL_ERROR
 
 
-def test_too_many_changes_are_an_error_of_new_calls_and_false_of_old_ones(client: Any) -> None:
+def test_too_many_changes_raise_in_new_calls_and_are_false_in_old_calls(client: Any) -> None:
     one, changes = client.startShort(), {b"1", b"2", b"3"}
     with pytest.raises(load_interface().TGenericException) as raised:
         client.canCommitOrThrow(one.transactionId, changes)
@@ -285,7 +285,9 @@ def test_unknown_method_gets_an_error_response(service: TransactionService) -> N
         bytes.fromhex(load("thrift/frames.json")[6]["frame_hex"]),
     ],
 )
-def test_client_of_another_protocol_is_cut_off_alone(service: TransactionService, client: Any, data: bytes) -> None:
+def test_client_of_another_protocol_is_disconnected_without_others(
+    service: TransactionService, client: Any, data: bytes
+) -> None:
     with connect(service) as connection:
         connection.sendall(data)
         assert is_closed(connection)
@@ -304,7 +306,7 @@ def test_connection_above_the_limit_is_rejected_alone(
     assert client.status() == "OK"
 
 
-def test_new_connection_replaces_one_that_was_silent_for_long(
+def test_new_connection_replaces_a_long_silent_connection(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
@@ -355,7 +357,7 @@ def test_connection_without_a_whole_call_is_closed(
         assert call_service(waiting).fields == {0: b"OK"}
 
 
-def test_large_calls_that_do_not_come_whole_block_large_ones_only(service: TransactionService) -> None:
+def test_incomplete_large_calls_block_only_large_calls(service: TransactionService) -> None:
     large, begins = large_call(), 4 + module.LARGE_BYTES
     with ExitStack() as stack:
         begun = [stack.enter_context(connect(service)) for _ in range(module.LARGE_REQUESTS)]
@@ -443,7 +445,7 @@ def test_start_with_a_port_in_use_names_the_setting(service: TransactionService,
         TransactionService(manager, service.address).start()
 
 
-def test_stop_answers_a_call_in_flight_and_closes_silent_ones(clock: ManualClock) -> None:
+def test_stop_answers_a_call_in_flight_and_closes_silent_connections(clock: ManualClock) -> None:
     storage = SlowStorage()
     with (
         served(TransactionManager(storage, clock)) as service,

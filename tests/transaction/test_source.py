@@ -89,7 +89,7 @@ def test_single_file_is_used_with_any_name(tmp_path: Path) -> None:
         (b"\x0a" + snapshot(9)[1:], Rejection.VERSION, "version 5"),
     ],
 )
-def test_unusable_newest_snapshot_leaves_the_one_before(
+def test_unusable_newest_snapshot_is_replaced_by_the_previous(
     tmp_path: Path, data: bytes, reason: Rejection, detail: str
 ) -> None:
     put(tmp_path, 7, 8)
@@ -167,7 +167,7 @@ def test_unusable_snapshots_are_all_named(
     assert len(listings) == 1, "nothing had vanished, so there was no reason to look again"
 
 
-def test_newest_cut_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
+def test_newest_snapshot_cut_at_any_byte_is_replaced_by_the_previous(tmp_path: Path) -> None:
     put(tmp_path, 7)
     whole = snapshot(8)
     for length in range(len(whole)):

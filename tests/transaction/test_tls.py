@@ -254,7 +254,7 @@ def test_context_of_the_callers_own_is_used(service: TransactionService, tls: Tl
         assert client.status() == "OK"
 
 
-def test_client_after_the_file_of_authorities_was_renewed_trusts_the_new_ones_alone(
+def test_client_with_a_renewed_ca_file_trusts_only_the_new_authorities(
     service: TransactionService, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
