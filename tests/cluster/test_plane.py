@@ -60,7 +60,7 @@ def test_recorded_schemas_match_the_server(plane: ControlPlane) -> None:
     if made != recorded:
         for name, text in made.items():
             (FOLDER / name).write_text(text)
-    assert made == recorded, "they have been written anew; look at them, and keep them"
+    assert made == recorded, "the schemas were recorded again; review and commit them"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -160,7 +160,7 @@ def test_client_publishing_after_the_scan_is_not_proven(store: Store) -> None:
         kit.engine.run_once()
         assert_boundary_is_true(kit)
     kit.run_after(2)
-    assert kit.state.open_ids()[YOUNG].closed_ms is None, "only a full pass looks at rows of any time"
+    assert kit.state.open_ids()[YOUNG].closed_ms is None, "only a full pass searches rows of any time"
     kit.run_after(DAY)
     proven = kit.state.boundary()
     assert proven is not None
@@ -217,7 +217,7 @@ def test_pointers_under_a_tag_that_cdap_reads_are_all_inverted(tmp_path: Path, t
     kit.snapshots.invalid = [OLD - 5, OLD]
     with LevelDBStore(tmp_path / "messaging") as store:
         assert kit.restart(store=store).engine.run_once().boundary == OLD - 6
-        assert Topic(store, orders.id).stored_times() == [NOW_MS - 31 * DAY], "a message that stays refers to it"
+        assert Topic(store, orders.id).stored_times() == [NOW_MS - 31 * DAY], "a kept message refers to it"
     with closing(plyvel.DB(str(tmp_path / "messaging" / FOLDERS["message"]))) as database:
         assert database.get(foreign) == rows[foreign]
         assert database.get(ours) == tag + (-OLD).to_bytes(8, "big", signed=True)
@@ -235,7 +235,7 @@ def test_full_pass_without_a_snapshot_is_repeated_with_one(store: Store) -> None
     kit, _ = set_up(store)
     kit.snapshots.age_ms = DAY
     assert kit.engine.run_once().full
-    assert not kit.run_after(MINUTE).full, "it could prove nothing either"
+    assert not kit.run_after(MINUTE).full, "a full run would prove nothing, too"
     kit.snapshots.age_ms = 0
     report = kit.run_after(MINUTE)
     assert (report.full, report.boundary) == (True, OLD)
@@ -537,7 +537,7 @@ def test_failed_sync_is_repeated_by_the_next_run(tmp_path: Path, monkeypatch: py
         kit, orders = set_up(store)
         orders.tx(OLD, NOW_MS - 31 * DAY)
         failing = [True]
-        watch(store, before=fail_at("message.cells", RuntimeError("a bug of ours"), lambda _: failing[0]))
+        watch(store, before=fail_at("message.cells", RuntimeError("a bug"), lambda _: failing[0]))
         # A run deletes them and fails before the sync.
         with pytest.raises(RuntimeError, match="a bug"):
             kit.engine.run_once()

@@ -120,7 +120,7 @@ def test_clock_corrected_after_an_adopt_with_a_slow_clock_is_not_a_jump(store: S
     kit, _ = set_up(store)
     kit.clock.step(-10 * DAY)
     kit.engine.adopt()
-    assert clock_notes(kit.engine.run_once()) == [False], "it is behind as before"
+    assert clock_notes(kit.engine.run_once()) == [False], "it is still behind"
     kit.clock.step(10 * DAY)
     assert clock_notes(kit.engine.run_once()) == []
 

@@ -121,7 +121,7 @@ def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(store: Store) -> 
         waits.append(wait_ms)
         assert kit.run(wait_ms - 1).errors == [], "not yet"
         assert kit.pop_calls_about_bad_topic() == []
-        assert kit.run(1).errors, "probed, and it still fails"
+        assert kit.run(1).errors, "the probe fails, too"
         assert kit.others_are_swept()
     assert [wait_ms // HOUR for wait_ms in waits] == [1, 2, 4, 8, 16, 24, 24, 24]
     assert {wait_ms % HOUR for wait_ms in waits} == {0}
@@ -132,7 +132,7 @@ def test_repaired_topic_leaves_quarantine(store: Store) -> None:
     kit.strike_out()
     kit.fault.is_repaired = True
     assert kit.run().errors == []
-    assert kit.is_quarantined, "nobody knows yet"
+    assert kit.is_quarantined, "the repair is not known yet"
     report = kit.run(FIRST_PROBE_MS)
     assert (report.errors, kit.strikes, report.held_topics()) == ([], {}, {})
     due_ms = kit.janitor.clock.now_ms() - TTL_SECONDS * 1000
@@ -296,10 +296,10 @@ def test_quarantined_topic_without_metadata_is_forgotten(store: Store) -> None:
     kit.run()
     assert kit.is_quarantined
     kit.run(FIRST_PROBE_MS)
-    assert kit.strikes == {}, "nothing is deleted in it, so nothing failed"
+    assert kit.strikes == {}, "no delete, so no failure"
     gone.describe(ttl_seconds=TTL_SECONDS)
     kit.run()
-    assert kit.strikes["b"].count == 1, "and it begins anew"
+    assert kit.strikes["b"].count == 1, "the count starts again"
 
 
 def test_unreadable_unknown_topic_is_quarantined(store: Store) -> None:

@@ -125,7 +125,7 @@ def test_run_on_slow_store_keeps_its_heartbeat(
     if full:
         kit.state.save_last_full_pass_ms(0)
     else:
-        # Open, so that a run searches for its rows.
+        # An open transaction, whose rows a run searches for.
         kit.snapshots.invalid = [INVALID, pointer(NOW_MS - HOUR)]
     kit.clock.advance(20 * MINUTE)
     slow = SlowStore(kit)

@@ -167,7 +167,7 @@ def test_lease_excludes_others_until_released() -> None:
     second.acquire()
     assert second.fence == fence + 1
     report = pair.first.engine.run_once()
-    assert [note.guard for note in report.guards] == ["lease"], "it must not go on with what it gave back"
+    assert [note.guard for note in report.guards] == ["lease"], "it must not continue with a released lease"
     assert pair.second.engine.run_once().errors == []
 
 
@@ -277,7 +277,7 @@ def test_previous_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pyt
 def test_busy_state_under_the_lease_fails_the_run(call: str) -> None:
     pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
-    watch_state(pair.first.state, before=fail_at(f"state.{call}", StateBusy("somebody is writing it.")))
+    watch_state(pair.first.state, before=fail_at(f"state.{call}", StateBusy("another process is writing it.")))
     watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))
     with pytest.raises(StateBusy):
         pair.first.engine.run_once()
@@ -312,7 +312,7 @@ def test_run_closed_as_lost_is_not_updated_by_its_own_end() -> None:
     pair.first.engine.run_once()
     assert taken.at is not None
     assert pair.cell.runs(1)[0].result == "lost"
-    assert len(pair.cell.ledger(100)) == recovered[0] > 0, "nothing is there twice"
+    assert len(pair.cell.ledger(100)) == recovered[0] > 0, "no entry is duplicated"
 
 
 def test_intent_of_new_holder_survives_the_previous_holder() -> None:

@@ -247,7 +247,7 @@ def test_flipped_bit_in_a_snapshot_is_detected(tmp_path: Path, capsys: pytest.Ca
         harmful += any(pointer <= before.write_pointer for pointer in wrongly_invalid)
     with capsys.disabled():
         sys.stdout.write(f"\n{8 * len(data)} bits: {alone} accepted alone, {with_history} after a good snapshot\n")
-    assert harmful == 0, "nothing that was decided may become invalid"
+    assert harmful == 0, "a decided transaction must not become invalid"
     assert with_history < alone < 8 * len(data)
 
 

@@ -124,7 +124,7 @@ def test_failing_observer_does_not_affect_the_sweep(
     # Its window crosses the cutoff, so that the sweep searches for a reference.
     orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
     report = kit.restart(observer=fail).engine.run_once(adopt=True)
-    assert phases.index(phase) == len(phases) - 1, "it is not called again"
+    assert phases.index(phase) == len(phases) - 1, "a failed observer is not called again"
     assert report.errors == []
     assert orders.times() == [NOW_MS, NOW_MS]
     assert orders.pointers() == [None, -INVALID]

@@ -154,7 +154,7 @@ def test_row_of_old_generation_proves_no_commit(
 ) -> None:
     orders.tx(COMMITTED, STARTED_MS).tx(COMMITTED + 100, STARTED_MS)
     if elder:
-        # Like archives of versions before this rule.
+        # Archives of versions before this rule have this state.
         monkeypatch.setattr(archive, "commit_state", lambda *_: CommitState.COMMITTED)
     undo.sweep(orders, rule=Rule.OLD_GENERATION, snapshot=AT_DELETION)
     monkeypatch.undo()

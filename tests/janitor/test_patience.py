@@ -64,7 +64,7 @@ def test_waiting_topics_are_not_read(store: MemoryStore) -> None:
     names = calls_of(store)
     report = patient(kit, WINDOW_MS - 1)
     assert names == []
-    assert report.store_calls == 1, "one for all the metadata"
+    assert report.store_calls == 1, "one call for all metadata"
 
 
 def test_waiting_topic_has_its_invalid_rows_inverted(store: MemoryStore) -> None:
@@ -84,7 +84,7 @@ def test_topic_after_a_wait_has_its_frontier_at_the_current_cutoff(store: Memory
     before = kit.state.frontiers()[orders.id]
     for _ in range(59):
         patient(kit, MINUTE)
-        assert kit.state.frontiers()[orders.id] == before, "so that time goes on counting from there"
+        assert kit.state.frontiers()[orders.id] == before, "the frontier advances later by the whole time"
     assert patient(kit, MINUTE).held_topics() == {}
     assert kit.state.frontiers()[orders.id].cutoff_ms == before.cutoff_ms + HOUR
 
@@ -150,7 +150,7 @@ def test_longer_ttl_moves_the_frontier_back_at_once(store: MemoryStore) -> None:
     patient(kit, MINUTE)
     assert kit.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - 2 * TTL_SECONDS * 1000
     orders.describe(ttl_seconds=TTL_SECONDS)
-    assert patient(kit, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "or this would not be seen as a jump"
+    assert patient(kit, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "otherwise this is not a jump"
 
 
 def test_held_jump_is_counted_only_once(store: MemoryStore) -> None:
@@ -220,7 +220,7 @@ def test_waiting_invalid_row_is_inverted_before_a_proof(store: MemoryStore) -> N
     store.message.put([(key.pack(), MessageValue(invalid, b"x"))])
     kit.snapshots.invalid = [invalid]
     report = patient(kit, MIN_WINDOW_MS - 1)
-    assert orders.pointers() == [invalid], "it goes soon"
+    assert orders.pointers() == [invalid], "the row is due soon"
     assert report.boundary is not None
     assert report.boundary < invalid
     orders.describe(ttl_seconds=TTL_SECONDS)

@@ -46,7 +46,7 @@ def test_standalone_file_names_every_setting_and_changes_none(monkeypatch: pytes
         "storage.hbase.kerberos",
     }
     assert unnamed == {*sections, "janitor.cron", "transactions.directory", "janitor.state"}
-    assert all(f"# {name}: " in named for name in ("cron", "directory", "state")), "these stand there as comments"
+    assert all(f"# {name}: " in named for name in ("cron", "directory", "state")), "the file has them as comments"
 
 
 def test_hbase_file_changes_what_a_cluster_needs(monkeypatch: pytest.MonkeyPatch) -> None:

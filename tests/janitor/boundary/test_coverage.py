@@ -151,7 +151,7 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     assert {number for number in range(BUCKETS) if store.rows_read[number]} == {2}
     proven, record = kit.state.boundary(), kit.state.open_ids()[OLD]
     assert proven is not None
-    # As old as the oldest pass that it rests on.
+    # The proof has the time of its oldest pass.
     assert (proven.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
     assert kit.state.last_full_pass_ms() == NOW_MS
     assert_boundary_is_true(kit)
@@ -186,7 +186,7 @@ def test_boundary_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
 def test_topic_that_changes_after_its_part_was_searched_is_not_proven(name: str) -> None:
     store = WatchedParts()
     kit, orders = set_up(store, workers=1, hold_seconds=0)
-    # So that every part deletes something, and the second one finds out.
+    # Every part deletes rows, so the second part notices the change.
     orders.plain(*many_times(NOW_MS - 32 * DAY))
     ttl_seconds, generation = (3600, 1) if name == "a shorter ttl" else (30 * 86400, -1)
 

@@ -145,10 +145,10 @@ def test_backup_while_a_server_writes_is_consistent(store: Path, tmp_path: Path)
                 bills = [message.payload for message in tx.consume(BILLS, "audit")]
                 orders = [message.payload for message in tx.consume(ORDERS, "audit")][10:]
                 left = [message.payload for message in tx.consume(ORDERS, "billing")]
-        assert bills == orders, "a transaction is there as a whole or not at all"
+        assert bills == orders, "a backup has all of a transaction or nothing"
         # Each transaction has read one order and published one, so the number of orders is unchanged.
         assert len(left) == 3
-    assert bills, "work went on while the last backup was made"
+    assert bills, "the work continued during the last backup"
 
 
 def test_backup_locks_all_tables_during_copy(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

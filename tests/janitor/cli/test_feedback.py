@@ -23,7 +23,7 @@ ON = f"{JANITOR}, boundary: {{feedback: on}}"
 @pytest.fixture
 def manager(kit: CommandKit) -> Iterator[TransactionManager]:
     with TransactionManager(PreviousStorage(INVALID), kit.clock) as manager:
-        # Its pointers are ahead of those in the snapshot files of the kit.
+        # The manager's pointers are higher than those in the kit's snapshot files.
         manager.abort(manager.start_short())
         yield manager
 

@@ -72,7 +72,7 @@ def test_plan_run_and_history_show_the_size_on_disk(kit: CommandKit) -> None:
     shown = kit.janitor("run --once --adopt").out
     (run,) = kit.janitor("history --format json").json["runs"]
     measured = run["store_bytes"]
-    assert measured["before"] == before, "opening a store packs its logs, and that is not what a run has freed"
+    assert measured["before"] == before, "the compaction of logs at an opening is not space that a run freed"
     assert measured["after"] < measured["before"] // 2
     line = f"the store: {render.size(measured['before'])} before, {render.size(measured['after'])} after"
     assert line in shown.splitlines()
@@ -108,7 +108,7 @@ def test_plan_with_what_if_ttl_equals_the_plan_after_that_change(kit: CommandKit
         for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "store_bytes"):
             del report[name]
     assert supposed == planned
-    assert [item["held"] for item in planned["topics"]] == ["frontier"], "and it says that it would wait"
+    assert [item["held"] for item in planned["topics"]] == ["frontier"], "the plan shows the hold"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_status_names_pending_decisions_with_their_commands(kit: CommandKit) -> 
     assert "default:orders; " in held
     assert "(frontier); ttl 1 d → 30 s, seen 2023-11-14 22:14:20 UTC; until 2023-11-14 23:14:20 UTC (in 59 min)" in held
     [step] = [line for line in lines if line.startswith("next:")]
-    assert step.startswith("next: janitor approve default:orders --config"), "the gravest reason comes first"
+    assert step.startswith("next: janitor approve default:orders --config"), "the most severe reason is first"
     assert any(line.startswith("snapshot     of 2023-11-14 22:14:19 UTC (1 min 1 s ago); 1 invalid") for line in lines)
     assert any(line.startswith("boundary     clean up to ") for line in lines)
     assert any(line.startswith("overdue      ") for line in lines)

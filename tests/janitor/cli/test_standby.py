@@ -91,7 +91,7 @@ def test_standby_of_a_live_lease_holder_can_be_stopped(
 
     stop = VirtualEvent(clock, holder.renew_if_due, ends_after=10 * SECONDS)
     with pytest.raises(LeaseHeld), current.lease(state, MemoryStore(), stop):
-        raise AssertionError("two have the lease")
+        raise AssertionError("two holders have the lease")
     holder.confirm()
 
 
@@ -100,7 +100,7 @@ def test_lease_of_another_holder_without_standby_raises(
 ) -> None:
     Lease(state, "at work", SECONDS, clock).acquire()
     with pytest.raises(LeaseHeld), current.lease(state, MemoryStore()):
-        raise AssertionError("two have the lease")
+        raise AssertionError("two holders have the lease")
 
 
 class UnavailablePlace(SharedPlace):

@@ -157,7 +157,7 @@ def test_verify_of_a_false_boundary_refutes_it_and_names_the_row(kit: CommandKit
     assert again.code == 1
     assert f"no boundary is published: the boundary {INVALID} is refuted" in again.out
     found = kit.janitor("verify --format json")
-    assert found.code == 1, "its former name is understood for a version"
+    assert found.code == 1, "the previous name is accepted for one version"
     assert (found.json["boundary"], found.json["refuted"], found.json["open_cells"]) == (None, 0, 1)
     assert "was refuted" in kit.janitor("status").out
 

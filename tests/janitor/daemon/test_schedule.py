@@ -177,7 +177,7 @@ def test_cron_with_the_clock_set_forward_over_runs_runs_once(time: VirtualTime, 
     time.clock.step(jump_ms)
     time.advance(3)
     assert len(job.at) == 2
-    assert job.at[1] <= 92, "the watch wakes it; the scheduler itself would sleep on"
+    assert job.at[1] <= 92, "the watch wakes the scheduler, whose wait is longer"
 
 
 def test_cron_in_a_zone_with_summer_time_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,7 @@ class Browser:
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
             more = self._answers.read(1 << 16)
-            assert more, "the browser has ended"
+            assert more, "the browser has exited"
             self._unread += more
         message, self._unread = self._unread.split(b"\0", 1)
         parsed: dict[str, Any] = json.loads(message)

@@ -204,7 +204,7 @@ def test_probes_with_every_worker_thread_blocked_respond(serve: Serve) -> None:
     try:
         for client in clients:
             client.sendall(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        for _ in range(40):  # as many threads as there are
+        for _ in range(40):  # the number of worker threads
             assert entered.acquire(timeout=20)
         assert kit.ask("/healthz").status == 200
         assert kit.ask("/readyz").status == 200
@@ -221,13 +221,13 @@ def test_probes_with_every_worker_thread_blocked_respond(serve: Serve) -> None:
 def test_view_that_fails_responds_500_and_logs_the_error(
     views: FixedViews, caplog: pytest.LogCaptureFixture, method: str, path: str
 ) -> None:
-    setattr(views, method, raising(LookupError("a bug of ours")))
+    setattr(views, method, raising(LookupError("a bug")))
     app = DirectClient(views)
     answer = app.ask(path)
     assert answer.status == 500
     assert problem_of(answer)[0] == "TMS-INTERNAL"
     [record] = caplog.records
-    assert record.getMessage().endswith(f" {path}: a bug of ours")
+    assert record.getMessage().endswith(f" {path}: a bug")
     assert record.exc_info
     assert [app.ask(other).status for other in ("/", "/readyz")] == [200, 200]
 

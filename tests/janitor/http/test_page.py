@@ -124,7 +124,7 @@ def test_page_of_a_running_janitor_fills_every_part(pages: Pages) -> None:
     }
     seen = {part: page.text(part) for part in expected}
     assert [(part, word) for part, words in expected.items() for word in words if word not in seen[part]] == []
-    assert "unrecognized" not in seen["#kept"], "a reason that kept no row is left out"
+    assert "unrecognized" not in seen["#kept"], "a reason without rows is not shown"
     assert page.console == []
 
 
@@ -465,7 +465,7 @@ def test_content_policy_blocks_injected_elements(pages: Pages) -> None:
         page.run("fetch('http://localhost:1/elsewhere')")
     assert page.run("window.hurt ?? 0") == 0
     assert "/injected" not in kit.recorder.paths
-    assert len(page.console) >= 4, "the browser says what it forbade"
+    assert len(page.console) >= 4, "the browser reports the blocked elements"
 
 
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
@@ -583,7 +583,7 @@ def test_page_refresh_keeps_focus_and_filter(pages: Pages) -> None:
     assert page.run("document.activeElement.dataset.key").startswith("janitor resume 'team"), "the focus stays"
     assert page.run("document.querySelector('#filter').value") == "audit"
     assert page.texts("#queues tbody th") == ["default:audit"]
-    assert views.requests == ["status"], "runs are asked for when one has ended, not every time"
+    assert views.requests == ["status"], "runs are requested only after a new run"
     views.shown = replace(views.shown, now_ms=pages.now_ms + 2, last_run=statuses.runs(pages.now_ms)[0])
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.shown == " + str(pages.now_ms + 2))
@@ -607,13 +607,13 @@ def test_page_refreshes_every_five_seconds_only_while_visible(pages: Pages) -> N
     hide = "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
     page.run(f"{COME_BACK}, {hide}, {COME_BACK}")
     page.until(f"{DRAWN} == {pages.now_ms + 1}")
-    assert page.run("[...timers.values()]") == [], "neither the next question nor the one on its way brings another"
+    assert page.run("[...timers.values()]") == [], "a hidden page requests nothing"
     requested = len(page.requests)
     page.run(COME_BACK)
     page.run("Object.defineProperty(document, 'hidden', {value: false})")
     page.run(COME_BACK)
     page.until("[...timers.values()].includes(5000)")
-    assert page.requests[requested:] == [f"{kit.url}/api/status"], "only the one of coming back"
+    assert page.requests[requested:] == [f"{kit.url}/api/status"], "one request after the return"
     page.close()
 
 
@@ -650,7 +650,7 @@ def test_page_shows_a_next_run_in_the_past_as_now(pages: Pages) -> None:
     assert page.run(f"{next_run}.textContent") == "now"
     page.run(f"{next_run}.textContent = 'in 1 s'")
     page.until(f"{next_run}.textContent !== 'in 1 s'")
-    assert page.run(f"{next_run}.textContent") == "now", "and so it is when the second hand moves on"
+    assert page.run(f"{next_run}.textContent") == "now", "the text stays at the next second"
 
 
 def test_hostile_name_runs_in_a_page_that_does_not_escape_it(browser: Browser, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_row_with_numbers_cdap_never_writes_is_unrecognized() -> None:
     found = inspect.messages(store, SNAPSHOT, (), 100, ignore_progress)
     assert {(row["kind"], row["topic"]) for row in found.rows} == {("unrecognized", "default:orders")}
     assert sorted(row["generation"] for row in found.rows) == [-3, 0, 1]
-    assert found.counts == {"unrecognized": 3, "invalid": 1}, "where the key parses, the pointer counts (L4)"
+    assert found.counts == {"unrecognized": 3, "invalid": 1}, "the pointers of parsed keys count (L4)"
     assert inspect.payloads(store, SNAPSHOT, (), 100, ignore_progress)[1:] == ({"unrecognized": 2}, None)
 
 

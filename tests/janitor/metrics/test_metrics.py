@@ -135,7 +135,7 @@ def series(families: Iterable[Metric]) -> FoundRow:
     found = {
         " ".join([sample.name, *(sample.labels[key] for key in _order(sample.labels))]): sample for sample in samples
     }
-    assert len(found) == len(samples), "a series is there twice"
+    assert len(found) == len(samples), "a series is duplicated"
     return {name: sample.value for name, sample in found.items()}
 
 

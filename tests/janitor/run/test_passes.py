@@ -39,7 +39,7 @@ def test_plan_and_run_with_counts_report_the_messages_left(store: MemoryStore) -
     expected = MessagesLeft(6, 3, NOW_MS)
     assert kit.engine.plan().report.messages == expected
     assert kit.engine.run_once(adopt=True).messages == expected
-    assert kit.engine.run_once().messages == NOT_COUNTED, "nothing went"
+    assert kit.engine.run_once().messages == NOT_COUNTED, "no row was deleted"
 
 
 def test_messages_left_of_some_topics_need_only_their_counts(store: MemoryStore) -> None:
@@ -96,5 +96,5 @@ def test_run_does_not_count_a_topic_created_during_it_as_unknown() -> None:
             created[0].plain(NOW_MS, NOW_MS + 1)
 
     watch(store, before=create)
-    assert kit.engine.run_once(adopt=True).totals.kept[Reason.UNKNOWN_TOPIC] == 1, "of default:z alone"
+    assert kit.engine.run_once(adopt=True).totals.kept[Reason.UNKNOWN_TOPIC] == 1, "only that of default:z"
     assert len(created[0].times()) == 2

@@ -288,7 +288,7 @@ def test_record_of_unsuccessful_runs_keeps_the_last_success(store: MemoryStore) 
     kit.clock.advance(MINUTE)
     orders.plain(1)
     kit.engine.run_once()
-    assert success_ms(kit) == NOW_MS + 2 * MINUTE, "a pause is meant"
+    assert success_ms(kit) == NOW_MS + 2 * MINUTE, "a pause is intended"
     results = ("done", "interrupted", "blocked")
     assert [counter(kit, "sweeps_total", result=result) for result in results] == [2, 1, 1]
 

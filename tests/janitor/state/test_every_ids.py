@@ -98,7 +98,7 @@ def test_known_ids_by_an_earlier_clock_are_open_until_then(state: State) -> None
     for now_ms, window_ms, expected in ((22, 11, everything), (21, 11, without), (22, 12, without)):
         assert state.known_ids(now_ms, window_ms) == expected
     for now_ms, window_ms in ((20, 20), (20, 11), (100, 20)):
-        assert state.known_ids(now_ms, window_ms) == without, "not a moment before"
+        assert state.known_ids(now_ms, window_ms) == without, "open until then"
     for now_ms, window_ms in ((19, 11), (20, 21)):
         assert state.known_ids(now_ms, window_ms) == both(OPEN, CLOSED, OTHER, late, closed=[])
     assert state.known_ids(22, 11) == everything

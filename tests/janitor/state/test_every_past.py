@@ -107,7 +107,7 @@ def test_retire_times_drops_later_times_and_keeps_the_others(state: State) -> No
         state.retire_times(100)
     assert (state.created_ms(), state.last_full_pass_ms()) == (100, None)
     assert (state.note(Note.SUCCESS), state.note(Note.RETIRED)) == ({"payload": 100}, "ahead")
-    assert [run.id for run in state.runs(1)] == ["ahead"], "history keeps what it has"
+    assert [run.id for run in state.runs(1)] == ["ahead"], "the history keeps the run"
 
 
 def test_beat_changes_only_an_unfinished_run(state: State) -> None:

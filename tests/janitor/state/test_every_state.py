@@ -171,7 +171,7 @@ def test_pause_repeated_keeps_its_time_and_pattern(state: State) -> None:
     state.pause("default:*", 9)
     state.pause(EVERYTHING, 7)
     assert sorted(state.pauses(), key=lambda pause: pause.since_ms) == [Pause("default:*", 5), Pause(EVERYTHING, 7)]
-    assert not state.resume("default:orders"), "a pattern that fits is not the pattern that was given"
+    assert not state.resume("default:orders"), "a matching pattern is not the paused pattern"
     assert state.resume("default:*")
     assert not state.resume("default:*")
     assert state.pauses() == [Pause(EVERYTHING, 7)]

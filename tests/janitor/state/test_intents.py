@@ -68,7 +68,7 @@ def test_truncated_line_is_skipped(tmp_path: Path) -> None:
         for length in range(whole, len(complete)):
             file.write_bytes(complete[:length])
             left = [FIRST, SECOND] if length >= len(complete) - len('"]\n') else [FIRST]
-            assert state.intents() == left, "after its checksum a line is whole"
+            assert state.intents() == left, "a line with its checksum is complete"
             state.intend(SECOND)
             assert state.intents() == [*left, SECOND]
 

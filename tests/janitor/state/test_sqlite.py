@@ -100,7 +100,7 @@ def killed_after(folder: Path, mode: str, lines: int) -> list[str]:
 
 def test_kill_in_a_transaction_keeps_the_previous_commit(tmp_path: Path) -> None:
     assert killed_after(tmp_path, "inside", 3) == ["1", "2", "inside"]
-    assert (tmp_path / "state.sqlite3-journal").stat().st_size > 0, "the child was to be killed in mid-write"
+    assert (tmp_path / "state.sqlite3-journal").stat().st_size > 0, "the child is killed during a write"
     with SqliteState(tmp_path) as state:
         assert state.frontiers()[TOPIC].cutoff_ms == 2
         assert state.boundary() == ProvenBoundary(2, 1, "r")
@@ -167,7 +167,7 @@ def test_file_that_is_not_a_database_raises_with_the_lost_data(tmp_path: Path, c
     assert "corrupt" in str(caught.value)
     assert "until you adopt the store again" in str(caught.value)
     assert caught.value.hint
-    assert file_of(tmp_path).read_bytes() == content, "a corrupt file is left for a person to look at"
+    assert file_of(tmp_path).read_bytes() == content, "a corrupt file is kept for the operator"
 
 
 def test_file_with_damaged_pages_is_corrupt(tmp_path: Path) -> None:

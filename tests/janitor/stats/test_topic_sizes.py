@@ -313,7 +313,7 @@ def test_sizes_over_time_are_saved_during_a_long_count(kit: CountKit) -> None:
         return False
 
     counter(kit, rate=1, is_stopping=is_stopping).step()
-    assert seen.index(True) < len(seen) - 1, "before the last page was read"
+    assert seen.index(True) < len(seen) - 1, "saved before the last page"
 
 
 def test_sizes_that_cannot_be_saved_are_saved_later(kit: CountKit) -> None:

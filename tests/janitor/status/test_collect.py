@@ -57,7 +57,7 @@ def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
     assert held.until_ms == NOW_MS + 600 * SECOND
     assert held.command == f"janitor approve default:orders {ARGUMENTS}"
     back = "tms topic update default:orders --ttl 86400 --config janitor.yaml"
-    assert held.keep == (back, f"janitor pause default:orders {ARGUMENTS}"), "tms takes none of its other options"
+    assert held.keep == (back, f"janitor pause default:orders {ARGUMENTS}"), "the other options are not those of tms"
     [late] = collect_status(kit).overdue
     assert (late.table, late.rule, late.rows, late.oldest_ms) == ("message", "expired", 1, NOW_MS - HOUR)
     [figures] = collect_status(kit).topics
@@ -166,7 +166,7 @@ def test_collect_in_a_daemon_shows_late_transactions() -> None:
 
     kit = janitor(MemoryStore())
     note_late(kit.state, Manager(), kit.clock)
-    assert collect_status(kit).late == [], "without a daemon it is not known any more"
+    assert collect_status(kit).late == [], "unknown without a daemon"
     status = collect_status(kit, live=Live(NOW_MS, NOW_MS))
     [late] = status.late
     assert (late.transaction, late.client, late.since_ms) == ("17", "import@host-7", NOW_MS - 20 * MINUTE)
@@ -176,7 +176,7 @@ def test_collect_in_a_daemon_shows_late_transactions() -> None:
         "tms tx invalidate 17 --config janitor.yaml",
     )
     assert late.readers.endswith(f" and {MAX_TOPICS} more")
-    assert "late" not in [reason.about for reason in judge(status).reasons], "the server has just been started"
+    assert "late" not in [reason.about for reason in judge(status).reasons], "not reported just after a start"
     status = replace(status, started_ms=NOW_MS - 11 * MINUTE)
     health = judge(status)
     [message] = [reason.text for reason in health.reasons if reason.about == "late"]

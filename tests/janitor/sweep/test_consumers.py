@@ -187,7 +187,7 @@ def test_lower_of_a_closed_frontier_returns_it_unchanged(consumed: ConsumedTopic
     assert (lowered.cutoff, lowered.due, lowered.hold) == (Cutoff(DUE_MS - 1), Cutoff(DUE_MS), Hold.CONSUMER)
     assert list(holds.waiting) == [consumed.orders.id]
     assert holds.lower(metadata, frontier) is frontier
-    assert holds.waiting == {}, "it does not wait any more"
+    assert holds.waiting == {}, "the topic does not wait"
     consumed.positions.put(metadata, Position("billing", MessageId(NOW_MS, 0), NOW_MS, 0))
     assert ConsumerHolds(Floor(consumed.positions, consumed.store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
 
