@@ -27,10 +27,14 @@ VERSIONS = sorted(folder.name for folder in SCHEMAS.iterdir() if folder.is_dir()
 EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
 
 
+def parse(rendered: str) -> list[dict[str, Any]]:
+    return [document for document in yaml.load_all(rendered, yaml.CSafeLoader) if document]
+
+
 def objects(*words: object) -> list[dict[str, Any]]:
     made = template(*words)
     assert made.returncode == 0, made.stderr
-    return [document for document in yaml.safe_load_all(made.stdout) if document]
+    return parse(made.stdout)
 
 
 def settings_of(documents: list[dict[str, Any]], folder: Path, environ: dict[str, str] | None = None) -> AllSettings:
@@ -69,8 +73,8 @@ def test_helm_4_lint_passes_and_renders_the_same_objects(example: Path) -> None:
     linted = run("helm4", "lint", "--strict", "--quiet", "--kube-version", KUBERNETES, CHART, "--values", example)
     assert linted.returncode == 0, linted.stdout + linted.stderr
     words = ("template", "x", CHART, "--namespace", "apps", "--kube-version", KUBERNETES, "--values", example)
-    three, four = (list(yaml.safe_load_all(run(helm, *words).stdout)) for helm in ("helm", "helm4"))
-    assert [each for each in four if each] == [each for each in three if each] != []
+    three, four = (parse(run(helm, *words).stdout) for helm in ("helm", "helm4"))
+    assert four == three != []
 
 
 def conforms(text: str, version: str = FOLDER.name) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """Publishers and a consumer group on HBase with two servers, which are paused and killed during the work.
 
-Each acknowledged order is billed once. ``TMS_TEST_HAND_OVERS`` is the number of rounds with a pause and a kill.
+Each acknowledged order is billed once. ``TMS_TEST_HAND_OVERS`` is the number of rounds with a pause and a kill; with
+more than one round, the test also runs for all combinations of slots and transaction services.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from tms_core.transaction.manager.storage import MemoryStorage
 #: The acknowledged orders of each publisher between two faults.
 SOME = 6
 ROUNDS = size("TMS_TEST_HAND_OVERS", 1)
+#: The slots, and whether the servers share a transaction manager.
+DEPLOYMENTS = {"one leader and a transaction service": (1, False), "leader per slot and shared manager": (5, True)}
+if ROUNDS > 1:
+    DEPLOYMENTS |= {"one leader and shared manager": (1, True), "leader per slot and transaction service": (5, False)}
 
 
 @pytest.fixture
@@ -49,8 +54,7 @@ def group_workers(servers: HBaseServers) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["separate transaction service", "shared manager"])
-@pytest.mark.parametrize("slots", [1, 5], ids=["one leader", "leader per slot"])
+@pytest.mark.parametrize(("slots", "own"), DEPLOYMENTS.values(), ids=DEPLOYMENTS)
 def test_consumer_group_of_killed_servers_processes_each_order_once(
     hbase_tables: Tables, tmp_path: Path, transactions: str, slots: int, own: bool
 ) -> None:

@@ -12,7 +12,7 @@ from tms_core.settings.models import TlsSettings
 
 def make_certificate(certificate: Path, key: Path) -> TlsSettings:
     openssl = require_tool("openssl", "apt-get install openssl")
-    made = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout"
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost -keyout"
     subprocess.run([openssl, *made.split(), key, "-out", certificate], check=True, capture_output=True)
     return TlsSettings(certificate=certificate, key=key)
 

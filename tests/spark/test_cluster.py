@@ -1,4 +1,4 @@
-"""A cluster with two executors: a client over Spark Connect, and a driver whose executors are killed.
+"""A client over Spark Connect, and a driver on a cluster with two executors, which are killed.
 
 The test kills one executor while it stores; with ``TMS_TEST_EXECUTORS=4``, four executors at different steps.
 """
@@ -23,7 +23,7 @@ import pytest
 from tests.builders import HOUR, NOW_MS, topic
 from tests.server.process import Serve, configure
 from tests.spark.killed_executors import ROWS
-from tests.spark.settings import DRIVER, EXECUTORS, JAVA_OPTIONS, environment
+from tests.spark.settings import DRIVER, JAVA_OPTIONS, environment
 from tests.spark.streams import texts
 from tests.support import require_or_skip, size, wait_until
 from tms_core.client import Client
@@ -92,12 +92,11 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def connect(master: str, tmp_path: Path) -> Iterator[str]:
-    """Yield the address of a Connect server whose tasks run in two executors."""
+def connect(tmp_path: Path) -> Iterator[str]:
+    """Yield the address of a Connect server on two cores."""
     conf = {
         **DRIVER,
-        **EXECUTORS,
-        "spark.master": master,
+        "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.connect.grpc.binding.address": "127.0.0.1",
