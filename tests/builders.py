@@ -199,11 +199,15 @@ def visibility(
     return VisibilityState(taken_ms, write_pointer, write_pointer, array("q", sorted(invalid)), entries)
 
 
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    stream = BytesIO()
+    write_snapshot(stream, snapshot)
+    return stream.getvalue()
+
+
 def encode_state(state: VisibilityState) -> bytes:
     """Return the bytes of a snapshot file with this state."""
-    stream = BytesIO()
-    write_snapshot(stream, Snapshot(state))
-    return stream.getvalue()
+    return encode_snapshot(Snapshot(state))
 
 
 def save_snapshot(folder: Path, state: VisibilityState) -> None:

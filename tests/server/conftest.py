@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.kit.servers import TwoServers
 from tests.server.client import Client, TopicClient
 from tms_core.clock import Clock, SystemClock
 from tms_core.messaging.publish.workers import EventLoopWorkers
@@ -96,6 +97,12 @@ def serving(
             yield Serving(listener, service, store, metrics, context)
         finally:
             listener.stop()
+
+
+@pytest.fixture
+def two() -> Iterator[TwoServers]:
+    with closing(TwoServers()) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from threading import Event
 from typing import Any
 from uuid import UUID
@@ -28,13 +28,6 @@ from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.side import SideChange
-
-
-@pytest.fixture
-def two() -> Iterator[TwoServers]:
-    with closing(TwoServers()) as made:
-        yield made
-
 
 # --- permissions -----------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from threading import Event, Thread
 from typing import Any
 from uuid import UUID
@@ -22,12 +20,6 @@ from tms_core.topic import TopicId
 EVERY_ROW = reader()
 #: The write pointer of a transaction in progress.
 POINTER = pointer(NOW_MS)
-
-
-@pytest.fixture
-def two() -> Iterator[TwoServers]:
-    with closing(TwoServers()) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tms_core.clock import ManualClock
-from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, Log, MemoryStorage, RecoveredLog
 from tms_core.transaction.model import Snapshot, VisibilityState
@@ -19,12 +19,6 @@ from tms_core.transaction.rpc.service import TransactionService
 NOW_MS = 1_795_000_000_000
 #: The first write pointer of :data:`NOW_MS`.
 BASE = NOW_MS * 1_000_000
-
-
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    stream = io.BytesIO()
-    write_snapshot(stream, snapshot)
-    return stream.getvalue()
 
 
 def state(manager: TransactionManager) -> Snapshot:

@@ -16,8 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from tests.builders import encode_snapshot
 from tests.support import size
-from tests.transaction.managers import BASE, NOW_MS, encode_snapshot, state
+from tests.transaction.managers import BASE, NOW_MS, state
 from tms_core.clock import ManualClock
 from tms_core.errors import Conflict, NotInProgress, TruncateTimeError
 from tms_core.transaction.codec.edits import Edit, decode_edit, encode_edit

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.transaction.managers import BASE, NOW_MS, ReadOnlyStorage, encode_snapshot, recover_state, state, timeless
+from tests.builders import encode_snapshot
+from tests.transaction.managers import BASE, NOW_MS, ReadOnlyStorage, recover_state, state, timeless
 from tests.transaction.test_edits import EDITS
 from tests.transaction.test_log import VERSION_3, edits, header, marker
 from tests.transaction.vectors import TEPHRA, load, names, snapshot_of

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.transaction.managers import encode_snapshot
+from tests.builders import encode_state
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot
-from tms_core.transaction.codec.snapshot import write_snapshot
-from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.model import VisibilityState
 from tms_core.transaction.source.source import DirectorySource, NoUsableSnapshot, Rejection
 
 #: A time in 2020, in milliseconds.
@@ -23,7 +22,7 @@ T = 1_600_000_000_000
 
 
 def snapshot(timestamp_ms: int) -> bytes:
-    return encode_snapshot(Snapshot(VisibilityState(timestamp_ms, 5, 5, array("q", [1, 3]))))
+    return encode_state(VisibilityState(timestamp_ms, 5, 5, array("q", [1, 3])))
 
 
 def put(directory: Path, *times_ms: int) -> None:
@@ -180,8 +179,7 @@ def test_newest_snapshot_cut_at_any_byte_is_replaced_by_the_previous(tmp_path: P
 @pytest.mark.parametrize("content_ms", [T - 86_400_000, 9_999_999_999_999], ids=["an old copy", "a clock in 2286"])
 def test_misnamed_snapshot_with_a_large_number_is_rejected(tmp_path: Path, content_ms: int) -> None:
     for name, taken_ms in ((9_999_999_999_999, content_ms), (T, T), (T - 1, T - 1)):
-        with (tmp_path / f"snapshot.{name}").open("wb") as file:
-            write_snapshot(file, Snapshot(VisibilityState(taken_ms, 1, 1)))
+        (tmp_path / f"snapshot.{name}").write_bytes(encode_state(VisibilityState(taken_ms, 1, 1)))
     loaded = DirectorySource(tmp_path, ManualClock(T + 1000)).latest()
     assert (loaded.name, loaded.snapshot.timestamp_ms) == (f"snapshot.{T}", T)
     [passed_over] = loaded.rejected
@@ -191,6 +189,5 @@ def test_misnamed_snapshot_with_a_large_number_is_rejected(tmp_path: Path, conte
 
 def test_files_ahead_of_the_clock_give_the_newest(tmp_path: Path) -> None:
     for taken_ms in (T, T + 1):
-        with (tmp_path / f"snapshot.{taken_ms}").open("wb") as file:
-            write_snapshot(file, Snapshot(VisibilityState(taken_ms, 1, 1)))
+        (tmp_path / f"snapshot.{taken_ms}").write_bytes(encode_state(VisibilityState(taken_ms, 1, 1)))
     assert DirectorySource(tmp_path, ManualClock(T - 400_000)).latest().name == f"snapshot.{T + 1}"

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import httpx2
 import pytest
 
-from tests.transaction.managers import encode_snapshot
+from tests.builders import encode_state
 from tms_core.errors import ConfigurationError, NoSnapshot, TmsError
-from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.model import VisibilityState
 from tms_core.transaction.source.source import DirectorySource, NoUsableSnapshot, Rejection
 
 FOLDER = "/cdap/tx snapshot"
@@ -122,7 +122,7 @@ def namenode(hdfs: Hdfs) -> Iterator[str]:
 
 
 def content(at_ms: int, invalid: int = 1) -> bytes:
-    return encode_snapshot(Snapshot(VisibilityState(at_ms, 5000, 5000, array("q", range(1, invalid + 1)))))
+    return encode_state(VisibilityState(at_ms, 5000, 5000, array("q", range(1, invalid + 1))))
 
 
 def test_newest_complete_snapshot_on_hdfs_is_used(hdfs: Hdfs, namenode: str) -> None:
