@@ -283,12 +283,15 @@ def test_forward_to_a_leader_that_dies_is_unanswered(follower: Follower, client:
 
 def test_forward_to_a_leader_that_is_silent_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "_TIMEOUT", httpx2.Timeout(0.1, connect=PATIENCE_SECONDS).as_dict())
-    over = Event()
+    over, ends = Event(), list[bool]()
     with ExitStack() as stack:
         follower = Follower(stack)
-        with scripted_leader(follower, lambda _: over.wait(PATIENCE_SECONDS)), Client(follower.port) as client:
+        behave = scripted_leader(follower, lambda _: ends.append(over.wait(PATIENCE_SECONDS)))
+        with behave, Client(follower.port) as client:
             assert client.ask("POST", f"{PATH}/publish", b"body").status == 502
             over.set()
+    # The leader was silent until the response; otherwise its closed connection would cause the same response.
+    assert ends == [True]
 
 
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
