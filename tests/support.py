@@ -8,6 +8,7 @@ proves nothing. Tests over random histories read their size from the environment
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import os
 import shutil
@@ -78,6 +79,19 @@ def unpack_archive(archive: Path, into: Path) -> None:
         # Python 3.11.3 and older have no filters; the archives are part of the checkout.
         opened.extraction_filter = getattr(tarfile, "data_filter", None)
         opened.extractall(into)  # noqa: S202 filtered above
+
+
+def file_digests(folder: Path) -> dict[str, tuple[str, int, int]]:
+    """Return the content, inode and modification time of every file."""
+    return {
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_ino,
+            path.stat().st_mtime_ns,
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def wait_until(condition: Callable[[], object]) -> None:

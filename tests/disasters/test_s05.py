@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, WRITES, Call, Kit, Topic, janitor, pointer, topic, watch
+from tests.support import file_digests
 from tms_core.errors import StoreError
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.clone import clone
@@ -32,19 +32,6 @@ def planner(store: Any) -> Kit:
     kit = janitor(store)
     kit.snapshots.invalid = [INVALID]
     return kit
-
-
-def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Return the content, inode and modification time of every file."""
-    return {
-        str(path.relative_to(folder)): (
-            hashlib.sha256(path.read_bytes()).hexdigest(),
-            path.stat().st_ino,
-            path.stat().st_mtime_ns,
-        )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_plan_calls_no_write_operation(store: Store, tmp_path: Path) -> None:
@@ -73,13 +60,13 @@ def test_plan_does_not_change_the_state_of_runs(store: Store) -> None:
 def test_plan_on_a_clone_changes_no_file_of_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         store_due_rows(store)
-    before = digests(tmp_path / "messaging")
+    before = file_digests(tmp_path / "messaging")
     assert {Path(name).suffix for name in before} >= {".sst", ".log"}
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
         report = planner(cloned).engine.preview(out=tmp_path / "plan.json")
-        assert digests(tmp_path / "messaging") == before
+        assert file_digests(tmp_path / "messaging") == before
     assert report.totals.expired == 3
-    assert digests(tmp_path / "messaging") == before
+    assert file_digests(tmp_path / "messaging") == before
     assert list((tmp_path / "clones").iterdir()) == []
 
 
@@ -116,14 +103,14 @@ def test_clone_contains_no_writable_object(tmp_path: Path) -> None:
 def test_run_on_a_clone_fails_without_a_write(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         store_due_rows(store)
-    before = digests(tmp_path / "messaging")
+    before = file_digests(tmp_path / "messaging")
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
         kit = planner(cloned)
         with pytest.raises(StoreError, match="only reads the store"):
             kit.engine.run_once(adopt=True)
         assert kit.state.boundary() is None
         assert [entry.rows for entry in kit.state.ledger(100)] in ([], [None])
-    assert digests(tmp_path / "messaging") == before
+    assert file_digests(tmp_path / "messaging") == before
 
 
 def test_call_watcher_records_writes(store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from tests.builders import DAY, NOW_MS
 from tests.interop.conftest import Vector, unpack
 from tests.janitor.cli.conftest import CommandKit
+from tests.support import file_digests
 from tms_core.clock import ManualClock
 
 SETTINGS = """\
@@ -51,11 +51,6 @@ def cdap(
     return kit
 
 
-def digests(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -72,10 +67,10 @@ def digests(folder: Path) -> dict[str, str]:
     ],
 )
 def test_read_only_command_changes_no_byte_of_a_cdap_store(cdap: CommandKit, line: str) -> None:
-    before = digests(cdap.store)
+    before = file_digests(cdap.store)
     assert before
     assert cdap.janitor(line).code == 0
-    assert digests(cdap.store) == before
+    assert file_digests(cdap.store) == before
     assert list((cdap.folder / "data/janitor").glob("leveldb-clone-*")) == []
 
 
