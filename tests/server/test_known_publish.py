@@ -581,10 +581,12 @@ def test_server_that_stops_during_a_request_responds(
     served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
 ) -> None:
     server, connection, _, go_on = held
+    [known] = open_connections(server)
     stopping = Thread(target=server.listener.stop)
     stopping.start()
-    # A stopping server accepts no connections.
-    wait_until(lambda: not _is_open(server.port))
+    # The server stops listening first, and then marks its connections.
+    wait_until(lambda: known._half_closed)
+    assert not _is_open(server.port)
     go_on.set()
     assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     stopping.join()
