@@ -127,7 +127,7 @@ def test_publish_async_outlives_a_server_away_for_two_minutes(
         producer.flush()
         assert producer.publish_figures.published == 2500
     assert payloads(client) == sent
-    assert max(network.pauses) <= 5, "it is asked all the time, and not only at the end"
+    assert max(network.pauses) <= 5, "the client retries during the whole outage"
 
 
 def test_publish_async_reports_lost_messages_after_the_delivery_time(server: InProcess, network: Network) -> None:
@@ -153,7 +153,7 @@ def test_flush_reports_the_fate_of_each_message(server: InProcess, network: Netw
         found = {payload: type(error) for payload, error in fates}
     assert found == {b"1": type(None), b"2": type(None), b"3": TopicNotFound}
     assert len(fates) == 3
-    assert network.seconds < 1, "nobody waits for a topic that does not exist"
+    assert network.seconds < 1, "the client does not retry for a missing topic"
 
 
 @pytest.mark.parametrize(("when_full", "lost"), [(WhenFull.DROP_NEWEST, b"3"), (WhenFull.DROP_OLDEST, b"2")])
@@ -309,7 +309,7 @@ class HangingTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("no test sets it")
 
 
 @in_event_loop

@@ -663,7 +663,7 @@ def test_unordered_read_left_in_a_batch_gives_the_rest_next(client: Client) -> N
     with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
         assert [next(messages).payload, next(messages).payload] == [b"1", b"2"]
     with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
-        assert next(messages).payload == b"2", "it was not processed for certain"
+        assert next(messages).payload == b"2", "its processing is not certain"
 
 
 def test_unordered_read_of_a_deleted_topic_leaves_no_transaction_open(server: InProcess, client: Client) -> None:

@@ -123,7 +123,7 @@ def test_late_rows_of_an_old_leader_are_hidden(two: TwoServers, messages: int, d
     batch = [b"%d" % number for number in range(messages)]
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, batch)
-    assert len(two.rows()) == messages + 2, "the late rows are there"
+    assert len(two.rows()) == messages + 2, "the late rows exist"
     assert read == [seen]
     for server in (two.other, two.one, two.other, two.one):
         server.take_over()
@@ -188,7 +188,7 @@ def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> No
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
     two.one.take_over()
-    assert two.one.payloads() == [b"late"], "it came before anybody could look"
+    assert two.one.payloads() == [b"late"], "the message arrived before the first read"
 
 
 # --- failed writes that arrive late ----------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_consecutive_batches_form_one_slice() -> None:
     deleted.add(table, keys(b"a", b"c", 3))
     deleted.add(table, keys(b"d", b"f", 4))
     assert parts(deleted) == [(b"a", b"f", 7)]
-    assert table.measured == [(b"c", b"d"), (b"a", b"d")], "the gap, and all of it"
+    assert table.measured == [(b"c", b"d"), (b"a", b"d")], "the gap, and the whole slice"
 
 
 @pytest.mark.parametrize(("gap_bytes", "slices"), [(GAP_BYTES - 1, 1), (GAP_BYTES, 1), (GAP_BYTES + 1, 2)])

@@ -347,7 +347,7 @@ def test_hbase_error_has_its_name_and_no_stack_trace(
             get(pools(server), b"a")
         assert type(caught.value) is kind
         assert "Deep.java" not in str(caught.value)
-        assert server.reads == {b"a": 1}, "what HBase itself gave up is not repeated"
+        assert server.reads == {b"a": 1}, "a call that HBase gave up is not repeated"
 
 
 def test_lost_scanner_repeats_the_read(pools: Pools) -> None:

@@ -78,7 +78,7 @@ def test_kill_after_full_disk_keeps_only_acknowledged_rows(
     done, failed = (words.encode().split() for words in writer.output.split("|"))
     writer.kill()
     assert len(failed) > 10
-    assert done[-50:] == [b"%04d" % number for number in range(100, 150)], "it goes on by itself"
+    assert done[-50:] == [b"%04d" % number for number in range(100, 150)], "the store recovers by itself"
     if table == "side":
         with LevelDBSide(tmp_path / "side") as side:
             found = [key for key, _ in side.rows(b"", None, 1000).items]
@@ -520,7 +520,7 @@ def test_sync_after_deletes_syncs_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert synced == [], "puts are synced"
     database.delete([b"a"])
     database.sync()
-    assert len(synced) == 2, "the log and the folder"
+    assert len(synced) == 2, "a sync of the log and of the folder"
     database.sync()
     assert len(synced) == 2
     database.close()
