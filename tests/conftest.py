@@ -7,6 +7,7 @@ counterexample.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A Spark session starts in ten seconds of processor time. Each worker process starts with a part of the list, and
     # takes tests from the ends of other parts: the first tests stay in one process.
     items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the collected tests from garbage collection, which would otherwise traverse all of them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
