@@ -110,6 +110,12 @@ def test_require_tool_of_a_missing_tool_fails_in_ci_and_skips_elsewhere(
         require_tool("no-such-tool", "apt-get install no-such-tool")
 
 
+def test_no_dataclass_sets_its_pickled_state() -> None:
+    """Python 3.11.3 and older replace ``__getstate__`` and ``__setstate__`` of a frozen dataclass with slots."""
+    sources = [path for name in ("janitor", "tms_core") for path in (ROOT / name).rglob("*.py")]
+    assert [path for path in sources if re.search("def __[gs]etstate__", path.read_text(encoding="utf-8"))] == []
+
+
 # --- the lock --------------------------------------------------------------------------------------------------------
 
 

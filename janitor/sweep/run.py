@@ -220,14 +220,11 @@ class Run:
     unparsed: dict[bytes, str] = field(default_factory=dict)
     reread_topics: set[bytes] = field(default_factory=set)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[type[Run], tuple[Any, ...]]:
+        # Not __getstate__: Python 3.11.3 and older replace it in frozen dataclasses with slots.
         omitted: dict[str, Any] = dict.fromkeys(("store", "ready", "expiries", "consumers", "processed"))
         omitted |= {"records": {}, "created_empty": never_created_empty}
-        return {item.name: omitted.get(item.name, getattr(self, item.name)) for item in fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
+        return Run, tuple(omitted.get(item.name, getattr(self, item.name)) for item in fields(self))
 
     @property
     def id(self) -> str:

@@ -58,9 +58,6 @@ class Visit(NamedTuple):
     is_repeatable: bool = True
 
 
-#: Fields of a part that are not serialized; its thread or task opens them itself.
-_OPENED_FIELDS = frozenset({"store", "executor", "messages", "payloads"})
-
 Event = Visit | Finding
 #: Yields findings on the way to a key, and returns that key; None: the table has no more keys.
 Jump = Generator[Finding, None, bytes | None]
@@ -128,12 +125,8 @@ class Part:
         self.payloads = ReadAhead(store.payload, self.run.terms.batch_rows)
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OPENED_FIELDS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+    def __reduce__(self) -> tuple[type[Part], tuple[Any, ...]]:
+        return Part, tuple(getattr(self, item.name) for item in fields(self) if item.init)
 
     def __str__(self) -> str:
         return f"part {self.number}" + ("" if self.salt is None else f" (salt {self.salt})")
