@@ -74,9 +74,10 @@ $(RUN_STAMP): requirements-run.lock pyproject.toml
 	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Older versions of pip install PySpark, which has no wheel, without a list of its files.
 $(STAMP): requirements.lock $(RUN_STAMP)
 	@echo "installing the packages of the tests into $(VENV)"
-	@$(PY) -m pip install --quiet --no-deps --require-hashes -r requirements.lock || { \
+	@$(PY) -m pip install --quiet --no-deps --use-pep517 --require-hashes -r requirements.lock || { \
 	  echo "the locked packages of the tests could not be installed; see pip's error above" >&2; exit 1; }
 	@touch $@
 
