@@ -270,7 +270,7 @@ def test_group_polls_that_wait_for_memory_leave_the_threads_to_plain_polls(
             if client is waiting[0]:
                 memory.limit_bytes = 4 * memory.used_bytes
             assert clients.client.ask("GET", "/ping").status == 200
-        assert memory.used_bytes == memory.limit_bytes
+        wait_until(lambda: memory.used_bytes == memory.limit_bytes)
         released.set()
         assert [client.answer().status for client in waiting] == [200] * 6
 
