@@ -145,7 +145,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("share", range(SHARES))
 def test_crash_at_random_writes_in_a_cdap_store_loses_no_row(large: Path, share: int) -> None:
     def chosen(crash_points: int) -> list[int]:
-        wanted = min(crash_points, size("TMS_TEST_CRASHES", 60))
+        wanted = min(crash_points, size("TMS_TEST_CRASHES", 30))
         return random.Random(20).sample(range(1, crash_points + 1), wanted)[share::SHARES]
 
     crash_points, outcomes = crash_sweeps(large, 20, chosen)
