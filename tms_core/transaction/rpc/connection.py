@@ -317,7 +317,7 @@ def _application_error(name: str, fields: Fields) -> TransactionError:
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
     if kind == Failure.PROTOCOL_ERROR:
         return ServiceUnavailable(
-            text, "Try again in a few seconds; if that fails, check that client and service have the same version."
+            text, "If it fails again in a few seconds, check that client and service have the same version."
         )
     return OutcomeUnknown(text, "Check its log for the reason.")
 
