@@ -176,4 +176,4 @@ def test_previously_standalone_server_reads_its_log_once(hbase_tables: Tables, t
             assert client.invalid_size() == 1
             first.end()
             wait_until(lambda: leads_first_slot(second))
-            assert list(client.latest().snapshot.invalid) == [aborted]
+            assert list(call_until_success(client.state).invalid) == [aborted]
