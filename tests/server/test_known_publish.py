@@ -566,6 +566,24 @@ def test_later_requests_wait_their_turn(served: list[bytes], held: tuple[Serving
     wait_until(lambda: server.listener.alone(0))
 
 
+@pytest.mark.parametrize("error", [None, Unavailable("Not now.", "Later.")])
+@pytest.mark.parametrize("unfinished", [0, 20, -1])
+def test_requests_before_the_close_of_a_half_after_a_served_publish_get_responses(
+    held: tuple[Serving, Connection, bytes, Event],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Unavailable | None,
+    unfinished: int,
+) -> None:
+    _, connection, data, go_on = held
+    if error is not None:
+        monkeypatch.setattr(HttpProtocol, "confirm", lambda self: self.fail(error))
+    connection.send(data + request("GET", "/ping", b"", "Host: localhost") + data[:unfinished])
+    connection.shut()
+    go_on.set()
+    assert [status(connection.answer()) for _ in range(3)] == [200 if error is None else 503, 200, 200]
+    assert connection.answer() == b""
+
+
 def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(served: list[bytes]) -> None:
     with serving() as server, open_topic(server) as (connection, topic):
         data = publishing(topic, publish_body(b"a"))

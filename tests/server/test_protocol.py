@@ -240,6 +240,22 @@ def test_client_that_closes_its_half_after_a_request_gets_a_response(echo: Echo,
         assert rest(client) == b""
 
 
+@pytest.mark.parametrize("unfinished", [b"", b"POST /c HT", request("POST", "/c", b"ccc")[:-1]])
+def test_requests_before_the_close_of_a_half_get_responses(echo: Echo, port: int, unfinished: bytes) -> None:
+    echo.may_answer.clear()
+    with Client(port) as client:
+        client.socket.sendall(request("POST", "/a", b"a"))
+        wait_until(lambda: echo.requests)
+        client.socket.sendall(request("POST", "/b", b"b") + unfinished)
+        client.socket.shutdown(socket.SHUT_WR)
+        echo.may_answer.set()
+        answers = [client.answer() for _ in range(2)]
+        assert [found.body for found in answers] == [b"a", b"b"]
+        assert answers[1].headers["connection"] == "close"
+        assert rest(client) == b""
+    assert [path for _, path, _ in echo.requests] == ["/a", "/b"]
+
+
 def test_trailers_are_not_headers(echo: Echo, port: int) -> None:
     head = b"POST /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with Client(port) as client:

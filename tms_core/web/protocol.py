@@ -11,7 +11,7 @@
   for longest, or else the client that has been idle for longest. Without such a client, the new connection may only
   request ``/ping``, so that a supervisor does not restart a busy server; all other requests get 503.
 * **Heads are limited in size**, and so is the data after a body; trailers do not count as headers.
-* **Half-closed connections**: a client that closes its half after its last request gets a response, except over TLS.
+* **Half-closed connections**: a client that closes its half gets responses to all complete requests, except over TLS.
 * **The head of a response is sent with the first piece of its body**, while uvicorn would write both separately.
 * **A known head is not parsed again.** The application may register a function that serves requests with the same head
   (:func:`know`). The function gets a request if its head is identical except for the digits of :data:`SEQUENCE`, its
@@ -235,12 +235,18 @@ class HttpProtocol(HttpToolsProtocol):
         return answered and self._owing_since is None and not self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to keep the connection open until the running request is answered."""
-        if self.scheme == "https" or not (self._served or self._owes()):
+        """Return whether to keep the connection open until all complete requests are answered."""
+        if self.scheme == "https":
             return False
-        self._half_closed = True
         if not self._served:
+            if self.pipeline and self.cycle.more_body:
+                # The rest of this request will not arrive, but the requests before it are complete.
+                self.pipeline.popleft()
+                self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+            if not self._owes_response():
+                return False
             self.cycle.keep_alive = False
+        self._half_closed = True
         return True
 
     def shutdown(self) -> None:
@@ -340,8 +346,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _owes(self) -> bool:
         """Return whether all received requests are complete, and the last request has no complete response."""
+        return self._owes_response() and self.cycle.scope is self.scope
+
+    def _owes_response(self) -> bool:
+        """Return whether the last request with a complete head is complete and has no complete response."""
         cycle = self._last
-        return cycle is not None and cycle.scope is self.scope and not (cycle.more_body or cycle.response_complete)
+        return cycle is not None and not (cycle.more_body or cycle.response_complete)
 
     @property
     def _last(self) -> RequestResponseCycle | None:
