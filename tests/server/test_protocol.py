@@ -30,7 +30,7 @@ from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
 from tms_core.web import protocol, thread
 from tms_core.web.listener import Listener, ListenerOptions
-from tms_core.web.protocol import HttpProtocol, KnownHead, limited_protocol
+from tms_core.web.protocol import Headers, HttpProtocol, KnownHead, limited_protocol
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
 #: A request inside a body, which the server must never execute.
@@ -58,6 +58,8 @@ class Echo:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wait = partial(asyncio.get_running_loop().run_in_executor, None)
+        if (principal := principal_of(scope["headers"])) is not None:
+            scope["principal"] = principal
         self.started.set()
         await wait(self.may_read.wait)
         body = b""
@@ -109,12 +111,16 @@ class EchoHeads:
         return True
 
 
+def principal_of(headers: Headers) -> str | None:
+    return next((value.decode() for name, value in headers if name == b"x-principal"), None)
+
+
 @contextmanager
 def listening(
     app: Echo, tls: TlsSettings | None = None, max_connections: int = 500, stop_seconds: int = 30
 ) -> Iterator[int]:
     options = ListenerOptions(max_connections, stop_seconds)
-    listener = Listener(app, "127.0.0.1", 0, tls, options, heads=app.heads)
+    listener = Listener(app, "127.0.0.1", 0, tls, options, heads=app.heads, identify=principal_of)
     listener.start()
     try:
         yield listener.port
@@ -366,6 +372,68 @@ def test_connections_above_the_limit_serve_only_probes(echo: Echo) -> None:
             known.socket.sendall(request("POST", "/a", b"a"))
             assert known.answer().status == 503
     assert [path for _, path, _ in echo.requests] == ["/", "/ping"]
+
+
+@pytest.mark.parametrize("most", [{"x_principal": "ada"}, {}], ids=["with a token", "without a token"])
+def test_new_connection_replaces_an_idle_one_of_the_principal_with_most(echo: Echo, most: dict[str, str]) -> None:
+    ben = {"x_principal": "ben"}
+    with listening(echo, max_connections=4) as port, ExitStack() as stack:
+        busy, *idle, other = (stack.enter_context(Client(port)) for _ in range(4))
+        assert other.ask("GET", "/", b"", **ben).status == 200
+        for one in idle:
+            assert one.ask("GET", "/", b"", **most).status == 200
+        echo.may_answer.clear()
+        busy.send("GET", "/busy", b"", **most)
+        wait_until(lambda: len(echo.requests) == 4)
+        new = stack.enter_context(Client(port))
+        new.send("POST", "/new", b"a", **ben)
+        replaced = _replaced(idle)
+        echo.may_answer.set()
+        assert busy.answer().status == 200
+        assert [one.ask("GET", "/", b"", **most).status for one in idle if one is not replaced] == [200]
+        assert new.answer().status == 200
+        # Both have two connections.
+        for headers in (most, ben, {}):
+            with Client(port) as late:
+                assert late.ask("GET", "/", b"", **headers).status == 503
+        with Client(port) as late:
+            assert late.ask("GET", "/", x_principal="cid").status == 200
+
+
+def test_new_connection_replaces_a_busy_one_of_the_only_principal(echo: Echo) -> None:
+    echo.may_answer.clear()
+    with listening(echo, max_connections=2) as port, ExitStack() as stack:
+        busy = [stack.enter_context(Client(port)) for _ in range(2)]
+        for one in busy:
+            one.socket.sendall(request("GET", "/", more="X-Principal: ada\r\n") * 3)
+        wait_until(lambda: len(echo.requests) == 2)
+        new = stack.enter_context(Client(port))
+        new.send("GET", "/new", x_principal="ben")
+        busy.remove(_replaced(busy))
+        echo.may_answer.set()
+        assert [busy[0].answer().status for _ in range(3)] == [200] * 3
+        assert new.answer().status == 200
+
+
+def _replaced(clients: list[Client]) -> Client:
+    """Return the client that the server disconnects first."""
+    ended, _, _ = select.select([one.socket for one in clients], [], [], PATIENCE_SECONDS)
+    [found] = [one for one in clients if one.socket in ended]
+    with suppress(ConnectionError):
+        assert found.socket.recv(1) == b""
+    return found
+
+
+def test_connections_without_a_request_leave_place_for_probes(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_PING_CONNECTIONS", 2)
+    for name in ("_INCOMPLETE_SECONDS", "_PING_SECONDS"):
+        monkeypatch.setattr(protocol, name, PATIENCE_SECONDS)
+    with listening(echo, max_connections=1) as port, Client(port) as client, ExitStack() as stack:
+        assert client.ask("GET", "/").status == 200
+        silent = [stack.enter_context(Client(port)) for _ in range(2)]
+        assert stack.enter_context(Client(port)).ask("GET", "/ping").status == 200
+        refused, _, _ = select.select([one.socket for one in silent], [], [], PATIENCE_SECONDS)
+        assert [one.answer().status for one in silent if one.socket in refused] == [503]
 
 
 def test_silent_connection_beyond_the_limit_is_closed(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:

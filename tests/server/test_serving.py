@@ -330,6 +330,26 @@ def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known
         assert clients[0].ask("POST", f"{path}/poll", json.dumps(after_message).encode(), **of_ada).json == []
 
 
+@pytest.mark.parametrize("access_log", [False, True], ids=["known heads", "parsed"])
+def test_principal_with_all_connections_leaves_one_to_others(tmp_path: Path, *, access_log: bool) -> None:
+    ada, ben = new_token(), new_token()
+    (tmp_path / "tokens").write_text(f"{token_line('ada', ada)}\n{token_line('ben', ben)}\n")
+    rules = [{"principal": "*", "topics": ["*:*"], "can": ["admin", "publish"]}]
+    auth = {"kind": "tokens", "tokens_file": "tokens", "rules": rules}
+    config = memory(tmp_path, auth=auth, max_connections=4, access_log=access_log)
+    path, body = "/v1/namespaces/default/topics/t", b'{"messages": ["a"]}'
+    of_ada, of_ben = ({"authorization": f"Bearer {token}", "content_type": JSON} for token in (ada, ben))
+    with serving(config, {}, {}, janitor=False) as started, ExitStack() as stack:
+        port = port_of(started.url)
+        clients = [stack.enter_context(Client(port)) for _ in range(4)]
+        assert clients[0].ask("PUT", path, b"", **of_ada).status == 200
+        for client in clients:
+            assert client.ask("POST", f"{path}/publish", body, **of_ada).status == 200
+        for headers, status in ((of_ada, 503), ({}, 503), (of_ben, 200)):
+            with Client(port) as late:
+                assert late.ask("POST", f"{path}/publish", body, **headers).status == status
+
+
 def test_access_log_has_a_line_for_each_publish(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "tms_core.access")
     config = memory(tmp_path, access_log=True)

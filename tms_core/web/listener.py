@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Scope
 
 from tms_core.security.tls import ServerCertificate
 from tms_core.settings.models import TlsSettings, is_loopback
-from tms_core.web.protocol import Heads, limited_protocol
+from tms_core.web.protocol import Headers, Heads, limited_protocol
 from tms_core.web.thread import ThreadedServer
 
 #: The maximum number of connections that wait to be accepted.
@@ -57,6 +57,7 @@ class Listener(ThreadedServer):
         tls: certificate and key; None: plain HTTP.
         on_stop: called before the server stops, to interrupt waiting requests.
         heads: a cache of known heads (:mod:`tms_core.web.protocol`); None: every request is parsed.
+        identify: identifies the principals of requests; None: clients are not authenticated.
     """
 
     def __init__(
@@ -69,13 +70,14 @@ class Listener(ThreadedServer):
         *,
         on_stop: Callable[[], None] | None = None,
         heads: Heads | None = None,
+        identify: Callable[[Headers], str | None] | None = None,
     ) -> None:
         options = options or ListenerOptions()
         config = uvicorn.Config(
             app,
             interface="asgi3",
             loop="uvloop",
-            http=limited_protocol(options.max_connections, heads),
+            http=limited_protocol(options.max_connections, heads, identify),
             ws="none",
             lifespan="on" if options.lifespan else "off",
             log_config=None,

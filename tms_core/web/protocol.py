@@ -9,7 +9,8 @@
 * **The number of connections is limited**, because a few hundred idle connections would use all file descriptors,
   which the store needs as well. At the limit, the server disconnects the client that has left its request incomplete
   for longest, or else the client that has been idle for longest. Without such a client, the new connection may only
-  request ``/ping``, so that a supervisor does not restart a busy server; all other requests get 503.
+  request ``/ping``, so that a supervisor does not restart a busy server. Another request of a principal with fewer
+  connections disconnects a client of the principal with most connections; all others get 503.
 * **Heads are limited in size**, and so is the data after a body; trailers do not count as headers.
 * **Half-closed connections**: a client that closes its half gets responses to all complete requests, except over TLS.
 * **The head of a response is sent with the first piece of its body**, while uvicorn would write both separately.
@@ -29,7 +30,8 @@ import logging
 import math
 import re
 import resource
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -42,6 +44,7 @@ from tms_core.logs.loggers import RateLimitedLogger, get_logger
 from tms_core.web import problem
 
 Serve: TypeAlias = "Callable[[HttpProtocol, bytes, bytes], bool]"
+Headers: TypeAlias = "Iterable[tuple[bytes, bytes]]"
 
 logger = get_logger(__name__)
 
@@ -81,11 +84,14 @@ def connection_limit(max_connections: int) -> int:
     return max_connections if files == resource.RLIM_INFINITY else min(max_connections, max(1, files // 2))
 
 
-def limited_protocol(max_connections: int, heads: Heads | None = None) -> type[HttpProtocol]:
+def limited_protocol(
+    max_connections: int, heads: Heads | None = None, identify: Callable[[Headers], str | None] | None = None
+) -> type[HttpProtocol]:
     """Return the protocol class of a server with :func:`connection_limit`.
 
     Args:
         heads: a cache of known heads; None: every request is parsed.
+        identify: identifies principals, which share the connections; None: clients are not authenticated.
     """
     limit = connection_limit(max_connections)
     if limit < max_connections:
@@ -94,7 +100,9 @@ def limited_protocol(max_connections: int, heads: Heads | None = None) -> type[H
             limit,
             max_connections,
         )
-    attributes = {"limit": limit, "seldom": RateLimitedLogger(logger), "heads": heads}
+    attributes: dict[str, object] = {"limit": limit, "seldom": RateLimitedLogger(logger), "heads": heads}
+    if identify is not None:
+        attributes["identify"] = staticmethod(identify)
     return type("BoundedProtocol", (HttpProtocol,), attributes)
 
 
@@ -171,6 +179,7 @@ class HttpProtocol(HttpToolsProtocol):
         head_seconds: the timeout of a request's head, from its first byte.
         body_seconds, body_bytes: the minimum rate of an incomplete body: bytes in this number of seconds.
         heads: the cache of known heads; None: every request is parsed.
+        principal: the principal of the last request that was served by its head; None: unknown.
     """
 
     limit: ClassVar[int]
@@ -194,11 +203,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_head_start = False
         #: The request that was passed to the application last; None: no request.
         self._running: RequestResponseCycle | None = None
+        self.principal: str | None = None
         #: The request that a function is serving by its head; empty: none.
         self._served = b""
         #: The data that arrived after that request, and the error of the function.
         self._later = b""
         self._failure: BaseException | None = None
+
+    @staticmethod
+    def identify(_: Headers) -> str | None:
+        """Return the principal of a request with these headers; None: unknown."""
+        return None
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
@@ -207,10 +222,11 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.connections) > self.limit and not self._replace_connection():
             text = "%d connections are open, the maximum (server.max_connections); further connections are rejected"
             self.seldom.log(logging.WARNING, text, self.limit)
-            if len(self.connections) > self.limit + _PING_CONNECTIONS:
-                self._refuse(b"503 Service Unavailable", _BUSY)
-                return
+            silent = [one for one in self.connections if isinstance(one, HttpProtocol) and one._is_silent]
             self._ping_only = True
+            if len(silent) >= _PING_CONNECTIONS:
+                # The first of them has had the most time for its request.
+                min(silent, key=lambda one: one._activity_at)._refuse(b"503 Service Unavailable", _BUSY)
         self._wait()
 
     def _replace_connection(self) -> bool:
@@ -226,6 +242,40 @@ class HttpProtocol(HttpToolsProtocol):
                 slowest.transport.abort()
                 return True
         return False
+
+    def _take_connection(self) -> bool:
+        """Disconnect a client of the principal with most connections, if that has two more than this one.
+
+        Only an authenticated client may do that. Clients without a valid token count as one principal.
+        """
+        own = self.identify(self.headers)
+        if own is None:
+            return False
+        owned: defaultdict[str | None, list[HttpProtocol]] = defaultdict(list)
+        for one in self.connections:
+            if isinstance(one, HttpProtocol) and not (one._ping_only or one._cut_off):
+                owned[one._owner].append(one)
+        most = max(owned.values(), key=len, default=[])
+        if len(most) < len(owned[own]) + 2:
+            return False
+        # An idle client loses no response.
+        chosen = min(most, key=lambda one: (not one._is_idle, one._activity_at))
+        chosen._cut_off = True
+        chosen.transport.abort()
+        self.principal, self._ping_only = own, False
+        return True
+
+    @property
+    def _is_silent(self) -> bool:
+        """Return whether this connection is above the limit, and its first request is incomplete."""
+        return self._ping_only and not (self._head_is_whole or self.transport.is_closing())
+
+    @property
+    def _owner(self) -> str | None:
+        """Return the principal of the last request; None: it has no valid token."""
+        scope: Mapping[str, Any] = {} if self._running is None else self._running.scope
+        principal: str | None = scope.get("principal", self.principal)
+        return principal
 
     @property
     def _is_idle(self) -> bool:
@@ -287,7 +337,7 @@ class HttpProtocol(HttpToolsProtocol):
             if self._stretch is not None:
                 self._stretch = _Stretch(now, self._body_bytes, paused=True)
             self._wait()
-        elif self._ping_only and not self._head_is_whole:
+        elif self._is_silent:
             self._end(b"503 Service Unavailable", _BUSY)
         elif now - self._activity_at >= self.timeout_keep_alive:
             super().timeout_keep_alive_handler()
@@ -327,7 +377,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         now = self.loop.time()
         due = self._activity_at + self.timeout_keep_alive
-        if self._ping_only and not self._head_is_whole:
+        if self._is_silent:
             due = min(due, self._activity_at + _PING_SECONDS)
         if self._has_head_start:
             due = min(due, self._head_deadline)
@@ -515,7 +565,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._senseless_bytes = 0
         self._has_head_start = False
         self._stretch = _Stretch(self._activity_at, self._body_bytes, paused=self.flow.read_paused)
-        if self._ping_only and self.url.partition(b"?")[0] != _PING:
+        if self._ping_only and self.url.partition(b"?")[0] != _PING and not self._take_connection():
             self._turned_away = True
             raise httptools.HttpParserError("there are too many connections")
         self.scope["state"] |= {_ABORT: self.transport.abort, _PROBE: self.probe}

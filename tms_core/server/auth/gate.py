@@ -183,6 +183,13 @@ class Gate:
             self._known[digest] = known
         return known.principal
 
+    def identify(self, headers: Headers) -> str | None:
+        """Return the principal of a request with these headers; None: the request has no valid token."""
+        try:
+            return self.principal(headers)
+        except (Unauthorized, Unavailable):
+            return None
+
     def allows(self, principal: str, topic: TopicId, need: Need, name: str) -> bool:
         """Return whether a principal has a permission on a topic, and may act as a consumer or producer."""
         return self._rules.allow(principal, topic, need, name)

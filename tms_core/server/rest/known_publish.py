@@ -50,7 +50,7 @@ class KnownPublish:
         started = time.perf_counter()
         try:
             if (gate := context.gate) is not None:
-                principal = gate.principal(self._authorization)
+                connection.principal = principal = gate.principal(self._authorization)
                 gate.require(principal, topic, Need.PUBLISH)
                 if sent is not None:
                     gate.require(principal, sent.home, Need.PUBLISH, sent.name)
