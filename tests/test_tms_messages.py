@@ -22,7 +22,7 @@ from click.shell_completion import shell_complete
 from tests.builders import DAY, MINUTE, NOW_MS
 from tests.kit.client import payloads
 from tests.server.process import IN_MEMORY
-from tms_core.cli import topics
+from tms_core.cli import messages, topics
 from tms_core.cli.main import cli, execute
 from tms_core.client import Client, NotInProgress, ProducerFenced
 from tms_core.clock import Clock, ManualClock
@@ -225,6 +225,13 @@ def test_publish_from_an_open_pipe_does_not_wait(topic: str, client: Client, mon
 def test_publish_of_binary_input_sends_one_message(typed: Type) -> None:
     assert typed("publish", typed.topic, "--binary", given=b"\x00\n\xff\n")[0] == 0
     assert payloads(typed.client, typed.topic) == [b"\x00\n\xff\n"]
+
+
+def test_publish_of_endless_binary_input_names_the_limit(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_MAX_BINARY_BYTES", 1 << 20)
+    assert typed("publish", typed.topic, "--binary", given=bytes(1 << 20))[0] == 0
+    code, _, err = typed("publish", typed.topic, "/dev/zero", "--binary")
+    assert (code, " 1 MB" in err) == (2, True)
 
 
 @pytest.mark.parametrize("options", [[], ["--transaction"]])
@@ -709,17 +716,24 @@ def test_settings_file_of_the_environment_names_the_server(
 
 
 def test_completion_of_a_topic_asks_the_server(
-    topic: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    topic: str,
+    server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def complete(url: str) -> set[str]:
-        monkeypatch.setenv("COMP_WORDS", f"tms topic show --server {url} {topic[:-1]}")
-        monkeypatch.setenv("COMP_CWORD", "5")
+    def complete(url: str, token_file: Path = tmp_path / "token") -> set[str]:
+        monkeypatch.setenv("COMP_WORDS", f"tms topic show --server {url} --token-file {token_file} {topic[:-1]}")
+        monkeypatch.setenv("COMP_CWORD", "7")
         assert shell_complete(cli, {}, "tms", "_TMS_COMPLETE", "bash_complete") == 0
         return {line.partition(",")[2] for line in capsys.readouterr().out.split()}
 
+    (tmp_path / "token").write_text("token")
     assert topic in complete(server.url)
     assert all(name.startswith(topic[:-1]) for name in complete(server.url))
     assert complete("http://127.0.0.1:9") == set()
+    for unusable in (tmp_path / "missing", Path("/dev/zero")):
+        assert complete(server.url, unusable) == set()
 
 
 def test_completion_script_of_bash_keeps_a_topic_in_one_word(typed: Type) -> None:

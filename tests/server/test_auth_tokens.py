@@ -23,6 +23,7 @@ from tests.server.identities import bearer, gate_of
 from tests.support import wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Unauthorized, Unavailable, quoted
+from tms_core.security import files
 from tms_core.security.files import read_token
 from tms_core.server.auth import gate as auth
 from tms_core.server.auth.gate import Gate, Identity, Need, Rules, is_principal
@@ -473,3 +474,9 @@ def test_file_that_is_a_pipe_is_rejected_at_once(tmp_path: Path) -> None:
     assert str(tmp_path / "pipe") in rejection(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match=r"server\.token .*pipe"):
         read_token("server.token", tmp_path / "pipe")
+
+
+def test_token_file_that_hides_its_size_is_not_read_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MAX_BYTES", 100)
+    with pytest.raises(ConfigurationError, match="100 bytes"):
+        read_token("server.token", Path("/proc/self/maps"))

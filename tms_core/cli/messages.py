@@ -37,6 +37,8 @@ _ID_DIGITS = 40
 _BATCH_LINES = 16_000
 #: The maximum size of a line, in bytes; longer input is a file without lines.
 _MAX_LINE_BYTES = 8 << 20
+#: The maximum size of binary input, in bytes: ten times the largest request of a server with default settings.
+_MAX_BINARY_BYTES = 100 << 20
 
 
 # --- publish ---------------------------------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ _MAX_LINE_BYTES = 8 << 20
     metavar="TEXT",
     help="Message to publish instead of a file; repeatable.",
 )
-@click.option("--binary", is_flag=True, help="Publish the whole input as one message.")
+@click.option("--binary", is_flag=True, help="Publish the whole input, at most 100 MB, as one message.")
 @click.option("--transaction", "together", is_flag=True, help="Publish in one transaction: all messages or none.")
 @click.option(
     "--key", metavar="TEXT", help="Key of the messages; messages with the same key are in one partition, in order."
@@ -88,7 +90,7 @@ def publish(
     if messages:
         batches: Iterable[list[bytes]] = [[message.encode() for message in messages]]
     elif binary:
-        batches = [[file.read()]]
+        batches = [[_read_binary(file)]]
     else:
         batches = _lines(file)
     with options.client() as client, _count_messages() as count:
@@ -105,6 +107,13 @@ def publish(
             # Nothing was sent, so the server has not checked the topic.
             client.topic(topic)
     options.print({"published": count.messages}, lambda: [f"{count.messages:,} published to {topic}"])
+
+
+def _read_binary(file: BinaryIO) -> bytes:
+    data = file.read(_MAX_BINARY_BYTES + 1)
+    if len(data) > _MAX_BINARY_BYTES:
+        raise click.UsageError(f"the input is larger than {_MAX_BINARY_BYTES >> 20} MB, the limit of a binary message")
+    return data
 
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:

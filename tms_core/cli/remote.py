@@ -22,6 +22,7 @@ from tms_core.cli.outcome import complete_hints
 from tms_core.cli.typed import TopicType
 from tms_core.errors import ConfigurationError, TmsError
 from tms_core.logs.printable import printable
+from tms_core.security.files import read_token
 
 if TYPE_CHECKING:
     import ssl
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
 #: The timeout of shell completion for each server, in seconds.
 _TIMEOUT_SECONDS = 2.0
+#: The maximum size of a list of topics that completes a word, in bytes; without an end of JSON, nothing is completed.
+_MAX_LIST_BYTES = 16 << 20
 
 
 config_option = shared("--config", **CONFIG_FILE)
@@ -182,7 +185,7 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
     except TmsError:
         return []
     for url in urls:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, ConfigurationError):
             return [name for name in _fetch_topics(url, namespace, token, tls) if name.startswith(incomplete)]
     return []
 
@@ -195,7 +198,8 @@ def _fetch_topics(url: str, namespace: str, token_file: Path | None, tls: ssl.SS
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(url)
-    headers = {} if token_file is None else {"Authorization": f"Bearer {token_file.read_text('ascii').strip()}"}
+    token = None if token_file is None else read_token("--token-file", token_file, 1).decode("ascii")
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     if parts.scheme == "https":
         connection: HTTPConnection = HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_SECONDS, context=tls)
     else:
@@ -204,7 +208,7 @@ def _fetch_topics(url: str, namespace: str, token_file: Path | None, tls: ssl.SS
         path = f"{parts.path.rstrip('/')}/v1/namespaces/{quote(namespace, safe='')}/topics"
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        found = json.loads(answer.read()) if answer.status == 200 else None
+        found = json.loads(answer.read(_MAX_LIST_BYTES)) if answer.status == 200 else None
     except HTTPException as error:
         raise ValueError(url) from error
     finally:

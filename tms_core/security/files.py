@@ -191,10 +191,14 @@ def _read_regular(name: str, path: Path) -> tuple[bytes, int]:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 a descriptor
             # The mode of the open file: another file may have replaced it at the path.
             status = os.fstat(file.fileno())
-            if status.st_size > _MAX_BYTES:
-                raise ConfigurationError(f"{name} has more than {_MAX_BYTES} bytes, the limit.", "Use another file.")
             if stat.S_ISREG(status.st_mode):
-                return file.read(), status.st_mode
+                # Files of the kernel have a size of 0 but contents.
+                contents = file.read(_MAX_BYTES + 1)
+                if len(contents) > _MAX_BYTES:
+                    raise ConfigurationError(
+                        f"{name} has more than {_MAX_BYTES} bytes, the limit.", "Use another file."
+                    )
+                return contents, status.st_mode
     except OSError as error:
         raise _unreadable(name, error) from error
     raise ConfigurationError(f"{name} is not a regular file.", "Use a file, not a pipe, socket or device.")
