@@ -8,7 +8,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from janitor.app.options import Common
 from janitor.app.session import Session
 from janitor.report import Report
 from janitor.run.engine import Engine
@@ -16,17 +15,16 @@ from janitor.spark.access import Access
 from janitor.spark.sweep.engine import Sender, SparkSender, cutter, spark_engine
 from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.base import State
-from tms_core.clock import Clock
 from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.clone import copy_open_store
 from tms_core.transaction.source.source import SnapshotSource
 
 
 class SessionOnSpark(Session):
-    """A session whose engines make their passes on Spark."""
+    """A session with the settings of another, whose engines make their passes on Spark."""
 
-    def __init__(self, common: Common, clock: Clock, spark: SparkSession, partitions: int | None) -> None:
-        super().__init__(common, clock)
+    def __init__(self, current: Session, spark: SparkSession, partitions: int | None) -> None:
+        super().__init__(current.common, current.clock, loaded=current.loaded)
         self._spark = spark
         self._partitions = partitions
 

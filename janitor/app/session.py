@@ -62,13 +62,23 @@ logger = logging.getLogger(__name__)
 
 
 class Session:
-    """The settings of a command, and methods that open the store, the state and the snapshots."""
+    """The settings of a command, and methods that open the store, the state and the snapshots.
 
-    def __init__(self, common: Common, clock: Clock, environ: Mapping[str, str] = os.environ) -> None:
+    Args:
+        loaded: the settings of another session with the same options; None: load the settings.
+    """
+
+    def __init__(
+        self,
+        common: Common,
+        clock: Clock,
+        environ: Mapping[str, str] = os.environ,
+        loaded: LoadedSettings[AllSettings] | None = None,
+    ) -> None:
         self.common = common
         self.clock = clock
         flags = {"leveldb": common.leveldb, "hbase": common.hbase, "snapshots": common.snapshots}
-        self.loaded: LoadedSettings[AllSettings] = load(common.config, environ, flags)
+        self.loaded = loaded or load(common.config, environ, flags)
         self.settings = self.loaded.settings
         #: The registry of the metrics.
         self.registry = CollectorRegistry()

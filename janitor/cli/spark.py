@@ -143,7 +143,7 @@ def sweep(
             skips = BUSY if skip_if_locked else ()
             with nullcontext() if dry_run else current.record_failure(skips=skips):
                 spark = stack.enter_context(on.session(master))
-                tasks = SessionOnSpark(current.common, current.clock, spark, partitions)
+                tasks = SessionOnSpark(current, spark, partitions)
                 if dry_run:
                     show(current, tasks.preview(patterns))
                     return 0

@@ -20,6 +20,7 @@ from janitor.app.leveldb_place import LevelDBPlace
 from janitor.app.session import Session
 from janitor.cli import spark
 from janitor.metrics import Metrics
+from janitor.settings import load
 from janitor.spark import session as on
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
@@ -157,6 +158,18 @@ def test_spark_sweep_with_apply_false_only_plans(kit: CommandKit) -> None:
     assert (planned.code, rows(kit.store)) == (0, before)
     assert "janitor.apply is false" in planned.err
     assert planned.out.startswith("plan ")
+
+
+def test_spark_sweep_loads_the_settings_once(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Path | None] = []
+
+    def load_settings(file: Path | None, *arguments: Any) -> Any:
+        loaded.append(file)
+        return load(file, *arguments)
+
+    monkeypatch.setattr("janitor.app.session.load", load_settings)
+    assert kit.janitor("spark sweep --dry-run").code == 0
+    assert len(loaded) == 1
 
 
 def test_spark_stats_are_shown_and_written(kit: CommandKit) -> None:
