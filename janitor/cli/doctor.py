@@ -17,9 +17,9 @@ from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
 from tms_core.cli.help import Command
-from tms_core.errors import StoreUnavailable, TmsError
+from tms_core.errors import ConfigurationError, StoreUnavailable, TmsError
 from tms_core.logs.printable import complete, duration
-from tms_core.security.files import read_token
+from tms_core.security.files import check_file
 
 if TYPE_CHECKING:
     from janitor.app.place import Place
@@ -116,8 +116,8 @@ def _check_optional(current: Session) -> Iterator[Finding]:
         yield _run_check(
             "hdfs kerberos", partial(_login, "hdfs kerberos", "transactions.kerberos", transactions.kerberos)
         )
-    if transactions.token_file is not None:
-        yield _run_check("transaction token", partial(_transaction_token, transactions.token_file))
+    if files := _named_files(current):
+        yield _files(files)
     if settings.server.tls is not None:
         yield _run_check("tls", partial(_certificate, "tls", "server.tls", settings.server.tls))
     if transactions.tls is not None:
@@ -162,9 +162,31 @@ def _login(name: str, setting: str, kerberos: KerberosSettings) -> Finding:
     return Finding(name, "ok", KerberosLogin(setting, kerberos).describe())
 
 
-def _transaction_token(file: Path) -> Finding:
-    read_token("transactions.token_file", file, 1)
-    return Finding("transaction token", "ok", str(file))
+def _named_files(current: Session) -> dict[str, Path]:
+    """Return the files that settings name, by setting. Other paths are folders, which have defaults."""
+    from tms_core.settings.fields import fields  # noqa: PLC0415 not needed for help
+
+    defaults = {name: field.default for name, field in fields(type(current.settings))}
+    unused = () if current.settings.storage.kind == "hbase" else ("storage.hbase.",)
+    return {
+        entry.path: entry.value
+        for entry in current.loaded.entries()
+        if isinstance(entry.value, Path)
+        and not isinstance(defaults[entry.path], Path)
+        and not entry.path.startswith(unused)
+    }
+
+
+def _files(files: dict[str, Path]) -> Finding:
+    problems = []
+    for name, path in files.items():
+        try:
+            check_file(name, path)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    if problems:
+        return Finding("files", "fail", " ".join(problems))
+    return Finding("files", "ok", f"all files that settings name can be read: {', '.join(files)}")
 
 
 def _certificate(name: str, setting: str, tls: TlsSettings) -> Finding:

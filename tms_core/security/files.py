@@ -166,6 +166,16 @@ def read_token(setting: str, path: Path, min_bytes: int = TOKEN_BYTES) -> bytes:
     return token
 
 
+def check_file(setting: str, path: Path) -> None:
+    """Check that a file can be read, and is not empty.
+
+    Raises:
+        ConfigurationError: it cannot be read, is too large, is not a regular file, or is empty.
+    """
+    if not _read_regular(f"{setting} {path}", path)[0].strip():
+        raise ConfigurationError(f"{setting} {path} is empty.", "Use another file.")
+
+
 def token_reader(setting: str, path: Path) -> Callable[[], bytes]:
     """Return a function that reads the token in a file.
 

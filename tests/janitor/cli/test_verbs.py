@@ -208,6 +208,38 @@ def test_doctor_finds_what_a_run_cannot_use(kit: CommandKit, check: str, setting
     assert (found, text in message) == (status, True), message
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "transactions.token_file",
+        "transactions.admin_token_file",
+        "transactions.ca_file",
+        "transactions.hdfs_ca_file",
+        "transactions.kerberos.keytab",
+        "server.leader.ca_file",
+        "janitor.http.token_file",
+    ],
+)
+def test_doctor_checks_each_file_that_settings_name(
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    file = kit.folder / "named"
+    monkeypatch.setenv(f"TMS_{setting.replace('.', '__').upper()}", str(file))
+    for contents in (None, ""):
+        if contents is not None:
+            file.write_text(contents)
+        status, message = checks(kit)["files"]
+        assert (status, f"{setting} {file}" in message) == ("fail", True)
+    file.write_text("contents")
+    status, message = checks(kit)["files"]
+    assert (status, setting in message) == ("ok", True)
+
+
+def test_doctor_ignores_files_of_a_store_that_is_not_in_use(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMS_STORAGE__HBASE__TLS__CA_FILE", "nowhere.pem")
+    assert "files" not in checks(kit)
+
+
 def test_doctor_archive_without_pyarrow_names_the_extra(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
     assert checks(kit)["archive"][0] == "ok"
