@@ -49,6 +49,7 @@ def list_consumers(options: Remote, pattern: str) -> None:
     Examples:
       tms consumer list
       tms consumer list default:orders
+      tms consumer list 'default:visits-*'    # the partitions of default:visits
       tms consumer list 'shop:*' --format json
     """
     with options.client() as client:
