@@ -18,8 +18,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from http.client import HTTPConnection
+from io import StringIO
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -109,8 +110,10 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     configure("text" if sys.stderr.isatty() else "auto", sys.stderr)
     shown = f"--config {settings.relative_to(Path.cwd()) if settings.is_relative_to(Path.cwd()) else settings}"
     # The store is adopted before the first sweep, so that the first sweep does not print an error.
-    if execute(["adopt", "--config", str(settings)], clock):
-        return 1
+    # Its output suggests a run as the next command, which the tour makes itself.
+    with redirect_stdout(StringIO()):
+        if execute(["adopt", "--config", str(settings)], clock):
+            return 1
     try:
         with serving(settings, os.environ, {}, clock=clock) as started:
             _visit(started, shown)
