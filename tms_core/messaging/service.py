@@ -379,23 +379,7 @@ class MessagingService:
             StoreError: the store failed; some rows may be rolled back. Invalidate the transaction.
             BadRequest: the range or the pointer is invalid.
         """
-        if isinstance(published, int):
-            _check_pointer(published)
-            # A transaction has no row before its start, apart from clock differences between machines.
-            first_ms = max(0, transaction_ms(published) - CLOCK_ALLOWANCE_MS)
-            published = RollbackRange(published, first_ms, 0, LONG_MAX, _MAX_SEQUENCE)
-        pointer, start_ms, start_sequence, end_ms, end_sequence = published
-        _check_pointer(pointer)
-        if not (0 <= start_ms <= LONG_MAX and 0 <= end_ms <= LONG_MAX):
-            raise BadRequest(
-                f"The times {start_ms} and {end_ms} of the rollback are not both from 0 to 2^63-1.",
-                "Send the rollback range from the response to publish.",
-            )
-        if not (0 <= start_sequence <= _MAX_SEQUENCE and 0 <= end_sequence <= _MAX_SEQUENCE):
-            raise BadRequest(
-                f"The sequence ids {start_sequence} and {end_sequence} of the rollback are not both from 0 to 65535.",
-                "Send the rollback range from the response to publish.",
-            )
+        pointer, start_ms, start_sequence, end_ms, end_sequence = _rollback_range(published)
         signed = sent if sent is not None and sent.home == topic else None
         if signed is not None:
             # Check the producer first, because ProducerFenced is final, and the transaction's state is not.
@@ -490,6 +474,32 @@ class MessagingService:
                 f"Transaction {pointer} is neither in progress nor invalid, so nothing was rolled back.",
                 "Its writes are committed, or were rolled back before.",
             )
+
+
+def _rollback_range(published: RollbackRange | int) -> RollbackRange:
+    """Return the range of a rollback; of a write pointer, the range of all its rows.
+
+    Raises:
+        BadRequest: a number is outside of its range.
+    """
+    pointer = published if isinstance(published, int) else published.pointer
+    _check_pointer(pointer)
+    if isinstance(published, int):
+        # A transaction has no row before its start, apart from clock differences between machines.
+        first_ms = max(0, transaction_ms(pointer) - CLOCK_ALLOWANCE_MS)
+        return RollbackRange(pointer, first_ms, 0, LONG_MAX, _MAX_SEQUENCE)
+    _, start_ms, start_sequence, end_ms, end_sequence = published
+    if not (0 <= start_ms <= LONG_MAX and 0 <= end_ms <= LONG_MAX):
+        raise BadRequest(
+            f"The times {start_ms} and {end_ms} of the rollback are not both from 0 to 2^63-1.",
+            "Send the rollback range from the response to publish.",
+        )
+    if not (0 <= start_sequence <= _MAX_SEQUENCE and 0 <= end_sequence <= _MAX_SEQUENCE):
+        raise BadRequest(
+            f"The sequence ids {start_sequence} and {end_sequence} of the rollback are not both from 0 to 65535.",
+            "Send the rollback range from the response to publish.",
+        )
+    return published
 
 
 def _check_pointer(pointer: int) -> None:
