@@ -72,8 +72,7 @@ def pack_drained(group: ConsumerGroup, pointer: int) -> tuple[bytes, bytes]:
 
 def drained_key(group: ConsumerGroup) -> bytes:
     """Return the key of the row that marks a partition as drained."""
-    start = generation_prefix(group.topic.prefix, group.generation)
-    return TRANSACTIONAL + start + _DRAINED + group.name.encode("ascii") + b"\0"
+    return group.key(_DRAINED)
 
 
 def draining_transaction(side: SideTable, group: ConsumerGroup) -> int | None:

@@ -88,8 +88,12 @@ class ConsumerGroup(NamedTuple):
     @property
     def prefix(self) -> bytes:
         """Return the key prefix of the group's claims."""
+        return self.key(CLAIM)
+
+    def key(self, kind: bytes) -> bytes:
+        """Return the start of the keys of the group's rows of one kind, a byte."""
         start = generation_prefix(self.topic.prefix, self.generation)
-        return TRANSACTIONAL + start + CLAIM + self.name.encode("ascii") + b"\0"
+        return TRANSACTIONAL + start + kind + self.name.encode("ascii") + b"\0"
 
     @property
     def label(self) -> str:
