@@ -46,7 +46,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_run_on_spark_logs_progress_and_names_the_job(caplog: pytest.LogCaptureFixture) -> None:
     spark, is_logged = FakeSession(), Event()
     with caplog.at_level(logging.INFO):
-        name = "sweep, step 2 of 3: invalid transactions"
+        name = "sweep, step 2 of 3: invert"
 
         def check() -> None:
             if messages(caplog):

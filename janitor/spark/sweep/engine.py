@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_STEP_NAMES = {"message": "messages", "invert": "invalid transactions", "payload": "payloads"}
-
-
 class Sender(Protocol):
     """A sender of parts to tasks."""
 
@@ -80,7 +77,7 @@ class SparkSender:
     def send(self, parts: Sequence[Part], keep_alive: Callable[[], None]) -> list[Outcome]:
         step, is_read_only, run = parts[0].step, parts[0].is_read_only, parts[0].run
         kind = "plan" if run.mode == "plan" and not is_read_only else "sweep"
-        name = f"{kind}, step {STEPS.index(step) + 1} of {len(STEPS)}: {_STEP_NAMES[step]}"
+        name = f"{kind}, step {STEPS.index(step) + 1} of {len(STEPS)}: {step}"
         return run_on_spark(self._spark, partial(self._collect, list(parts)), keep_alive, name=name)
 
     def _collect(self, parts: list[Part]) -> list[Outcome]:
