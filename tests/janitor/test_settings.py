@@ -45,7 +45,9 @@ def test_standalone_file_names_every_setting_and_changes_none(monkeypatch: pytes
         "storage.hbase.tls",
         "storage.hbase.kerberos",
     }
-    assert unnamed == {*sections, "janitor.cron", "transactions.directory", "janitor.state"}
+    assert unnamed == {*sections, "janitor.cron", "transactions.directory", "janitor.state"}, (
+        "add it to conf/standalone.yaml"
+    )
     assert all(f"# {name}: " in named for name in ("cron", "directory", "state")), "the file has them as comments"
 
 

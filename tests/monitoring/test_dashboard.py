@@ -78,4 +78,4 @@ def test_every_panel_filters_by_the_selected_janitors(document: dict[str, Any]) 
 
 def test_dashboard_uses_every_metric_of_the_janitor(document: dict[str, Any]) -> None:
     shown = " ".join(expression for _, expression in expressions(document))
-    assert [definition.name for definition in CATALOGUE if definition.name not in shown] == []
+    assert [definition.name for definition in CATALOGUE if definition.name not in shown] == [], "add it to a panel"

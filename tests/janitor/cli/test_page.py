@@ -33,10 +33,10 @@ def test_commands_print_what_the_page_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Terminal(StillClock(NOW_MS, monotonic_ms=DAY), capsys, monkeypatch) as terminal:
-        for line, shown in [*consoles(PAGE), *consoles(TMS_PAGE)]:
+        for page, (line, shown) in ((path, each) for path in (PAGE, TMS_PAGE) for each in consoles(path)):
             code, printed = terminal.type(line)
             assert code == exit_code(line), line
-            assert first_line_not_shown(shown, printed) is None, f"{line}\n{printed}"
+            assert first_line_not_shown(shown, printed) is None, f"{page.name}: {line}\n{printed}"
 
 
 def others() -> Iterator[str]:

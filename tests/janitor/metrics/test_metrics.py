@@ -304,6 +304,9 @@ def sources(*folders: str) -> str:
 READS = "".join(f'self._calls["{want.call}"]' for want in (KEYS, CELLS, MESSAGES, COLUMNS, PAYLOADS))
 
 
+STATUS_PAGE = (ROOT / "janitor/http/page.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("known", "pattern", "code"),
     [
@@ -311,9 +314,10 @@ READS = "".join(f'self._calls["{want.call}"]' for want in (KEYS, CELLS, MESSAGES
         (FAILURES, r'FailedTopic\([\w.]+, [\w.]+, "(\w+)"', sources("janitor/sweep")),
         (CALLS, r'self\._calls\["(\w+)"\]', sources("tms_core/tables") + READS),
         (RESULTS, r"``(\w+)``", str(RunRecord.__doc__).partition("result:")[2].partition("error:")[0]),
+        (PHASES, r'\["(\w+)", "[^"]+"\]', STATUS_PAGE.partition("const PHASES = ")[2].partition(";")[0]),
         (CLOCKS, r'skew_seconds=.*"(\w+)"', sources("janitor")),
     ],
-    ids=["guards", "failures", "calls", "results", "clocks"],
+    ids=["guards", "failures", "calls", "results", "phases of the page", "clocks"],
 )
 def test_label_values_match_the_code(known: tuple[str, ...], pattern: str, code: str) -> None:
     assert set(known) == set(re.findall(pattern, code))
@@ -566,7 +570,7 @@ def exported_metrics() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]
 
 
 def test_reference_page_lists_exactly_the_exported_metrics() -> None:
-    assert documented_metrics() == exported_metrics()
+    assert documented_metrics() == exported_metrics(), "correct docs/reference/metrics.md"
 
 
 def test_exported_metrics_match_the_catalogue() -> None:
