@@ -57,7 +57,7 @@ class KeyedRows(Protocol):
     """Rows by key."""
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the existing values."""
+        """Return the values of those keys that exist."""
         ...
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -73,7 +73,7 @@ class LooseRows(KeyedRows, Protocol):
     """
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write rows."""
+        """Write rows; an existing row is replaced."""
         ...
 
     def delete(self, keys: Iterable[bytes]) -> None:

@@ -66,7 +66,7 @@ class RecordedLedger(Documents):
     """The ledger in the state."""
 
     def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
-        """Save deletions."""
+        """Append deletions to the ledger, in their order."""
         added = list(entries)
 
         def add() -> None:

@@ -27,7 +27,7 @@ SAVE_EVERY_MS = 3_000
 
 
 class Counts(Protocol[T]):
-    """A kind of count."""
+    """A kind of count, such as the sizes of topics: which topics to count, how, and what to do with the result."""
 
     def list_topics(self) -> Sequence[Life]:
         """Return the existing topics, in the order of counting."""

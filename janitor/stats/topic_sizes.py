@@ -138,7 +138,7 @@ class TopicSizeCounter:
         return tally.count(self._clock.now_ms())
 
     def note_result(self, life: Life, found: TopicCount) -> None:
-        """Store a count."""
+        """Keep a count in memory until :meth:`save`."""
         self._found[life[0]] = found
 
     def note_failure(self, life: Life, error: StoreError) -> None:

@@ -121,7 +121,7 @@ class BackgroundThread(_Background):
         ttl: timedelta | int | str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand messages over."""
+        """Queue messages for the background, after the buffer has room for them or drops some (``WhenFull``)."""
         name, payloads = topic_id(topic), payloads_of(messages)
         ttl_seconds = None if ttl is None else seconds(ttl)
         try:
@@ -259,7 +259,7 @@ class BackgroundTask(_Background):
         ttl: timedelta | int | str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand messages over."""
+        """Queue messages for the background, after the buffer has room for them or drops some (``WhenFull``)."""
         name, payloads = topic_id(topic), payloads_of(messages)
         ttl_seconds = None if ttl is None else seconds(ttl)
         try:
