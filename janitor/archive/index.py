@@ -166,7 +166,7 @@ def _find(days: Iterable[archive_folder.DayFolder], is_selected: Callable[[Topic
             continue
         for path in day.files():
             try:
-                file = ArchivedFile(path, day.day, path.stat().st_size, parquet.summarise(path))
+                file = ArchivedFile(path, day.day, path.stat().st_size, parquet.summarize(path))
             except ArchiveError as error:
                 listing.damaged.append(error)
             except FileNotFoundError:

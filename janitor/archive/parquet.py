@@ -128,7 +128,7 @@ def write(stream: BinaryIO, topic: TopicId, groups: Iterable[Mapping[str, Sequen
         writer.add_key_value_metadata({_REFERENCES: str(references)})
 
 
-def summarise(path: Path) -> Summary:
+def summarize(path: Path) -> Summary:
     """Return the description of a file from its footer.
 
     Raises:
@@ -156,7 +156,7 @@ def read(path: Path, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the values of some columns in batches of rows.
 
     Raises:
-        ArchiveError: as :func:`summarise`, or a checksum is wrong.
+        ArchiveError: as :func:`summarize`, or a checksum is wrong.
     """
     with _open_file(path) as file:
         for batch in file.iter_batches(_READ_ROWS, columns=list(columns), use_threads=False):

@@ -89,7 +89,9 @@ def stats(
         )
     if remember:
         with access.reading() as store, current.place.state() as state:
-            living = {t: g for t, g in counting.living(store).items() if not patterns or t.matches(patterns)}
+            living = {
+                t: g for t, g in counting.existing_generations(store).items() if not patterns or t.matches(patterns)
+            }
             counting.save(state, found, living, now_ms, whole=not patterns)
     if current.as_json:
         output = {"effective_now_ms": now_ms, "topics": [one.to_json() for one in found], "written": written}

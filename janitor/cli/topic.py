@@ -132,13 +132,13 @@ def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms
         yield render.line("newest", render.when(figures["newest_ms"], now_ms))
     if len(sizes) > 1:
         since = duration(now_ms - sizes[0]["counted_ms"])
-        curve, highest = _curve([size["size_bytes"] for size in sizes])
+        curve, highest = _sparkline([size["size_bytes"] for size in sizes])
         yield render.line("over time", f"{curve} in the last {since}, at most {render.size(highest)}")
-        curve, highest = _curve([size["messages"] for size in sizes])
+        curve, highest = _sparkline([size["messages"] for size in sizes])
         yield render.line("", f"{curve} at most {highest:,} messages")
 
 
-def _curve(figures: Sequence[int]) -> tuple[str, int]:
+def _sparkline(figures: Sequence[int]) -> tuple[str, int]:
     """Return numbers as a curve of block characters, and the highest number."""
     highest = max(figures)
     return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (highest or 1)] for figure in figures), highest

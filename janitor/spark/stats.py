@@ -177,7 +177,7 @@ def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: s
     return path
 
 
-def living(store: Reads) -> dict[TopicId, int]:
+def existing_generations(store: Reads) -> dict[TopicId, int]:
     """Return the topics that exist, and their generations.
 
     Raises:

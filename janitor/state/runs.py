@@ -143,7 +143,7 @@ class RecordedRuns(Documents):
         _, going = self._unfinished()
         return [run for run, _ in sorted(self._with_heartbeats(going), key=itemgetter(1))]
 
-    def beat(self, run_id: str, heartbeat_ms: int) -> None:
+    def save_heartbeat(self, run_id: str, heartbeat_ms: int) -> None:
         """Save a heartbeat of a run; ignore an unknown or finished run."""
         _, going = self._unfinished()
         if run_id in going:

@@ -108,7 +108,7 @@ class Permission:
         if due:
             # S10: only after the check. A run that lost its lease must not look alive to the next holder.
             self._heartbeat_ms = now_ms
-            self._state.beat(self._run_id, self._clock.now_ms())
+            self._state.save_heartbeat(self._run_id, self._clock.now_ms())
 
     def raise_if_stopping(self) -> None:
         """Raise ``StopRequested`` if a stop was requested; read and write nothing."""

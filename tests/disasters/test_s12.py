@@ -273,7 +273,7 @@ def test_previous_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pyt
     assert record.adopted_ms is not None
 
 
-@pytest.mark.parametrize("call", ["save_frontiers", "beat"])
+@pytest.mark.parametrize("call", ["save_frontiers", "save_heartbeat"])
 def test_busy_state_under_the_lease_fails_the_run(call: str) -> None:
     pair = TwoJanitors(MemoryStore())
     pair.leases[0].acquire()
@@ -289,7 +289,7 @@ def test_rejected_heartbeat_is_a_lost_lease() -> None:
     pair.leases[0].acquire()
 
     def refuse(store_call: Call) -> None:
-        if store_call.name == "state.beat":
+        if store_call.name == "state.save_heartbeat":
             pair.leases[1].acquire(sole=True)
             raise StateBusy("b is writing it.")
 

@@ -359,7 +359,7 @@ def test_operations_of_each_batch_take_few_calls(open_state: Open) -> None:
     assert count_calls(state, state.pauses) == {"getRowWithColumns": 1}
     assert count_calls(state, state.lease) == {"getRowWithColumns": 1}
     assert count_calls(state, lambda: state.intend(entry())) == {"mutateRowsTs": 1}
-    assert count_calls(state, lambda: state.beat("run", 2)) == {"getRowWithColumns": 1, "mutateRowsTs": 1}
+    assert count_calls(state, lambda: state.save_heartbeat("run", 2)) == {"getRowWithColumns": 1, "mutateRowsTs": 1}
     assert count_calls(state, lambda: state.swap_lease(None, b"mine")) == {"getRowWithColumns": 1, "checkAndPut": 1}
 
 
@@ -392,7 +392,7 @@ def test_state_page_documents_each_value_and_row(open_state: Open) -> None:
     state.begin_run(RunRecord("run", "apply", 1))
     state.intend(entry())
     state.save_running_counters("run", {ONE: 1.0})
-    state.beat("run", 2)
+    state.save_heartbeat("run", 2)
     fill(state)
     end_of_run(state, "other", 2)
     packed = state.driver.table.get(b"root")

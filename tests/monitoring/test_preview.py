@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.monitoring.chart import COLOURS, Chart
+from tools.monitoring.chart import COLORS, Chart
 from tools.monitoring.dashboard import dashboard
 from tools.monitoring.panels import ROWS
 from tools.monitoring.preview import Source, chosen, page
@@ -61,11 +61,11 @@ def test_page_with_omitted_rows_has_no_gap() -> None:
     assert re.findall(r"<h2 style=\"top:(\d+)px", alone) == re.findall(r"<h2 style=\"top:(\d+)px", first)
 
 
-@pytest.mark.parametrize(("waiting", "colour"), [("0", "#3d9142"), ("3022", "#d9730d")])
-def test_page_colors_a_number_by_its_threshold(waiting: str, colour: str) -> None:
+@pytest.mark.parametrize(("waiting", "color"), [("0", "#3d9142"), ("3022", "#d9730d")])
+def test_page_colors_a_number_by_its_threshold(waiting: str, color: str) -> None:
     html = page(dashboard(), source(lambda _: [series(7, waiting)]), ["Health"])
     panel = panel_html(html, "Overdue rows")
-    assert f"background:{colour}" in panel
+    assert f"background:{color}" in panel
     assert ("<p>3.02 K</p>" in panel) == (waiting == "3022")
 
 
@@ -77,9 +77,9 @@ def test_page_shows_the_mapped_text_of_a_value() -> None:
 def test_page_draws_each_series_with_name_color_and_unit() -> None:
     lines = [series(1, 1500, table="message", rule="<expired>"), series(0, "NaN", 0, table="payload", rule="expired")]
     panel = panel_html(page(dashboard(), source(lambda _: lines), ["Runs"]), "Rows deleted")
-    for name, colour in zip(("message &lt;expired&gt;", "payload expired"), COLOURS, strict=False):
-        assert f'<i style="background:{colour}"></i>{name}</span>' in panel
-        assert f'stroke="{colour}"' in panel
+    for name, color in zip(("message &lt;expired&gt;", "payload expired"), COLORS, strict=False):
+        assert f'<i style="background:{color}"></i>{name}</span>' in panel
+        assert f'stroke="{color}"' in panel
     assert "1.5 K rows/s" in panel
     assert "nan" not in panel.lower()
 

@@ -327,7 +327,7 @@ def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, echo: Echo
 def test_wait_of_the_server_ends_no_client(monkeypatch: pytest.MonkeyPatch, echo: Echo, wait: str, size: int) -> None:
     def idle_seconds(connection: HttpProtocol) -> float:
         # Short only while the client waits for the server: on a busy machine the client itself may pause for longer.
-        return 0.1 if connection.flow.read_paused or connection._owes() else PATIENCE_SECONDS
+        return 0.1 if connection.flow.read_paused or connection._awaits_response() else PATIENCE_SECONDS
 
     monkeypatch.setattr(HttpProtocol, "timeout_keep_alive", property(idle_seconds, lambda *_: None), raising=False)
     event: Event = getattr(echo, wait)

@@ -14,7 +14,7 @@ import happybase
 import pytest
 from pyspark.sql import SparkSession
 
-from janitor.archive.parquet import summarise
+from janitor.archive.parquet import summarize
 from janitor.rules.policy import Rule
 from janitor.settings import AllSettings, load
 from janitor.spark import stats
@@ -159,7 +159,7 @@ def test_source_on_hbase_reads_all_salts(spark: SparkSession, hbase_tables: Tabl
         FilledStore.fill(store)
         counting = SqliteState.in_memory()
         TopicSizeCounter(store, counting, ManualClock(NOW_MS), rows_per_second=100_000).step()
-        living = stats.living(store)
+        living = stats.existing_generations(store)
         stored = [key for key, _ in every(store.message, MESSAGES)]
         payloads = len(every(store.payload, PAYLOADS))
     spark.dataSource.register(FilteringSource)
@@ -204,7 +204,7 @@ def test_tasks_on_hbase_delete_only_during_their_run(hbase_tables: Tables, tmp_p
         report = engine.run_once(adopt=True)
         assert report.errors == []
         assert filled.is_swept
-        archived = sum(summarise(path).rows for path in tmp_path.rglob("*.parquet"))
+        archived = sum(summarize(path).rows for path in tmp_path.rglob("*.parquet"))
         assert archived == report.total(Rule.EXPIRED) + report.total(Rule.OLD_GENERATION)
         late = filled.orders.plain(EXPIRED[0])
         ended = [perform(environment, part, 1) for part in sender.sent if part.step == "message"]

@@ -57,7 +57,7 @@ def test_stats_of_a_store_are_counted_saved_and_written(
 ) -> None:
     with LevelDBStore(place, create=True) as store:
         fill(store)
-        living = stats.living(store)
+        living = stats.existing_generations(store)
         state, clock = SqliteState.in_memory(), ManualClock(NOW_MS)
         TopicSizeCounter(store, state, clock, rows_per_second=10_000).step()
     register(spark)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from janitor.archive.parquet import read, summarise
+from janitor.archive.parquet import read, summarize
 from janitor.archive.writer import ParquetArchive
 from janitor.report import Report
 from janitor.rules.policy import Rule
@@ -440,7 +440,7 @@ def test_tasks_archive_every_deleted_row_once(tmp_path: Path) -> None:
     kept = [key for path in files for rows in read(path, ["key"]) for (key,) in rows]
     assert len(kept) == len(set(kept))
     assert set(kept) == before - after
-    assert {summarise(path).run_id for path in files} == {report.id}
+    assert {summarize(path).run_id for path in files} == {report.id}
 
 
 def test_crash_before_delete_leaves_rows_archived_and_stored(tmp_path: Path) -> None:

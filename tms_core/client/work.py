@@ -241,7 +241,7 @@ class Worker:
         """
         while self._interrupted:
             try:
-                await self._interrupted[-1].disclaim()
+                await self._interrupted[-1].release_uncounted()
             except _RETRYABLE as error:
                 logger.info("the claims of a transaction in %s will be released later: %s", self._topic, error)
                 return

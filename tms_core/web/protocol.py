@@ -293,7 +293,7 @@ class HttpProtocol(HttpToolsProtocol):
                 # The rest of this request will not arrive, but the requests before it are complete.
                 self.pipeline.popleft()
                 self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
-            if not self._owes_response():
+            if not self._last_awaits_response():
                 return False
             self.cycle.keep_alive = False
         self._half_closed = True
@@ -394,11 +394,11 @@ class HttpProtocol(HttpToolsProtocol):
         """Return whether the head of the first request is complete."""
         return self._last is not None
 
-    def _owes(self) -> bool:
+    def _awaits_response(self) -> bool:
         """Return whether all received requests are complete, and the last request has no complete response."""
-        return self._owes_response() and self.cycle.scope is self.scope
+        return self._last_awaits_response() and self.cycle.scope is self.scope
 
-    def _owes_response(self) -> bool:
+    def _last_awaits_response(self) -> bool:
         """Return whether the last request with a complete head is complete and has no complete response."""
         cycle = self._last
         return cycle is not None and not (cycle.more_body or cycle.response_complete)
@@ -493,7 +493,7 @@ class HttpProtocol(HttpToolsProtocol):
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if not (0 < body_bytes <= KNOWN_BODY_BYTES and end <= _KNOWN_HEAD_BYTES and len(data) == end + body_bytes):
             return
-        if self._owes() and self.cycle.keep_alive and not self.expect_100_continue:
+        if self._awaits_response() and self.cycle.keep_alive and not self.expect_100_continue:
             head, number = _without_number(data[:end])
             # The parser must have found the same number; it differs if the header occurs twice or in an unusual form.
             if [value for name, value in self.scope["headers"] if name == SEQUENCE] == ([number] if number else []):
@@ -512,7 +512,7 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self._end()
             return
-        if self._owes():
+        if self._awaits_response():
             return
         # The request is incomplete.
         self._senseless_bytes = 0 if self._in_body else self._senseless_bytes + len(data)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from tools.monitoring.units import ticks, written
 
 #: The colors of the lines, which repeat after the last one.
-COLOURS = ("#56a64b", "#e08a00", "#5794f2", "#e0445a", "#a352cc", "#2fa7b0", "#fa6400", "#8f7fd6", "#8f9e3a", "#d966b3")
+COLORS = ("#56a64b", "#e08a00", "#5794f2", "#e0445a", "#a352cc", "#2fa7b0", "#fa6400", "#8f7fd6", "#8f9e3a", "#d966b3")
 #: Pairs of a time in seconds and a number.
 Points = Sequence[tuple[float, float]]
 
@@ -57,7 +57,7 @@ class Chart:
         """Return the chart as SVG."""
         inside = [*self._numbers(), *self._times()]
         for at, line in enumerate(lines):
-            inside += self._drawn(line, COLOURS[at % len(COLOURS)])
+            inside += self._drawn(line, COLORS[at % len(COLORS)])
         return f'<svg width="{self.width}" height="{self.height}">{"".join(inside)}</svg>'
 
     def _x(self, time: float) -> float:
@@ -84,13 +84,13 @@ class Chart:
             yield f'<text x="{x}" y="{self.height - 6}" text-anchor="middle">{text}</text>'
             time += distance
 
-    def _drawn(self, line: Points, colour: str) -> Iterator[str]:
+    def _drawn(self, line: Points, color: str) -> Iterator[str]:
         floor = self._y(max(self.marks[0], 0.0))
         for piece in _pieces(line):
             path = " ".join(f"{self._x(time)},{self._y(number)}" for time, number in piece)
             first, last = self._x(piece[0][0]), self._x(piece[-1][0])
-            yield f'<polygon points="{first},{floor} {path} {last},{floor}" fill="{colour}"/>'
-            yield f'<polyline points="{path}" stroke="{colour}"/>'
+            yield f'<polygon points="{first},{floor} {path} {last},{floor}" fill="{color}"/>'
+            yield f'<polyline points="{path}" stroke="{color}"/>'
 
 
 def _pieces(line: Points) -> Iterator[Points]:

@@ -13,7 +13,7 @@ from html import escape
 from math import isfinite
 from typing import Any, NamedTuple
 
-from tools.monitoring.chart import COLOURS, Chart, Points
+from tools.monitoring.chart import COLORS, Chart, Points
 from tools.monitoring.dashboard import COLUMNS
 from tools.monitoring.units import written
 
@@ -154,8 +154,8 @@ def _section(panel: Mapping[str, Any], source: Source, shift: int) -> str:
     if not lines:
         kind, inside = "none", "<p>No data</p>"
     elif panel["type"] == "stat":
-        kind, (inside, colour) = "stat", _stat(panel["fieldConfig"]["defaults"], lines[0])
-        style += f";background:{colour}"
+        kind, (inside, color) = "stat", _stat(panel["fieldConfig"]["defaults"], lines[0])
+        style += f";background:{color}"
     elif panel["type"] == "timeseries":
         kind, inside = "chart", _chart(panel, lines, source.span, (width, height))
     else:
@@ -168,9 +168,9 @@ def _stat(defaults: Mapping[str, Any], line: Line) -> tuple[str, str]:
     _, number = line.points[-1]
     words = {value: word["text"] for mapping in defaults["mappings"] for value, word in mapping["options"].items()}
     steps = defaults["thresholds"]["steps"]
-    *_, colour = (step["color"] for step in steps if step["value"] is None or number >= step["value"])
+    *_, color = (step["color"] for step in steps if step["value"] is None or number >= step["value"])
     text = words.get(f"{number:g}") or written(number, defaults["unit"])
-    return f"<p>{escape(text)}</p>", _BACKGROUNDS[colour]
+    return f"<p>{escape(text)}</p>", _BACKGROUNDS[color]
 
 
 def _chart(panel: Mapping[str, Any], lines: Sequence[Line], span: tuple[float, float], shape: tuple[int, int]) -> str:
@@ -181,7 +181,7 @@ def _chart(panel: Mapping[str, Any], lines: Sequence[Line], span: tuple[float, f
     points = [line.points for line in lines]
     chart = Chart.around(points, span, defaults["unit"], left, low=defaults.get("min"))
     names = "".join(
-        f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(line.name)}</span>'
+        f'<span><i style="background:{COLORS[at % len(COLORS)]}"></i>{escape(line.name)}</span>'
         for at, line in enumerate(lines)
     )
     return f'{chart.svg(points)}<div class="legend">{names}</div>'

@@ -62,7 +62,7 @@ class JanitorTable:
             StateError: the table does not exist and cannot be created (the hint has the command that creates it), or
                 HBase does not respond.
         """
-        with self._border():
+        with self._convert_errors():
             try:
                 self._rows.get(self._prefix or b"\x00")
             except StoreNotFound:
@@ -82,7 +82,7 @@ class JanitorTable:
 
     def get(self, key: bytes) -> bytes | None:
         """Return a value; None if it does not exist."""
-        with self._border():
+        with self._convert_errors():
             value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
 
@@ -94,7 +94,7 @@ class JanitorTable:
     def server_ms(self) -> int | None:
         """Return the time of the region server of the row ``clock``; None if an old cell with a later time hides it."""
         row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
-        with self._border():
+        with self._convert_errors():
             self._rows.put([(row, {COLUMN: token})])
             # The token shows that this is the cell just written, and not the cell of another process.
             value, timestamp_ms = self._rows.get(row).get(COLUMN, (None, 0))
@@ -103,7 +103,7 @@ class JanitorTable:
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the existing values."""
         found = {}
-        with self._border():
+        with self._convert_errors():
             for some in batches(keys, _BATCH_ROWS):
                 for row, cells in self._rows.get_many([self._prefix + key for key in some]):
                     found[row[len(self._prefix) :]] = cells[COLUMN][0]
@@ -114,7 +114,7 @@ class JanitorTable:
         at, end = self._prefix + start, self._prefix + stop
         ended = False
         while not ended:
-            with self._border():
+            with self._convert_errors():
                 rows, ended = self._rows.fetch(at, end, _PAGE_ROWS, KEYS if keys_only else ROWS)
             for row in rows:
                 yield row.row[len(self._prefix) :], row.columns[COLUMN].value
@@ -137,7 +137,7 @@ class JanitorTable:
     def delete(self, keys: Iterable[bytes]) -> None:
         """Delete rows; their keys must not be written again."""
         for some in batches(keys, _BATCH_ROWS):
-            with self._border():
+            with self._convert_errors():
                 self._rows.mark([self._prefix + key for key in some], _TIMESTAMP)
 
     def swap(self, key: bytes, old: bytes, new: bytes) -> tuple[bool, bool]:
@@ -154,16 +154,16 @@ class JanitorTable:
             calls += 1
             return self._rows.check_and_put(connection, self._prefix + key, COLUMN, old, new)
 
-        with self._border():
+        with self._convert_errors():
             done = self._pool.run(work)
         return done, calls == 1
 
     def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        with self._border():
+        with self._convert_errors():
             self._rows.put(((self._prefix + key, {COLUMN: value}) for key, value in rows), _TIMESTAMP)
 
     @contextmanager
-    def _border(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         """Convert errors of HBase's tables into errors of the state."""
         if self._closed:
             raise StateError(f"{self.name}: this state is closed.")

@@ -84,7 +84,7 @@ class LooseFile:
                 )
             if rows.keys() <= deletions and not damaged:
                 self._lines = b""
-                with self._border("removed"):
+                with self._convert_errors("removed"):
                     if self._path is not None:
                         self._path.unlink(missing_ok=True)
             elif rows.keys() & deletions:
@@ -120,7 +120,7 @@ class LooseFile:
         return {key: value for key, value in rows.items() if value}, damaged
 
     def _read(self) -> bytes:
-        with self._border("read"):
+        with self._convert_errors("read"):
             try:
                 return self._lines if self._path is None else self._path.read_bytes()
             except FileNotFoundError:
@@ -131,7 +131,7 @@ class LooseFile:
         if self._path is None:
             self._lines += lines
             return
-        with self._border("written"):
+        with self._convert_errors("written"):
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 # Write in one call, so that a reader sees at most a truncated last line, which it ignores.
@@ -158,7 +158,7 @@ class LooseFile:
         self._max_bytes = max(_REWRITE_BYTES, _REWRITE_RATIO * len(lines))
 
     @contextmanager
-    def _border(self, done: str) -> Iterator[None]:
+    def _convert_errors(self, done: str) -> Iterator[None]:
         """Convert errors of the file into errors of the state."""
         try:
             yield

@@ -178,11 +178,11 @@ class SqliteDocuments:
         self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
         self.place = self.name if folder is None else str(folder)
         self.loose = LooseFile(folder)
-        self._border = _ErrorTranslation(self.name)
+        self._convert_errors = _ErrorTranslation(self.name)
         self._lock = RLock()
         if folder is not None:
             _prepare(folder)
-        with self._border:
+        with self._convert_errors:
             self.connection = sqlite3.connect(
                 ":memory:" if folder is None else folder / FILE_NAME,
                 timeout=busy_seconds,
@@ -193,7 +193,7 @@ class SqliteDocuments:
             # Close a state in memory with its object: callers do not close it.
             weakref.finalize(self, self.connection.close)
         try:
-            with self._border:
+            with self._convert_errors:
                 self.connection.execute("PRAGMA synchronous = EXTRA")
                 if is_new(self.connection, self.name):
                     with self._begin("IMMEDIATE"):
@@ -203,7 +203,7 @@ class SqliteDocuments:
             raise
 
     def close(self) -> None:
-        with self._lock, self._border:
+        with self._lock, self._convert_errors:
             self.connection.close()
 
     @contextmanager
@@ -228,7 +228,7 @@ class SqliteDocuments:
         return self._value("SELECT value FROM documents WHERE key = ?", name)
 
     def names(self) -> set[str]:
-        with self._lock, self._border:
+        with self._lock, self._convert_errors:
             return {name for (name,) in self.connection.execute("SELECT key FROM documents WHERE key <> ?", [_LEASE])}
 
     def lease(self) -> bytes | None:
@@ -258,7 +258,7 @@ class SqliteDocuments:
         """Yield rows of history of ``[start, stop)`` without blocking a writer between two of them."""
         query, page = _SCAN_KEYS if keys_only else _SCAN, _FIRST_PAGE
         while True:
-            with self._lock, self._border:
+            with self._lock, self._convert_errors:
                 rows = self.connection.execute(query, (start, stop, page)).fetchall()
             for key, value in rows:
                 yield key, _decompress(key, value)
@@ -267,7 +267,7 @@ class SqliteDocuments:
             start, page = rows[-1][0] + b"\x00", min(page * 4, _MAX_PAGE)
 
     def _value(self, query: str, key: str | bytes) -> bytes | None:
-        with self._lock, self._border:
+        with self._lock, self._convert_errors:
             row = self.connection.execute(query, [key]).fetchone()
         return row[0] if row else None
 
@@ -281,7 +281,7 @@ class SqliteDocuments:
     @contextmanager
     def _begin(self, kind: str) -> Iterator[None]:
         """Run the block in a new SQLite transaction, or in the current transaction of this thread."""
-        with self._lock, self._border:
+        with self._lock, self._convert_errors:
             if self.connection.in_transaction:
                 yield
                 return

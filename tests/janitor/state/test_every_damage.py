@@ -86,7 +86,7 @@ def full(state: State) -> State:
     for run_id in ("one", "two"):
         state.begin_run(RunRecord(run_id, "apply", 1))
     state.finish_run(RunRecord("one", "apply", 1, 2, "done"), report())
-    state.beat("two", 2)
+    state.save_heartbeat("two", 2)
     state.save_running_counters("two", {ONE: 1})
     state.intend(entry(run_id="two"))
     return state

@@ -112,11 +112,11 @@ def test_retire_times_drops_later_times_and_keeps_the_others(state: State) -> No
 
 def test_beat_changes_only_an_unfinished_run(state: State) -> None:
     state.begin_run(RunRecord("over", "apply", 1))
-    state.beat("over", 2)
+    state.save_heartbeat("over", 2)
     state.finish_run(RunRecord("over", "apply", 1, 3, "done"))
     state.begin_run(RunRecord("on", "apply", 4))
     for run_id in ("over", "on", "unknown"):
-        state.beat(run_id, 9)
+        state.save_heartbeat(run_id, 9)
     assert [(run.id, run.heartbeat_ms) for run in state.runs(10)] == [("on", 9), ("over", 2)]
 
 

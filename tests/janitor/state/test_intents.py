@@ -168,7 +168,7 @@ def test_file_of_a_long_run_stays_small_and_complete(tmp_path: Path, monkeypatch
         state.intend(FIRST)
         for number in range(500):
             state.save_running_counters("run", {CounterKey("rows"): number})
-            state.beat("run", number)
+            state.save_heartbeat("run", number)
         assert (tmp_path / FILE_NAME).stat().st_size < 5_000
         assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
         assert (state.intents(), state.running_counters("run")) == ([FIRST], {CounterKey("rows"): 499})
@@ -178,7 +178,7 @@ def test_file_of_a_long_run_stays_small_and_complete(tmp_path: Path, monkeypatch
 def test_clear_intents_after_a_run_deletes_the_file(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         state.begin_run(RunRecord("run", "apply", 1))
-        state.beat("run", 2)
+        state.save_heartbeat("run", 2)
         state.save_running_counters("run", {CounterKey("rows"): 1})
         state.intend(FIRST)
         state.finish_run(RunRecord("run", "apply", 1, 3, "done"))

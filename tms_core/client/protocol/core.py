@@ -63,7 +63,7 @@ class WritingTransaction(Protocol):
         ...
 
     async def store_now(self, core: Core, call: Call[None]) -> None:
-        """Send a store."""
+        """Send a store with one of the transaction's pointers."""
         ...
 
 

@@ -183,12 +183,12 @@ class Endpoint:
         """Send a call in the block to the current server; if it does not respond, the next call uses another server.
 
         Raises:
-            MessagingError: the library raised an error (:meth:`border`).
+            MessagingError: the library raised an error (:meth:`convert_errors`).
         """
         url = self._urls.now
         attempt = Attempt(call.method, url + call.path)
         try:
-            with self.options.hook(attempt), self.border(call, stopped, url):
+            with self.options.hook(attempt), self.convert_errors(call, stopped, url):
                 yield attempt
         except (Unavailable, Unanswered):
             self._urls.leave(url)
@@ -217,7 +217,7 @@ class Endpoint:
         return {"timeout": timeout.as_dict()}
 
     @contextmanager
-    def border(self, call: Call[Any], stopped: Stop, url: str) -> Iterator[None]:
+    def convert_errors(self, call: Call[Any], stopped: Stop, url: str) -> Iterator[None]:
         """Convert the library's errors.
 
         Raises:

@@ -93,7 +93,7 @@ class BlockingWire:
             attempt.status = answer.status_code
             if answer.status_code != _OK:
                 check(call, answer.status_code, answer.read(), answer.headers)
-        return _BlockingPieces(answer, partial(self.endpoint.border, call, self._closed, attempt.url))
+        return _BlockingPieces(answer, partial(self.endpoint.convert_errors, call, self._closed, attempt.url))
 
     def stop(self) -> Stop:
         found = _BlockingStop(self._pause)
@@ -143,14 +143,14 @@ class _BlockingStop:
 class _BlockingPieces:
     """A response body whose reads block the thread."""
 
-    def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, answer: httpx2.Response, convert_errors: Callable[[], AbstractContextManager[None]]) -> None:
         self.headers: Mapping[str, str] = answer.headers
         self._answer = answer
         self._pieces = answer.iter_bytes()
-        self._border = border
+        self._convert_errors = convert_errors
 
     async def more(self) -> bytes:
-        with self._border():
+        with self._convert_errors():
             return next(self._pieces, b"")
 
     async def close(self) -> None:
@@ -206,7 +206,7 @@ class LoopWire:
                 attempt.status = answer.status_code
                 if answer.status_code != _OK:
                     check(call, answer.status_code, await answer.aread(), answer.headers)
-        return _LoopPieces(answer, partial(self.endpoint.border, call, self._closed, attempt.url))
+        return _LoopPieces(answer, partial(self.endpoint.convert_errors, call, self._closed, attempt.url))
 
     def stop(self) -> Stop:
         found = _LoopStop(self._pause)
@@ -290,14 +290,14 @@ async def pause_in_loop(event: asyncio.Event, seconds: float) -> None:
 class _LoopPieces:
     """A response body whose reads suspend only the task."""
 
-    def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, answer: httpx2.Response, convert_errors: Callable[[], AbstractContextManager[None]]) -> None:
         self.headers: Mapping[str, str] = answer.headers
         self._answer = answer
         self._pieces = answer.aiter_bytes()
-        self._border = border
+        self._convert_errors = convert_errors
 
     async def more(self) -> bytes:
-        with self._border():
+        with self._convert_errors():
             return await anext(self._pieces, b"")
 
     async def close(self) -> None:

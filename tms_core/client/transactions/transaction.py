@@ -281,7 +281,7 @@ class ClientTransaction:
             await self._end()
         failures.raise_first()
 
-    async def disclaim(self) -> None:
+    async def release_uncounted(self) -> None:
         """Release the claims without counting deliveries, after a failure of a server or connection.
 
         Call it for transactions that were decided without a response. A committed transaction keeps its claims.
@@ -289,14 +289,14 @@ class ClientTransaction:
         Raises:
             TransactionError, MessagingError: no server responds.
         """
-        excused = [claims for claims in self._claims.values() if not claims.counts]
+        uncounted = [claims for claims in self._claims.values() if not claims.counts]
         # The commit may still arrive. `_is_visible` invalidates the transaction first, so that it cannot commit after
         # its messages were delivered to another worker.
-        if excused and not await self._is_visible():
-            for claims in excused:
+        if uncounted and not await self._is_visible():
+            for claims in uncounted:
                 await claims.rollback_tx()
 
-    def _excuse_failure(self, error: BaseException) -> None:
+    def _stop_counting(self, error: BaseException) -> None:
         """Do not count the claims as deliveries if a server or connection failed, not the program."""
         if isinstance(error, INTERRUPTED):
             for claims in self._claims.values():
@@ -308,7 +308,7 @@ class ClientTransaction:
         try:
             await self._prepare()
         except BaseException as error:
-            self._excuse_failure(error)
+            self._stop_counting(error)
             await self.roll_back()
             raise
 
@@ -347,7 +347,7 @@ class ClientTransaction:
         except UNKNOWN as error:
             await self._find_out(error)
         except TmsError as error:
-            self._excuse_failure(error)
+            self._stop_counting(error)
             await self.roll_back()
             raise
         except BaseException:
@@ -385,7 +385,7 @@ class ClientTransaction:
             OutcomeUnknown: no server responds.
         """
         self._ended = self._doubtful = True
-        self._excuse_failure(unanswered)
+        self._stop_counting(unanswered)
         pointer = self.transaction.transaction_id
         try:
             committed = await self._is_visible()
@@ -477,7 +477,7 @@ class ClientTransaction:
             yield
         except BaseException as error:
             self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
-            self._excuse_failure(error)
+            self._stop_counting(error)
             raise
 
 

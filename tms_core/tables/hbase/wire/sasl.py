@@ -62,8 +62,8 @@ class SaslSocket(TimedSocket):
 
     def read(self, size: int) -> bytes:
         if not self._unread:
-            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, _LARGEST_BYTES))
-            frame = self._exactly(length, _LARGEST_BYTES)
+            (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size, _LARGEST_BYTES))
+            frame = self._read_exactly(length, _LARGEST_BYTES)
             if self.qop != "auth":
                 try:
                     frame = self._exchange.unwrap(frame, encrypted=self.qop == "auth-conf")
@@ -120,8 +120,8 @@ class SaslSocket(TimedSocket):
         return self._status()[1]
 
     def _status(self) -> tuple[int, bytes]:
-        status, length = _STATUS.unpack(self._exactly(_STATUS.size, _LARGEST_SASL_BYTES))
-        body = self._exactly(length, _LARGEST_SASL_BYTES)
+        status, length = _STATUS.unpack(self._read_exactly(_STATUS.size, _LARGEST_SASL_BYTES))
+        body = self._read_exactly(length, _LARGEST_SASL_BYTES)
         if status in (_OK, _COMPLETE):
             return status, body
         text = body[:300].decode(errors="replace") if status in (_BAD, _ERROR) else "it does not speak SASL"
@@ -134,7 +134,7 @@ class SaslSocket(TimedSocket):
             "storage.hbase.kerberos.service, and that the clocks of both machines agree.",
         )
 
-    def _exactly(self, size: int, largest: int) -> bytes:
+    def _read_exactly(self, size: int, largest: int) -> bytes:
         if size > largest:
             raise OSError(f"a frame of {size} bytes")
         parts = []
