@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from janitor.state.base import State
-from janitor.state.sqlite.state import FILE_NAME, SqliteState
+from janitor.state.sqlite.state import FILE_NAME, SqliteState, is_present
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import clone, copy_folder, remove_stale
 from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
@@ -66,7 +66,7 @@ class LevelDBPlace:
             yield store
 
     def has_state(self) -> bool:
-        return (self._state_path / FILE_NAME).is_file()
+        return is_present(self._state_path / FILE_NAME)
 
     def state(self) -> AbstractContextManager[State]:
         return SqliteState(self._state_path)

@@ -76,7 +76,11 @@ class Place(Protocol):
         ...
 
     def has_state(self) -> bool:
-        """Return whether the state exists."""
+        """Return whether the state exists.
+
+        Raises:
+            StateError: the place of the state cannot be reached.
+        """
         ...
 
     def state(self) -> AbstractContextManager[State]:

@@ -27,6 +27,7 @@ from janitor.run.plan_file import PlanFile
 from janitor.run.queries import PlanResult
 from janitor.state import values
 from janitor.state.base import ProvenBoundary
+from janitor.state.sqlite.state import is_present
 from janitor.status.status import Status
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
@@ -70,8 +71,9 @@ class Caller:
         Raises:
             StoreBusy: a janitor listens but does not respond, has another version, or belongs to another user.
             StoreError: the response is not a response of a janitor.
+            StateError: this user cannot enter the folder of the state.
         """
-        if not self._path.exists():
+        if not is_present(self._path):
             return None
         try:
             return self._ask("hello", ProcessIdentity, {}, min(IDENTITY_SECONDS, self._answer_seconds))

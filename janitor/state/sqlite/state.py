@@ -102,6 +102,26 @@ _SCAN = "SELECT key, value FROM history WHERE key >= ? AND key < ? ORDER BY key 
 _SCAN_KEYS = "SELECT key, x'' FROM history WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 
 
+def is_present(path: Path) -> bool:
+    """Return whether a file of the state exists.
+
+    ``Path.exists`` differs between versions of Python if the folder cannot be entered.
+
+    Raises:
+        StateError: this user cannot enter the folder, or it is not a folder.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be reached: {error.strerror}.",
+            "Run the command as the janitor's user, or set janitor.state to a folder of this user.",
+        ) from error
+    return True
+
+
 def copy_state(source: Path, target: Path) -> None:
     """Copy the state file to another folder without the lease, also while a janitor writes the file.
 
@@ -315,7 +335,7 @@ def _prepare(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(folder / FILE_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except OSError as error:
-        if not (folder / FILE_NAME).is_file():
+        if not is_present(folder / FILE_NAME):
             kind = StateUnavailable if is_full(error) else StateError
             raise kind(
                 f"the state folder {folder} cannot be created: {error}.",

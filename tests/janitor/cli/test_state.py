@@ -19,9 +19,9 @@ from janitor.inspect.answer import FoundRow, LedgerReach, MissingRow, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.records import RunRecord
-from janitor.state.sqlite.state import SqliteState
+from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
-from tests.janitor.cli.conftest import CommandKit
+from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tests.janitor.state.entries import TOPIC, entry
 from tms_core.clock import SystemClock
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
@@ -55,6 +55,29 @@ def test_command_on_the_state_of_a_deleted_store_exits_0(kit: CommandKit, verb: 
     kit.janitor("run --once --adopt")
     shutil.rmtree(kit.store)
     assert kit.janitor(verb).code == 0
+
+
+@pytest.mark.parametrize("line", ["status", "history", "plan", "adopt", "doctor"])
+def test_command_on_the_state_of_another_user_exits_1_and_names_it(kit: CommandKit, line: str) -> None:
+    """A name that is too long fails like a folder of another user, which root could enter."""
+    place = "x" * 300
+    kit.set(SETTINGS.replace("data/janitor", place))
+    failed = kit.janitor(line)
+    assert failed.code == 1
+    assert re.search(rf"{place}/\w+\.\w+ cannot be reached: .*janitor\.state", failed.out + failed.err, re.DOTALL), (
+        failed
+    )
+
+
+@pytest.mark.parametrize("place", ["janitor.yaml", "loop"])
+@pytest.mark.parametrize("line", ["status", "history", "plan", "run --once", "adopt", "pause", "topic default:orders"])
+def test_command_with_an_unreachable_state_exits_1_and_names_it(kit: CommandKit, line: str, place: str) -> None:
+    (kit.folder / "loop").mkdir()
+    (kit.folder / "loop" / FILE_NAME).symlink_to(FILE_NAME)
+    kit.set(SETTINGS.replace("data/janitor", place))
+    failed = kit.janitor(line)
+    assert (failed.code, "[TMS-STATE]" in failed.err, place in failed.err) == (1, True, True), failed
+    assert "janitor.state" in failed.err
 
 
 @pytest.mark.parametrize(
