@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -704,7 +705,8 @@ class Settings(Section):
         store = self.storage.leveldb.path
         if self.storage.kind != "leveldb" or "://" in str(place):
             return
-        if Path(place).resolve().is_relative_to(store.resolve()):
+        # Up to Python 3.12, Path.resolve fails in a loop of symbolic links; opening the folder reports the loop.
+        if Path(os.path.realpath(place)).is_relative_to(os.path.realpath(store)):
             raise invalid(name, f"{place} lies inside the store {store}; write a folder next to it")
 
 

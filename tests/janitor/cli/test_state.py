@@ -69,10 +69,11 @@ def test_command_on_the_state_of_another_user_exits_1_and_names_it(kit: CommandK
     )
 
 
-@pytest.mark.parametrize("place", ["janitor.yaml", "loop"])
+@pytest.mark.parametrize("place", ["janitor.yaml", "loop", "ring"])
 @pytest.mark.parametrize("line", ["status", "history", "plan", "run --once", "adopt", "pause", "topic default:orders"])
 def test_command_with_an_unreachable_state_exits_1_and_names_it(kit: CommandKit, line: str, place: str) -> None:
     (kit.folder / "loop").mkdir()
+    (kit.folder / "ring").symlink_to("ring")
     (kit.folder / "loop" / FILE_NAME).symlink_to(FILE_NAME)
     kit.set(SETTINGS.replace("data/janitor", place))
     failed = kit.janitor(line)
