@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import stat
 from pathlib import Path
 
@@ -43,6 +44,20 @@ def test_admin_token_leaves_an_existing_file_alone(tmp_path: Path, capsys: pytes
     out, err = capsys.readouterr()
     assert out == ""
     assert "cannot be created: File exists." in err
+    assert "--token-file" in err
+
+
+def test_admin_token_on_a_full_disk_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ada.token"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        code = execute(["admin", "token", "ada", "--token-file", str(file)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    out, err = capsys.readouterr()
+    assert (code, out, file.exists()) == (2, "", False)
+    assert str(file) in err
     assert "--token-file" in err
 
 

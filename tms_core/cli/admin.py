@@ -142,8 +142,14 @@ def _write(path: Path, token: str) -> None:
         raise ConfigurationError(
             f"{path} cannot be created: {error.strerror}.", "Give --token-file a new file."
         ) from error
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{token}\n")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{token}\n")
+    except OSError as error:
+        path.unlink()
+        raise ConfigurationError(
+            f"{path} cannot be written: {error.strerror}.", "Free space there, or give --token-file another file."
+        ) from error
 
 
 class AdminGroup(LazyGroup):
