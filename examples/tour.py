@@ -13,12 +13,13 @@ terminal.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
 from http.client import HTTPConnection
 from io import StringIO
 from itertools import count
@@ -95,11 +96,17 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     if not SAMPLE.exists():
         click.echo(f"the sample store {SAMPLE} is missing; a checkout contains it, a package does not", err=True)
         return 1
-    if in_use(folder / "messaging"):
-        click.echo(
-            f"error: another server uses {folder}\nhint: Stop it with Ctrl-C, or open its status page.", err=True
-        )
-        return 1
+    with lock(folder) as is_alone:
+        if not is_alone or in_use(folder / "messaging"):
+            click.echo(
+                f"error: another server uses {folder}\nhint: Stop it with Ctrl-C, or open its status page.", err=True
+            )
+            return 1
+        return _serve(folder, clock, any_ports)
+
+
+def _serve(folder: Path, clock: Clock, any_ports: bool) -> int:
+    """Serve the sample until a signal; return an exit code."""
     store, _ = unpack(folder, clock)
     _furnish(store, clock)
     settings = folder / "tms.yaml"
@@ -318,6 +325,25 @@ class Narrator:
             if held.topic not in self._held and held.rows:
                 self._say(f"held: {held.rows:,} rows of {held.topic}; release them with: {held.command}")
         self._held = {held.topic for held in status.held if held.rows}
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[bool]:
+    """Hold the working folder during the block; yield whether no other tour holds it.
+
+    The lock is on the parent folder, because a tour deletes its folder and creates it again.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_alone = True
+    except BlockingIOError:
+        is_alone = False
+    try:
+        yield is_alone
+    finally:
+        os.close(handle)
 
 
 def in_use(path: Path) -> bool:

@@ -221,6 +221,16 @@ def test_second_tour_leaves_the_first_alone(start: Start, capsys: pytest.Capture
     assert running.get("/healthz") == (200, "ok")
 
 
+def test_tour_that_starts_with_another_leaves_its_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tour.lock(tmp_path / "run") as is_alone:
+        assert is_alone
+        assert tour.main(tmp_path / "run") == 1
+    assert capsys.readouterr().err.startswith("error: another server uses ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_run_without_the_sample_removes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
