@@ -100,6 +100,12 @@ def test_unusable_newest_snapshot_is_replaced_by_the_previous(
     assert detail in rejected.detail
 
 
+def test_directory_with_only_an_unknown_version_names_the_file_and_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "snapshot.9").write_bytes(b"\x0a" + snapshot(9)[1:])
+    with pytest.raises(NoSnapshot, match=r"snapshot\.9 is of an unknown version"):
+        DirectorySource(tmp_path).latest()
+
+
 def test_snapshot_replaced_after_listing_is_listed_again(
     tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
 ) -> None:

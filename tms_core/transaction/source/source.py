@@ -46,7 +46,7 @@ class Rejection(StrEnum):
     TRUNCATED = "truncated"
     CORRUPT = "corrupt"
     IMPLAUSIBLE = "implausible"
-    VERSION = "version"
+    VERSION = "of an unknown version"
     MISNAMED = "misnamed"
     FUTURE = "future"
     VANISHED = "vanished"
