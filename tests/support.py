@@ -116,6 +116,34 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
     return fail
 
 
+def act_before(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]) -> None:
+    """Run an action before the next call of a function, and not before later calls.
+
+    Args:
+        owner: the object, class or module with the function ``name``.
+    """
+    call = getattr(owner, name)
+
+    def act_then_call(*arguments: Any, **named: Any) -> Any:
+        patch.setattr(owner, name, call)
+        act()
+        return call(*arguments, **named)
+
+    patch.setattr(owner, name, act_then_call)
+
+
+def record_calls(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
+    """Return a list that receives the positional arguments of each call of a function from now on."""
+    calls, call = list[tuple[Any, ...]](), getattr(owner, name)
+
+    def record_then_call(*arguments: Any, **named: Any) -> Any:
+        calls.append(arguments)
+        return call(*arguments, **named)
+
+    patch.setattr(owner, name, record_then_call)
+    return calls
+
+
 def each_raises(
     error: type[BaseException] | tuple[type[BaseException], ...], *calls: Callable[[], object], match: str | None = None
 ) -> None:

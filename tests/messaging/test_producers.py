@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -14,7 +14,7 @@ import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.kit.messaging import BILLS, ORDERS, READ_NONE, GroupKit, Instance, group_kit, named, read_all, read_committed
-from tests.support import PATIENCE_SECONDS, raising, wait_until
+from tests.support import PATIENCE_SECONDS, act_before, each_raises, raising, wait_until
 from tms_core.consumers.claim_rows import drained_key
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.retention import announce
@@ -146,10 +146,9 @@ def test_register_aborts_an_open_transaction_with_a_checkpoint(kit: GroupKit) ->
     kit.publish(b"order")
     one, tx = Instance(kit), kit.begin()
     assert kit.poll(tx) == [b"order"]
-    one.publish(b"bill", tx=kit.manager.checkpoint(tx), label="file 1")
-    heir = Instance(kit)
-    assert heir.previous is not None
-    assert heir.previous.outcome is TransactionOutcome.ABORTED
+    checkpoint = kit.manager.checkpoint(tx)
+    one.publish(b"bill", tx=checkpoint, label="file 1")
+    assert Instance(kit).previous == LastTransaction(checkpoint.write_pointer, "file 1", TransactionOutcome.ABORTED)
     # Otherwise the order would be processed without a visible bill.
     with pytest.raises(NotInProgress):
         kit.commit(tx)
@@ -219,15 +218,8 @@ def test_register_during_a_note_ends_its_work(kit: GroupKit, monkeypatch: pytest
     one, tx = Instance(kit), kit.begin()
     if not managed:
         kit.service.producers._transactions = kit.service.producers._requests._transactions = None
-    exchange_each = kit.side.exchange_each
     heirs: list[Instance] = []
-
-    def register_then_exchange(changes: Sequence[SideChange]) -> list[bool]:
-        monkeypatch.setattr(kit.side, "exchange_each", exchange_each)
-        heirs.append(Instance(kit))
-        return exchange_each(changes)
-
-    monkeypatch.setattr(kit.side, "exchange_each", register_then_exchange)
+    act_before(monkeypatch, kit.side, "exchange_each", lambda: heirs.append(Instance(kit)))
     with pytest.raises(ProducerFenced):
         one.begin(tx)
     assert heirs[0].previous is None
@@ -240,9 +232,7 @@ def test_register_after_several_transactions_reports_the_last(kit: GroupKit) -> 
         one.publish(b"%d" % number, tx=tx, label=str(number))
         assert [begun.label for begun in kit.service.producers.get(BILLS, "importer")[1]] == [str(number)]
         kit.commit(tx)
-    heir = Instance(kit)
-    assert heir.previous is not None
-    assert (heir.previous.label, heir.previous.outcome) == ("4", TransactionOutcome.COMMITTED)
+    assert Instance(kit).previous == LastTransaction(tx.write_pointer, "4", TransactionOutcome.COMMITTED)
     assert kit.service.producers.get(BILLS, "importer")[1] == []
 
 
@@ -275,8 +265,7 @@ def test_note_of_transactions_managed_elsewhere_reads_few_rows(
             detach_manager()
     assert max(most) <= (2 if announces_oldest else 32)
     heir = Instance(kit)
-    assert heir.previous is not None
-    assert (heir.previous.label, heir.previous.outcome) == ("99", TransactionOutcome.PENDING)
+    assert heir.previous == LastTransaction(tx.write_pointer, "99", TransactionOutcome.PENDING)
     assert len(rows(b"t", b"u", 1000).items) == (2 if announces_oldest else 100)
     # During the longest lifetime of a transaction, the outcome of the others is unknown.
     kit.clock.advance(2 * HOUR)
@@ -291,16 +280,15 @@ def test_instance_of_a_deleted_producer_is_fenced(kit: GroupKit) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx, label="x")
     [(name, known, open_)] = kit.service.producers.of(BILLS)
-    assert (name, known.generation, [begun.pointer for begun in open_]) == (
-        "importer",
-        one.generation,
-        [tx.write_pointer],
-    )
+    assert (name, known.generation) == ("importer", one.generation)
+    assert [begun.pointer for begun in open_] == [tx.write_pointer]
     kit.service.producers.delete(BILLS, "importer")
     assert kit.service.producers.of(BILLS) == []
-    for call in (kit.service.producers.get, kit.service.producers.delete):
-        with pytest.raises(ProducerNotFound):
-            call(BILLS, "importer")
+    each_raises(
+        ProducerNotFound,
+        lambda: kit.service.producers.get(BILLS, "importer"),
+        lambda: kit.service.producers.delete(BILLS, "importer"),
+    )
     with pytest.raises(ProducerFenced, match="is not registered"):
         one.publish(b"b")
     with pytest.raises(Exception, match="not in progress"):
@@ -320,10 +308,8 @@ def test_interrupted_deletion_is_finished_by_a_repeat(kit: GroupKit, at: int, *,
         patched.setattr(kit.side, "exchange_each", lambda changes: failing.write(partial(exchange, changes)))
         with pytest.raises(StoreError):
             kit.service.producers.delete(BILLS, "importer")
-    if (at, behind) == (2, True):
-        with pytest.raises(ProducerNotFound):
-            kit.service.producers.delete(BILLS, "importer")
-    else:
+    is_deleted = (at, behind) == (2, True)
+    with pytest.raises(ProducerNotFound) if is_deleted else nullcontext():
         kit.service.producers.delete(BILLS, "importer")
     with pytest.raises(NotInProgress):
         kit.commit(tx)
@@ -382,6 +368,20 @@ def test_request_of_an_invalid_producer_is_rejected(kit: GroupKit) -> None:
 # --- repetition ------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def failing_puts(table: Any) -> Iterator[pytest.MonkeyPatch]:
+    """Fail the writes of a table after they took effect."""
+    put = table.put
+
+    def put_and_fail(rows: Sequence[Any]) -> None:
+        put(rows)
+        raise StoreError("The disk is full.")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(table, "put", put_and_fail)
+        yield patched
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_repeat_of_a_request_has_its_answer_and_no_effect(kit: GroupKit, *, restarted: bool, inside: bool) -> None:
@@ -413,7 +413,7 @@ def test_payloads_stored_twice_are_published_once(kit: GroupKit, *, restarted: b
 
 
 @pytest.mark.parametrize("kind", ["store", "publish what was stored"])
-def test_repeat_after_failed_rows_counts_once(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_repeat_after_failed_rows_counts_once(kit: GroupKit, kind: str) -> None:
     one, before = Instance(kit), kit.begin()
     one.publish(b"0", tx=before)
     kit.commit(before)
@@ -424,14 +424,7 @@ def test_repeat_after_failed_rows_counts_once(kit: GroupKit, monkeypatch: pytest
     if kind != "store":
         one.store(b"a", tx=tx)
         table = kit.store.message
-    put = table.put
-
-    def put_and_fail(rows: Sequence[Any]) -> None:
-        put(rows)
-        raise StoreError("HBase is away.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(table, "put", put_and_fail)
+    with failing_puts(table) as patch:
         patch.setattr(kit.store.message, "invert", raising(StoreError("HBase is away.")))
         with pytest.raises(StoreError):
             one.store(b"a", tx=tx) if kind == "store" else one.publish(tx=tx)
@@ -569,14 +562,22 @@ def test_announcement_of_a_lone_producer_covers_many_requests(kit: GroupKit, ann
     assert len(announcements) == 10
 
 
-def publish_in_one_batch(*calls: tuple[Instance, Sequence[bytes]], again: bool = False) -> None:
-    """Publish in one batch, each request for its instance."""
-    service, batches = calls[0][0].kit.service, list[Batch]()
+@contextmanager
+def one_batch(kit: GroupKit) -> Iterator[None]:
+    """Write all requests of the block in one batch at its end."""
+    batches: list[Batch] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(service.workers, "run", batches.append)
-        answers = [service.submit_publish(BILLS, payloads, sent=one.sent(again=again)) for one, payloads in calls]
+        patched.setattr(kit.service.workers, "run", batches.append)
+        yield
     for batch in batches:
         batch()
+
+
+def publish_in_one_batch(*calls: tuple[Instance, Sequence[bytes]], again: bool = False) -> None:
+    """Publish in one batch, each request for its instance."""
+    kit = calls[0][0].kit
+    with one_batch(kit):
+        answers = [kit.service.submit_publish(BILLS, payloads, sent=one.sent(again=again)) for one, payloads in calls]
     for answer in answers:
         answer.result()
 
@@ -614,35 +615,31 @@ def test_kill_after_announcements_of_several_keeps_each_request_once(kit: GroupK
     assert sorted(read_all(kit)) == sorted([*expected, *[b"last"] * 3])
 
 
-@pytest.mark.parametrize("then", ["others", "a larger request", "more than have lanes", "one of them in a ttl"])
+@pytest.mark.parametrize(
+    ("then", "messages"),
+    [("others", 1), ("a larger request", 65), ("more than have lanes", 31), ("one of them in a ttl", 1)],
+)
 def test_other_writes_do_not_count_as_requests_of_several_producers(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str, messages: int
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
     one, other = Instance(kit, "a"), Instance(kit, "b")
     one.sequence = other.sequence = 30
     publish_in_one_batch((one, [b"31"]), (other, [b"31"]))
     kit.clock.advance(1)
-    expected = [b"31", b"31"]
     if then == "others":
-        kit.service.publish(BILLS, [b"x"])
-        expected += [b"x"]
-    elif then == "a larger request":
-        other.publish(*[b"x"] * 65)
-        expected += [b"x"] * 65
-    elif then == "one of them in a ttl":
-        other.publish(b"x", ttl_seconds=60)
-        expected += [b"x"]
+        kit.service.publish(BILLS, [b"x"] * messages)
+    elif then == "more than have lanes":
+        publish_in_one_batch(*((Instance(kit, f"c{number}"), [b"x"]) for number in range(messages)))
     else:
-        publish_in_one_batch(*((Instance(kit, f"c{number}"), [b"x"]) for number in range(31)))
-        expected += [b"x"] * 31
+        other.publish(*[b"x"] * messages, ttl_seconds=60 if then == "one of them in a ttl" else None)
     kit.restart()
     for again in (False, True):
         publish_in_one_batch((one, [b"32"]), again=again)
     kit.restart()
     publish_in_one_batch((one, [b"32"]), again=True)
     publish_in_one_batch((one, [b"33"]), (other, [b"33"]))
-    assert read_all(kit) == [*expected, b"32", b"33", b"33"]
+    assert read_all(kit) == [b"31", b"31", *[b"x"] * messages, b"32", b"33", b"33"]
 
 
 @pytest.mark.parametrize("how", ["by turns", "together", "each in the place before"])
@@ -693,16 +690,8 @@ def test_inverted_announced_rows_are_not_done(
     if together:
         publish_in_one_batch((one, [b"0"]), (other, [b"0"]))
     one.publish(b"1", tx=tx)
-    put = kit.store.message.put
-
-    def put_and_fail(rows: Sequence[tuple[bytes, MessageValue]]) -> None:
-        put(rows)
-        raise StoreError("The disk is full.")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(kit.store.message, "put", put_and_fail)
-        with pytest.raises(StoreError):
-            one.publish(b"2", tx=tx)
+    with failing_puts(kit.store.message), pytest.raises(StoreError):
+        one.publish(b"2", tx=tx)
     kit.restart()
     for _ in range(2):
         one.publish(b"2", tx=tx, again=True)
@@ -740,25 +729,22 @@ def test_kill_after_announcements_keeps_each_request_once(kit: GroupKit, number:
     assert read_all(kit) == [*(each for payload in sent for each in (payload, b"and")), b"last"]
 
 
-@pytest.mark.parametrize("then", ["others", "another producer", "a larger request", "payloads", "a newer instance"])
+@pytest.mark.parametrize(
+    ("then", "messages"),
+    [("others", 1), ("another producer", 1), ("a larger request", 2049), ("payloads", 0), ("a newer instance", 0)],
+)
 def test_other_writes_do_not_count_as_announced_requests(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str, messages: int
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
     one, other, tx = Instance(kit), Instance(kit, "other"), kit.begin()
     one.sequence = 30
     one.publish(b"31")
     kit.clock.advance(1)
-    expected = [b"31"]
     if then == "others":
-        kit.service.publish(BILLS, [b"x"])
-        expected += [b"x"]
-    elif then == "another producer":
-        other.publish(b"x")
-        expected += [b"x"]
-    elif then == "a larger request":
-        one.publish(*[b"x"] * 2049)
-        expected += [b"x"] * 2049
+        kit.service.publish(BILLS, [b"x"] * messages)
+    elif messages:
+        (other if then == "another producer" else one).publish(*[b"x"] * messages)
     elif then == "payloads":
         one.store(b"x", tx=tx)
     else:
@@ -770,7 +756,7 @@ def test_other_writes_do_not_count_as_announced_requests(
     one.publish(b"33")
     kit.restart()
     one.publish(b"33", again=True)
-    assert read_all(kit) == [*expected, b"32", b"33"]
+    assert read_all(kit) == [b"31", *[b"x"] * messages, b"32", b"33"]
 
 
 def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit, announcements: list[bytes]) -> None:
@@ -788,19 +774,17 @@ def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit
 
 def test_restore_during_a_write_is_no_announced_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
-    one, placed = Instance(kit), MessageWriteBatch.place
+    one = Instance(kit)
     one.sequence = 30
     one.publish(b"31")
 
-    def restore_then_place(self: MessageWriteBatch, *args: Any) -> Any:
+    def restore_and_poll() -> None:
         # As by the janitor of the process, followed by the poll of a consumer.
         kit.service.invalidate(BILLS)
         read_all(kit)
-        return placed(self, *args)
 
-    monkeypatch.setattr(MessageWriteBatch, "place", restore_then_place)
+    act_before(monkeypatch, MessageWriteBatch, "place", restore_and_poll)
     kit.service.publish(BILLS, [b"x"])
-    monkeypatch.undo()
     kit.restart()
     one.publish(b"32")
     assert read_all(kit) == [b"31", b"x", b"32"]
@@ -974,26 +958,15 @@ def test_repeat_after_failed_write_counts(monkeypatch: pytest.MonkeyPatch, alone
             assert play_story(at, error, behind=behind)[0] == expected, (at, behind)
 
 
-def test_failed_write_inverts_rows_of_transactions_but_not_of_producers(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, tx, put = Instance(kit), kit.begin(), kit.store.message.put
-
-    def fail(rows: Any) -> None:
-        put(rows)
-        raise StoreError("The disk is full.")
-
-    submit, pointer = kit.service.submit_publish, tx.write_pointer
-    with monkeypatch.context() as patched, one_batch(kit, patched):
-        patched.setattr(kit.store.message, "put", fail)
+def test_failed_write_inverts_rows_of_transactions_but_not_of_producers(kit: GroupKit) -> None:
+    one, submit, pointer = Instance(kit), kit.service.submit_publish, kit.begin().write_pointer
+    with failing_puts(kit.store.message), one_batch(kit):
         answers = [
             submit(BILLS, [b"a"]),
             submit(BILLS, [b"b"], pointer=pointer),
             submit(BILLS, [b"c"], pointer=pointer, sent=one.sent()),
         ]
-    for answer in answers:
-        with pytest.raises(StoreError):
-            answer.result()
+    each_raises(StoreError, *(answer.result for answer in answers))
     rows = kit.store.message.read(MESSAGES, b"", None, 10).items
     assert [value.pointer for _, value in rows] == [None, -pointer, pointer]
 
@@ -1050,7 +1023,7 @@ def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkey
         return made
 
     submit = kit.service.submit_publish
-    with monkeypatch.context() as patched, one_batch(kit, patched):
+    with monkeypatch.context() as patched, one_batch(kit):
         patched.setattr(kit.side, "exchange_each", fence_then_exchange)
         answers = [submit(BILLS, payloads, sent=instance.sent()) for instance in (one, other)]
     with pytest.raises(ProducerFenced):
@@ -1059,40 +1032,14 @@ def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkey
     assert read_committed(kit) == payloads
 
 
-@contextmanager
-def one_batch(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Write all requests of the block in one batch at its end."""
-    batches: list[Callable[[], None]] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(kit.service.workers, "run", batches.append)
-        yield
-    for batch in batches:
-        batch()
-
-
 # --- late writes -----------------------------------------------------------------------------------------------------
 
 
-def concurrent_action(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], table: str = "message"
-) -> None:
-    """Run an action between the check before the next write and the write."""
-    found = getattr(kit.store, table)
-    put = found.put
-
-    def act_then_put(rows: Any) -> None:
-        monkeypatch.setattr(found, "put", put)
-        act()
-        put(rows)
-
-    monkeypatch.setattr(found, "put", act_then_put)
-
-
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
-def test_write_in_an_ended_transaction_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_write_in_an_ended_transaction_is_rejected(kit: GroupKit, end: str) -> None:
     tx = kit.begin()
     kit.manager.abort(tx) if end == "abort" else getattr(kit.manager, end)(tx.transaction_id)
-    with one_batch(kit, monkeypatch):
+    with one_batch(kit):
         pointers = (None, tx.write_pointer, None)
         answers = [kit.service.submit_publish(BILLS, [b"a"], pointer=pointer) for pointer in pointers]
     with pytest.raises(TransactionEnded, match=f"{tx.write_pointer} is not in progress"):
@@ -1119,7 +1066,7 @@ def test_write_in_a_transaction_that_ends_during_it_is_not_visible(
             "abort": lambda late=late: kit.manager.abort(late),
             "invalidate": lambda late=late: kit.time_out(late),
         }[end]
-        concurrent_action(kit, monkeypatch, act, table)
+        act_before(monkeypatch, getattr(kit.store, table), "put", act)
         with pytest.raises(TransactionEnded):
             write(BILLS, [b"late"], pointer=late.write_pointer)
     if not cached:
@@ -1132,7 +1079,7 @@ def test_late_write_is_hidden_in_the_cache(kit: GroupKit, monkeypatch: pytest.Mo
     tx = kit.begin()
     if not inverts:
         monkeypatch.setattr(kit.store.message, "invert", raising(StoreError("The disk is full.")))
-    concurrent_action(kit, monkeypatch, lambda: kit.commit(tx))
+    act_before(monkeypatch, kit.store.message, "put", lambda: kit.commit(tx))
     with pytest.raises(TransactionEnded):
         kit.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
     request = FetchRequest(NOW_MS, transaction=kit.begin())
@@ -1175,17 +1122,15 @@ def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pyt
 def test_rejected_write_of_another_principal_keeps_the_note_of_a_running_write(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tx, put, submit = kit.begin(), kit.side.put, kit.service.submit_publish
+    tx, submit = kit.begin(), kit.service.submit_publish
 
-    def reject_then_put(rows: Any) -> None:
-        monkeypatch.setattr(kit.side, "put", put)
+    def reject_then_abort() -> None:
         with pytest.raises(TransactionEnded):
             submit(ORDERS, [b"b"], pointer=tx.write_pointer, principal="other").result()
         kit.manager.abort(tx)
-        put(rows)
 
     # Before the rows are noted, only the note of the running write makes the abort an invalidation.
-    monkeypatch.setattr(kit.side, "put", reject_then_put)
+    act_before(monkeypatch, kit.side, "put", reject_then_abort)
     with pytest.raises(TransactionEnded):
         submit(BILLS, [b"a"], pointer=tx.write_pointer, principal="owner", ttl_seconds=60).result()
     assert kit.manager.status(tx.transaction_id) == "invalid"
@@ -1194,7 +1139,7 @@ def test_rejected_write_of_another_principal_keeps_the_note_of_a_running_write(
 def test_request_during_its_roll_back_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx)
-    concurrent_action(kit, monkeypatch, lambda: one.roll_back(tx))
+    act_before(monkeypatch, kit.store.message, "put", lambda: one.roll_back(tx))
     with pytest.raises(TransactionEnded):
         one.publish(b"b", tx=tx)
     one.roll_back(tx)
@@ -1216,7 +1161,7 @@ def test_register_waits_for_a_request_in_flight(kit: GroupKit, monkeypatch: pyte
                 TopicMetadata(BILLS, 1, 3600), Sent(BILLS, "importer", one.generation, 2), None, 1
             )
 
-    concurrent_action(kit, monkeypatch, register)
+    act_before(monkeypatch, kit.store.message, "put", register)
     one.sequence += 1
     kit.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "importer", one.generation, 1))
     assert kit.service.producers.register(BILLS, "importer", heir).generation == one.generation + 1
@@ -1247,9 +1192,7 @@ def test_invalid_transaction_of_a_producer_stays_aborted_off_the_list(kit: Group
     assert clean(kit) == (1, 0)
     assert clean(kit) == (0, 0)
     kit.manager.truncate_invalid([tx.transaction_id])
-    heir = Instance(kit)
-    assert heir.previous is not None
-    assert heir.previous.outcome is TransactionOutcome.ABORTED
+    assert Instance(kit).previous == LastTransaction(tx.write_pointer, "", TransactionOutcome.ABORTED)
 
 
 @pytest.mark.parametrize("end", ["invalid", "committed"])
@@ -1277,19 +1220,11 @@ def test_clean_producer_rows_marks_the_previous_transaction_of_a_changing_produc
     previous = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
     known = Registration(NOW_MS, uuid4(), NOW_MS, previous, settled=True)
     kit.side.put([(key, known.pack())])
-    exchange = kit.side.exchange
-
-    def change_then_exchange(*change: Any, **more: Any) -> bool:
-        monkeypatch.setattr(kit.side, "exchange", exchange)
-        kit.side.put([(key, known._replace(generation=NOW_MS + 1).pack())])
-        return exchange(*change, **more)
-
-    monkeypatch.setattr(kit.side, "exchange", change_then_exchange)
+    changed = known._replace(generation=NOW_MS + 1)
+    act_before(monkeypatch, kit.side, "exchange", lambda: kit.side.put([(key, changed.pack())]))
     assert clean(kit) == (1, 0)
-    found = Registration.parse(kit.side.get(key) or b"")
-    assert found == known._replace(
-        generation=NOW_MS + 1, previous=previous._replace(outcome=TransactionOutcome.ABORTED)
-    )
+    aborted = previous._replace(outcome=TransactionOutcome.ABORTED)
+    assert kit.side.get(key) == changed._replace(previous=aborted).pack()
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -1405,7 +1340,7 @@ def test_register_in_a_recreated_topic_waits_for_requests(kit: GroupKit, monkeyp
         with pytest.raises(Unavailable, match="still being written"):
             Instance(kit)
 
-    concurrent_action(kit, monkeypatch, recreate_topic)
+    act_before(monkeypatch, kit.store.message, "put", recreate_topic)
     one.publish(b"a", tx=tx, topic=ORDERS)
     Instance(kit)
     with pytest.raises(NotInProgress):
@@ -1422,26 +1357,19 @@ def test_request_of_an_instance_registered_at_another_server_is_written(kit: Gro
 
 def test_request_fenced_before_its_announcement_is_rejected(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit.side, "private", False)
-    one, exchange = Instance(kit), kit.side.exchange_each
+    one = Instance(kit)
     one.publish(b"a")
     with kit.serve() as other:
-
-        def register_first(changes: Sequence[SideChange]) -> list[bool]:
-            monkeypatch.setattr(kit.side, "exchange_each", exchange)
-            other.producers.register(BILLS, "importer", uuid4())
-            return exchange(changes)
-
-        monkeypatch.setattr(kit.side, "exchange_each", register_first)
+        register = partial(other.producers.register, BILLS, "importer", uuid4())
+        act_before(monkeypatch, kit.side, "exchange_each", register)
         with pytest.raises(ProducerFenced):
             one.publish(b"b")
     assert read_all(kit) == [b"a"]
 
 
-def test_request_of_a_fenced_producer_fails_no_other_of_its_batch(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_of_a_fenced_producer_fails_no_other_of_its_batch(kit: GroupKit) -> None:
     previous, newest = Instance(kit), Instance(kit)
-    with one_batch(kit, monkeypatch):
+    with one_batch(kit):
         answers = [
             kit.service.submit_publish(BILLS, [payload], sent=instance.sent())
             for instance, payload in ((previous, b"a"), (newest, b"b"))
