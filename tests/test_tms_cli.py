@@ -6,12 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.builders import NOW_MS, topic
-from tests.support import raising
+from tests.support import raising, record_calls
 from tms_core.cli.main import execute, main
 from tms_core.cli.remote import Remote
 from tms_core.settings import models
@@ -122,14 +121,7 @@ def test_installed_program_runs() -> None:
 
 
 def test_command_that_asks_a_server_loads_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
-
-    def counting(*layers: Any) -> Any:
-        loaded.append(layers)
-        return load(*layers)
-
-    load = models.load
-    monkeypatch.setattr(models, "load", counting)
+    loaded = record_calls(monkeypatch, models, "load")
     Remote(None, None, None, None, "table").client().close()
     assert len(loaded) == 1
 

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from tests.kit.client import payloads
-from tests.support import in_event_loop
+from tests.support import in_event_loop, record_calls
 from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, work
 from tms_core.client.testing import InProcess
 from tms_core.client.transactions import partitions
 from tms_core.messaging.groups.claims import Groups
 from tms_core.messaging.topics.partitions import hash_key
 from tms_core.rowkey import MessageId
-from tms_core.topic import TopicId
 
 EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
 IDLE = 0.3
@@ -183,17 +182,10 @@ def test_consume_starts_with_the_partition_of_the_last_poll(client: Client) -> N
     client.publish(EVENTS, [b"a"], key=b"k")
     assert consume(client) == [b"a"]
     client.publish(EVENTS, [b"b"], key=b"k")
-    polled: list[TopicId] = []
-    poll = Groups.poll
-
-    def record_poll(self: Groups, topic: TopicId, *more: Any) -> Any:
-        polled.append(topic)
-        return poll(self, topic, *more)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Groups, "poll", record_poll)
+        polls = record_calls(patch, Groups, "poll")
         assert consume(client, limit=1) == [b"b"]
-    assert [str(topic) for topic in polled] == [f"{EVENTS}-{hash_key(b'k') % 3}"]
+    assert [str(topic) for _, topic, *_ in polls] == [f"{EVENTS}-{hash_key(b'k') % 3}"]
 
 
 def test_consume_with_a_pattern_reads_all_matching_topics(client: Client) -> None:

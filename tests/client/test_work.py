@@ -13,7 +13,7 @@ import pytest
 
 from tests.client.faults import Faults, When, faulty_client, forget_changes
 from tests.kit.client import BILLS, ORDERS, committed
-from tests.support import each_raises, in_event_loop
+from tests.support import act_before, each_raises, in_event_loop, record_calls
 from tms_core.client import (
     AsyncClient,
     BadRequest,
@@ -463,22 +463,13 @@ class CheckpointParticipant(Participant):
 
 
 def test_work_commits_the_pointer_of_a_checkpoint(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[int, int]] = []
-    commit = TransactionClient.commit_and_start
-
-    def record_commit(
-        service: TransactionClient, transaction_id: int, write_pointer: int, *more: Any
-    ) -> Transaction | None:
-        given.append((transaction_id, write_pointer))
-        return commit(service, transaction_id, write_pointer, *more)
-
-    monkeypatch.setattr(TransactionClient, "commit_and_start", record_commit)
+    commits = record_calls(monkeypatch, TransactionClient, "commit_and_start")
     client.publish(ORDERS, [b"1"])
     transactions = []
     for tx, _ in client.work(ORDERS, "billing", idle_seconds=IDLE):
         tx.register(CheckpointParticipant(tx))
         transactions.append(tx)
-    [tx], [(transaction_id, write_pointer)] = transactions, given
+    [tx], [(_, transaction_id, write_pointer, *_)] = transactions, commits
     assert (transaction_id, write_pointer) == (tx.transaction.transaction_id, tx.transaction.write_pointer)
     assert write_pointer > transaction_id
 
@@ -506,14 +497,8 @@ def test_work_stopped_while_it_commits_ends_the_next_transaction(
     server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    commit = server.manager.commit_and_start
     work = client.work(ORDERS, "billing", batch=1)
-
-    def stop_and_commit(*given: Any) -> Transaction:
-        work.stop()
-        return commit(*given)
-
-    monkeypatch.setattr(server.manager, "commit_and_start", stop_and_commit)
+    act_before(monkeypatch, server.manager, "commit_and_start", work.stop)
     assert [[order.payload for order in batch] for _, batch in work] == [[b"1"]]
     assert client.claims(ORDERS, "billing") == []
     assert server.manager.clients() == {}

@@ -10,11 +10,11 @@ import pytest
 
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.hbase.tables import Tables, write_config
+from tests.kit.messaging import read_payloads
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve
 from tms_core.clock import SystemClock
 from tms_core.errors import TooLarge, Unavailable
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.side import MemorySide
@@ -81,5 +81,4 @@ def test_batch_with_a_cell_above_the_limit_fails_only_its_own_request(hbase: HBa
         with pytest.raises(TooLarge):
             answers[1].result(PATIENCE_SECONDS)
         service.publish(topic, [b"small"])
-        found = [one.payload for page in service.fetch(topic, FetchRequest()) for one in page]
-        assert found == [b"first", b"small"]
+        assert read_payloads(service, topic) == [b"first", b"small"]

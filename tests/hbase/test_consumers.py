@@ -11,8 +11,8 @@ from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, NOW_MS, topic
 from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.hbase.tables import Tables, write_config
+from tests.kit.messaging import fetch
 from tms_core.clock import ManualClock
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.hbase.pool import HBasePool
@@ -44,12 +44,12 @@ def test_remote_janitor_holds_rows_for_a_consumer(
             MessagingService(store, clock, ServiceOptions(consumer_hold_seconds=7200), side=side) as service,
         ):
             service.publish(orders.id, [b"%d" % number for number in range(20)])
-            ids = [MessageId.parse(one.id) for page in service.fetch(orders.id, FetchRequest()) for one in page]
+            ids = [MessageId.parse(message.id) for message in fetch(service, orders.id)]
             clock.advance(1000)
             service.publish(orders.id, [b"x"] * 10)
             service.consumers.put(orders.id, "billing", ids[-1])
             clock.advance(HOUR)
-            shown = [one for page in service.fetch(orders.id, FetchRequest()) for one in page]
+            shown = fetch(service, orders.id)
             assert sweep() == {"None": 20}
             clock.advance(HOUR)
             assert sweep() == {"consumer": 10}

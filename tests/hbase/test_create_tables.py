@@ -13,6 +13,7 @@ from janitor.state.hbase.state import HBaseState
 from janitor.state.records import Pause
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
+from tests.support import act_before
 from tms_core.cli.main import execute
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.tables.hbase.pool import HBasePool
@@ -145,14 +146,7 @@ def test_state_table_created_concurrently_is_usable(
     hbase: HBaseServer, hbase_tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     namespace = hbase_tables.make(buckets=1)
-    families = TableSpec.families
-
-    def create_first(spec: TableSpec) -> dict[str, dict[str, Any]]:
-        monkeypatch.setattr(TableSpec, "families", families)
-        HBaseState(hbase.settings(namespace)).close()
-        return families(spec)
-
-    monkeypatch.setattr(TableSpec, "families", create_first)
+    act_before(monkeypatch, TableSpec, "families", lambda: HBaseState(hbase.settings(namespace)).close())
     with HBaseState(hbase.settings(namespace)) as state:
         assert state.pauses() == []
 

@@ -109,11 +109,10 @@ class Kit(ServiceKit):
         self.service.store(named(name), messages, pointer=pointer)
 
     def fetch(self, name: str, start: MessageId | int | None = None, **options: Any) -> list[FetchedMessage]:
-        request = FetchRequest(start, **options)
-        return [message for page in self.service.fetch(named(name), request) for message in page]
+        return fetch(self.service, named(name), start, **options)
 
     def payloads(self, name: str = "orders", start: MessageId | int | None = None, **options: Any) -> list[bytes]:
-        return [message.payload for message in self.fetch(name, start, **options)]
+        return read_payloads(self.service, named(name), start, **options)
 
     def ids(self, name: str = "orders", **options: Any) -> list[MessageId]:
         return [MessageId.parse(message.id) for message in self.fetch(name, **options)]
@@ -121,6 +120,15 @@ class Kit(ServiceKit):
 
 def named(name: str) -> TopicId:
     return TopicId("default", name)
+
+
+def fetch(service: MessagingService, topic: TopicId, start: Any = None, **options: Any) -> list[FetchedMessage]:
+    """Return all messages of a topic that a request finds; the arguments are those of ``FetchRequest``."""
+    return [message for page in service.fetch(topic, FetchRequest(start, **options)) for message in page]
+
+
+def read_payloads(service: MessagingService, topic: TopicId, start: Any = None, **options: Any) -> list[bytes]:
+    return [message.payload for message in fetch(service, topic, start, **options)]
 
 
 def reader(
@@ -216,8 +224,7 @@ class GroupKit(ServiceKit):
         return self.service.consumers.get(ORDERS, group).id
 
     def ids(self) -> list[MessageId]:
-        pages = self.service.fetch(ORDERS, FetchRequest())
-        return [MessageId.parse(message.id) for page in pages for message in page]
+        return [MessageId.parse(message.id) for message in fetch(self.service, ORDERS)]
 
 
 class CrashingStore(MemoryStore):
@@ -293,10 +300,10 @@ class Instance:
 def read_committed(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
     """Return the messages of a topic that a new transaction reads."""
     tx = kit.begin()
-    found = [one.payload for page in kit.service.fetch(topic, FetchRequest(transaction=tx)) for one in page]
+    found = read_payloads(kit.service, topic, transaction=tx)
     kit.manager.abort(tx)
     return found
 
 
 def read_all(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
-    return [one.payload for page in kit.service.fetch(topic, FetchRequest()) for one in page]
+    return read_payloads(kit.service, topic)

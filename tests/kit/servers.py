@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tests.builders import MINUTE, NOW_MS, SECOND
+from tests.kit.messaging import read_payloads
 from tms_core.clock import Clock, ManualClock
 from tms_core.errors import StoreError
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
@@ -166,7 +166,7 @@ class FencedServer:
         )
 
     def payloads(self, topic: TopicId = TOPIC) -> list[bytes]:
-        return [message.payload for page in self.service.fetch(topic, FetchRequest()) for message in page]
+        return read_payloads(self.service, topic)
 
     def interrupt_write(self, during_write: Callable[[], object], first: Callable[[Rows], Rows] = lambda _: []) -> None:
         """Call a function during the next write of messages, after its first rows and before the others."""

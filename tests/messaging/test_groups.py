@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND
-from tests.kit.messaging import GROUP, ORDERS, READ_NONE, GroupKit, group_kit
-from tests.support import raising
+from tests.kit.messaging import GROUP, ORDERS, READ_NONE, GroupKit, group_kit, read_payloads
+from tests.support import act_before, raising
 from tms_core.consumers.claim_rows import release_void_claims
-from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
 from tms_core.messaging.groups import claims as groups
 from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.ids import position
-from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import KEYS
 from tms_core.topic import TopicId
@@ -34,12 +31,8 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
 
 def test_poll_after_a_commit_continues_after_the_claim(kit: GroupKit) -> None:
     kit.publish(b"a", b"b", b"c")
-    one = kit.begin()
-    assert kit.poll(one, 2) == [b"a", b"b"]
-    kit.commit(one)
-    two = kit.begin()
-    assert kit.poll(two, 2) == [b"c"]
-    kit.commit(two)
+    assert kit.process(2) == [b"a", b"b"]
+    assert kit.process(2) == [b"c"]
     assert kit.poll(kit.begin()) == []
     assert kit.claims() == []
     assert kit.base() == kit.ids()[-1]
@@ -274,9 +267,7 @@ def test_poll_of_a_failed_batch_waits_longer_after_each_failure(kit: GroupKit) -
     kit.publish(b"bad")
     waits = []
     for _ in range(4):
-        tx = kit.begin()
-        assert kit.any(tx) == [b"bad"]
-        kit.roll_back(tx)
+        assert kit.fail(order=Order.NONE) == [b"bad"]
         failed_ms = kit.clock.now_ms()
         while not (found := kit.ask(tx := kit.begin(), order=Order.NONE)).messages:
             assert found.wait_ms is not None
@@ -344,9 +335,7 @@ def test_poll_of_a_poison_message_processes_all_others_in_few_attempts(kit: Grou
 def test_poll_of_failed_messages_after_a_restart_still_waits(kit: GroupKit) -> None:
     kit.restart(retry_seconds=10)
     kit.publish(b"bad")
-    one = kit.begin()
-    kit.any(one)
-    kit.roll_back(one)
+    kit.fail(order=Order.NONE)
     kit.restart()
     assert kit.any(kit.begin()) == []
     kit.clock.advance(13 * SECOND)
@@ -357,9 +346,7 @@ def test_poll_after_the_clock_went_back_by_days_does_not_wait_for_them(kit: Grou
     kit.restart(retry_seconds=10)
     kit.publish(b"bad")
     kit.clock.advance(HOUR // 2)
-    one = kit.begin()
-    kit.any(one)
-    kit.roll_back(one)
+    kit.fail(order=Order.NONE)
     kit.service.close()
     kit.clock.step(-HOUR // 4)
     kit.restart()
@@ -463,9 +450,7 @@ def test_an_outage_in_which_all_batches_fail_leaves_few_marks(kit: GroupKit) -> 
     kit.restart(retry_seconds=8)
     kit.publish(*(b"%d" % number for number in range(1000)))
     for _ in range(200):
-        tx = kit.begin()
-        kit.any(tx, 5)
-        kit.roll_back(tx)
+        kit.fail(5, order=Order.NONE)
         kit.clock.advance(10)
     assert len(kit.claims()) <= 4
 
@@ -474,9 +459,7 @@ def test_failed_messages_are_logged_and_shown_with_their_count(kit: GroupKit, ca
     kit.restart(retry_seconds=10)
     kit.publish(b"good", b"bad", b"other")
     [_, bad, other] = kit.ids()
-    one = kit.begin()
-    assert kit.any(one, 1) == [b"good"]
-    kit.commit(one)
+    assert kit.process(1, order=Order.NONE) == [b"good"]
     assert kit.fail(2, order=Order.NONE) == [b"bad", b"other"]
     [both] = kit.service.groups.failed(ORDERS, GROUP)
     assert (both.message, both.mark.last, both.mark.tries) == (None, other, 1)
@@ -494,9 +477,7 @@ def test_failed_messages_are_logged_and_shown_with_their_count(kit: GroupKit, ca
 def test_roll_back_of_a_message_given_alone_logs_its_failure(kit: GroupKit, caplog: pytest.LogCaptureFixture) -> None:
     kit.publish(b"bad")
     for _ in range(2):
-        tx = kit.begin()
-        assert kit.poll(tx) == [b"bad"]
-        kit.roll_back(tx)
+        assert kit.fail() == [b"bad"]
     assert f"message {kit.ids()[0]} of default:orders has failed 2 times for consumer billing" in caplog.text
 
 
@@ -619,8 +600,7 @@ def test_trap_d_new_ids_after_the_deletion_of_all_rows_follow_every_position(kit
     (new,) = kit.ids()
     assert new > read
     if consumer == "plain":
-        pages = kit.service.fetch(ORDERS, FetchRequest(read, inclusive=False))
-        assert [message.payload for page in pages for message in page] == [b"new"]
+        assert read_payloads(kit.service, ORDERS, read, inclusive=False) == [b"new"]
     elif consumer == "base":
         assert kit.poll(kit.begin()) == [b"new"]
 
@@ -663,13 +643,7 @@ def test_trap_e_poll_of_an_ended_or_too_old_transaction_claims_nothing(kit: Grou
 def test_poll_of_a_transaction_that_ends_takes_its_claim_back(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.publish(b"a")
     one = kit.begin()
-    exchange = kit.side.exchange
-
-    def invalidate_first(*given: Any) -> bool:
-        kit.manager.invalidate(one.transaction_id)
-        return exchange(*given)
-
-    monkeypatch.setattr(kit.side, "exchange", invalidate_first)
+    act_before(monkeypatch, kit.side, "exchange", lambda: kit.time_out(one))
     with pytest.raises(ConsumerConflict, match="not in progress"):
         kit.poll(one)
     # It is not a delivery, so it leaves no mark.
@@ -680,13 +654,8 @@ def test_poll_of_a_transaction_that_ends_before_its_claim_writes_none(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.publish(b"a")
-    one, lock = kit.begin(), kit.service.consumers.lock
-
-    def abort_first(group: ConsumerGroup) -> AbstractContextManager[object]:
-        kit.manager.abort(one)
-        return lock(group)
-
-    monkeypatch.setattr(kit.service.consumers, "lock", abort_first)
+    one = kit.begin()
+    act_before(monkeypatch, kit.service.consumers, "lock", lambda: kit.manager.abort(one))
     monkeypatch.setattr(kit.side, "exchange", raising(AssertionError("a claim is written")))
     with pytest.raises(ConsumerConflict, match="not in progress"):
         kit.poll(one)
@@ -697,15 +666,9 @@ def test_poll_without_a_response_keeps_messages_once(kit: GroupKit, monkeypatch:
     kit.publish(b"a", b"b", b"c")
     one = kit.begin()
     assert kit.poll(one, 1) == [b"a"]
-    exchange = kit.side.exchange
-
-    def end_first(*given: Any) -> bool:
-        monkeypatch.undo()
-        # A rollback before the claim of this poll has found no claim.
-        kit.manager.abort(one) if end == "abort" else kit.commit(one)
-        return exchange(*given)
-
-    monkeypatch.setattr(kit.side, "exchange", end_first)
+    # A rollback before the claim of this poll has found no claim.
+    stop = kit.manager.abort if end == "abort" else kit.commit
+    act_before(monkeypatch, kit.side, "exchange", lambda: stop(one))
     with pytest.raises(ConsumerConflict, match="not in progress"):
         kit.poll(one, 1)
     found: list[bytes] = []
@@ -734,15 +697,13 @@ def test_trap_c_late_claim_of_a_previous_server_is_rejected(kit: GroupKit, monke
     kit.publish(b"a")
     kit.roll_back(kit.begin())
     next_one, one, two = kit.serve(), kit.begin(), kit.begin()
-    exchange, found = kit.side.exchange, []
+    found = []
 
-    def poll_first(*given: Any) -> bool:
-        monkeypatch.undo()
+    def poll_first() -> None:
         kit.clock.advance(-SECOND)
         found.extend(next_one.groups.poll(ORDERS, GROUP, GroupPoll(two, 10)).messages)
-        return exchange(*given)
 
-    monkeypatch.setattr(kit.side, "exchange", poll_first)
+    act_before(monkeypatch, kit.side, "exchange", poll_first)
     with pytest.raises(Unavailable, match=GROUP):
         kit.poll(one)
     assert [message.payload for message in found] == [b"a"]
@@ -800,17 +761,14 @@ def test_poll_with_the_largest_limit_still_limits_bytes(kit: GroupKit) -> None:
 def test_poll_of_an_idle_group_has_the_next_position(kit: GroupKit) -> None:
     empty = kit.ask(kit.begin()).position
     kit.publish(b"a")
-    one = kit.begin()
-    kit.poll(one)
-    kit.commit(one)
+    kit.process()
     last_position = kit.ask(kit.begin()).position
     kit.clock.advance(MINUTE)
     kit.publish(b"b")
     assert empty is not None
     assert last_position is not None
     assert position(empty.publish_ms, empty.sequence) <= position(*kit.ids()[0][:2])
-    pages = kit.service.fetch(ORDERS, FetchRequest(last_position))
-    assert [message.payload for page in pages for message in page] == [b"b"]
+    assert read_payloads(kit.service, ORDERS, last_position) == [b"b"]
 
 
 def test_groups_without_claims_take_bounded_memory(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:

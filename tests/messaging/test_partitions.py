@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 
 from tests.builders import DAY, NOW_MS
-from tests.kit.messaging import CrashingStore, named
+from tests.kit.messaging import CrashingStore, named, read_payloads
+from tests.support import act_before
 from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadRequest,
@@ -25,7 +26,6 @@ from tms_core.errors import (
     Unavailable,
 )
 from tms_core.messaging.groups.claims import GroupPoll
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch
 from tms_core.messaging.service import MessagingService
@@ -155,8 +155,7 @@ def test_create_with_partitions_keeps_a_concurrently_created_topic(
     store.metadata.get = create_between  # type: ignore[method-assign]
     with pytest.raises(TopicExists):
         service.create_topic(ORDERS, {"partitions": "2"})
-    pages = service.fetch(named(name), FetchRequest())
-    assert [message.payload for page in pages for message in page] == [b"kept"]
+    assert read_payloads(service, named(name)) == [b"kept"]
 
 
 def interrupt_deletion(store: CrashingStore, service: MessagingService) -> None:
@@ -224,18 +223,15 @@ def test_topic_change_keeps_a_concurrently_recreated_topic_or_part(
 
 
 def test_update_during_a_change_of_another_server_keeps_its_partitions(
-    store: CrashingStore, service: MessagingService
+    store: CrashingStore, service: MessagingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.create_topic(ORDERS)
-    write = store.metadata.compare_and_set
 
-    def update_between(key: bytes, expected: bytes | None, value: bytes) -> bool:
-        store.metadata.compare_and_set = write  # type: ignore[method-assign]
+    def update_elsewhere() -> None:
         with MessagingService(store, ManualClock(NOW_MS, monotonic_ms=DAY), side=MemorySide()) as other:
             other.update_topic(ORDERS, {"partitions": "2"})
-        return write(key, expected, value)
 
-    store.metadata.compare_and_set = update_between  # type: ignore[method-assign]
+    act_before(monkeypatch, store.metadata, "compare_and_set", update_elsewhere)
     service.update_topic(ORDERS, {"ttl": "9"})
     assert seen(service).keys() == {"orders", "orders-0", "orders-1"}
     assert {one["ttl"] for one in seen(service).values()} == {"9"}
@@ -306,8 +302,7 @@ def test_fetch_of_a_topic_with_messages_from_before_its_partitions_returns_them(
     service.create_topic(ORDERS)
     service.publish(ORDERS, [b"old"])
     service.update_topic(ORDERS, {"partitions": "2"})
-    pages = service.fetch(ORDERS, FetchRequest())
-    assert [message.payload for page in pages for message in page] == [b"old"]
+    assert read_payloads(service, ORDERS) == [b"old"]
 
 
 def test_update_of_a_topic_changes_its_parts_and_keeps_their_number(service: MessagingService) -> None:
@@ -425,7 +420,7 @@ def test_two_partition_changes_keep_a_partition_that_is_being_written(
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
     tx, table = manager.start_short(), store.payload if stored else store.message
     batch = PayloadWriteBatch if stored else MessageWriteBatch
-    waits, commit = Event(), batch.commit
+    waits = Event()
     settle = service._families._wait_for_writes
 
     def change() -> None:
@@ -433,11 +428,9 @@ def test_two_partition_changes_keep_a_partition_that_is_being_written(
         service.update_topic(ORDERS, {"partitions": "3"})
         waits.set()
 
-    def commit_after_change(*given: Any) -> None:
-        monkeypatch.undo()
+    def change_and_wait() -> None:
         changing.start()
         waits.wait()
-        commit(*given)
 
     def settle_after_wait(topic: TopicId) -> None:
         # With a delay: without a wait for the write, the change would end before the write.
@@ -445,7 +438,7 @@ def test_two_partition_changes_keep_a_partition_that_is_being_written(
         settle(topic)
 
     changing = Thread(target=change)
-    monkeypatch.setattr(batch, "commit", commit_after_change)
+    act_before(monkeypatch, batch, "commit", change_and_wait)
     service._families._wait_for_writes = settle_after_wait
     if stored:
         service.store(named("orders-0"), [b"a"], pointer=tx.write_pointer)
@@ -504,14 +497,11 @@ def test_groups_that_drain_a_partition_both_continue(
     create_changed_topic(service, "billing", "audit")
     for group in ("billing", "audit"):
         assert payloads(poll(service, "orders-0", group)) == [b"old"]
-    settle = service._families._wait_for_writes
 
-    def concurrent_change(topic: TopicId) -> None:
-        monkeypatch.undo()
+    def drain_concurrently() -> None:
         assert poll(service, "orders-0", "audit").drained
-        settle(topic)
 
-    monkeypatch.setattr(service._families, "_wait_for_writes", concurrent_change)
+    act_before(monkeypatch, service._families, "_wait_for_writes", drain_concurrently)
     assert poll(service, "orders-0", "billing").drained
     for group in ("billing", "audit"):
         assert payloads(poll(service, "orders-f2-0", group)) == [b"new"], group

@@ -13,7 +13,19 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
-from tests.kit.messaging import BILLS, ORDERS, READ_NONE, GroupKit, Instance, group_kit, named, read_all, read_committed
+from tests.kit.messaging import (
+    BILLS,
+    ORDERS,
+    READ_NONE,
+    GroupKit,
+    Instance,
+    fetch,
+    group_kit,
+    named,
+    read_all,
+    read_committed,
+    read_payloads,
+)
 from tests.support import PATIENCE_SECONDS, act_before, each_raises, raising, wait_until
 from tms_core.consumers.claim_rows import drained_key
 from tms_core.consumers.claims import ConsumerGroup
@@ -30,7 +42,6 @@ from tms_core.errors import (
 )
 from tms_core.messaging import cached_rows
 from tms_core.messaging.groups.claims import GroupPoll
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.announcements import AHEAD_MS
 from tms_core.messaging.producers.in_flight import InFlight
 from tms_core.messaging.producers.requests import Sent
@@ -661,9 +672,7 @@ def test_ids_of_many_batches_stay_near_the_clock(kit: GroupKit, announcements: l
             publish_in_one_batch(*calls, again=again)
 
     def latest_ms() -> int:
-        return max(
-            MessageId.parse(each.id).publish_ms for page in kit.service.fetch(BILLS, FetchRequest()) for each in page
-        )
+        return max(MessageId.parse(message.id).publish_ms for message in fetch(kit.service, BILLS))
 
     for number in range(600):
         publish(number)
@@ -1082,8 +1091,7 @@ def test_late_write_is_hidden_in_the_cache(kit: GroupKit, monkeypatch: pytest.Mo
     act_before(monkeypatch, kit.store.message, "put", lambda: kit.commit(tx))
     with pytest.raises(TransactionEnded):
         kit.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
-    request = FetchRequest(NOW_MS, transaction=kit.begin())
-    assert [one.payload for page in kit.service.fetch(BILLS, request) for one in page] == []
+    assert read_payloads(kit.service, BILLS, NOW_MS, transaction=kit.begin()) == []
 
 
 def test_publish_of_a_plain_message_enters_no_stage_of_transactions(

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.kit.messaging import BILLS, GROUP, ORDERS, GroupKit, Instance, group_kit, read_committed
+from tests.support import act_before, raising
 from tms_core.errors import Conflict, StoreError, TransactionEnded
+from tms_core.messaging import service as messaging_service
 from tms_core.messaging.producers.rows import TransactionOutcome
-from tms_core.messaging.publish.rollback import roll_back
 from tms_core.server import managing
 from tms_core.server.managing import find_undecided
 from tms_core.tables.memory import MemoryMessageTable
@@ -61,13 +61,12 @@ def test_commit_while_a_roll_back_is_in_flight_is_rejected(kit: GroupKit, monkey
     assert published is not None
     refused = list[str]()
 
-    def commit_then_roll_back(*given: Any) -> int:
+    def commit() -> None:
         with pytest.raises(Conflict, match="rolled back") as caught:
             kit.commit(tx)
         refused.append(caught.value.message)
-        return roll_back(*given)
 
-    monkeypatch.setattr("tms_core.messaging.service.roll_back", commit_then_roll_back)
+    act_before(monkeypatch, messaging_service, "roll_back", commit)
     kit.service.rollback(ORDERS, published)
     assert refused
     kit.commit(tx)
@@ -146,13 +145,9 @@ def test_abort_after_a_time_out_leaves_published_messages_hidden(kit: GroupKit) 
 
 
 def test_abort_after_a_write_that_failed_makes_it_invalid(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    tx, table = kit.begin(), type(kit.store.message)
-
-    def fail(*_: object) -> None:
-        raise StoreError("the disk is full")
-
+    tx = kit.begin()
     with monkeypatch.context() as patch:
-        patch.setattr(table, "put", fail)
+        patch.setattr(type(kit.store.message), "put", raising(StoreError("the disk is full")))
         with suppress(StoreError):
             kit.publish(b"perhaps", tx=tx)
     kit.manager.abort(tx)

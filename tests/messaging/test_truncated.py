@@ -12,6 +12,7 @@ import pytest
 
 from tests.builders import NOW_MS
 from tests.kit.messaging import BILLS, GROUP, ORDERS, GroupKit, Instance, group_kit
+from tests.support import raising
 from tests.transaction.managers import served
 from tms_core.consumers.claim_rows import all_claims
 from tms_core.errors import StoreError
@@ -106,11 +107,7 @@ def test_truncation_that_cannot_give_up_claims_takes_no_id_off(kit: GroupKit) ->
     tx = kit.begin()
     assert kit.poll(tx) == [b"a"]
     kit.time_out(tx)
-
-    def fail(_: object) -> None:
-        raise StoreError("the disk is full")
-
-    kit.manager._release = fail
+    kit.manager._release = raising(StoreError("the disk is full"))
     for way in WAYS:
         with pytest.raises(StoreError):
             way(kit.manager, tx)

@@ -20,7 +20,7 @@ from tests.builders import NOW_MS
 from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import bearer, gate_of
-from tests.support import wait_until
+from tests.support import record_calls, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Unauthorized, Unavailable, quoted
 from tms_core.security import files
@@ -90,14 +90,7 @@ def test_token_lookup_takes_as_many_comparisons_for_any_token(
     names = [f"token{number}" for number in range(count)]
     write(file, *(("ada", name) for name in names))
     tokens = Tokens(file, ManualClock(NOW_MS))
-    compared: list[tuple[bytes, bytes]] = []
-    constant_time = hmac.compare_digest
-
-    def compare(one: bytes, other: bytes) -> bool:
-        compared.append((one, other))
-        return constant_time(one, other)
-
-    monkeypatch.setattr(hmac, "compare_digest", compare)
+    compared = record_calls(monkeypatch, hmac, "compare_digest")
     counts = set()
     for name in [*names, "nobody's", ""]:
         compared.clear()

@@ -12,13 +12,13 @@ from uuid import UUID
 import pytest
 
 from tests.builders import NOW_MS, SECOND, pointer
-from tests.kit.messaging import reader
+from tests.kit.messaging import fetch, read_payloads, reader
 from tests.kit.servers import DELAY_SECONDS, PREFIX, SECONDS, TOPIC, LeaderServer, Rows, TwoServers, WatchedTable
-from tests.support import each_raises, raising
+from tests.support import act_before, each_raises, raising
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.ids import position, tail
-from tms_core.messaging.model import FetchRequest, RollbackRange
+from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
@@ -148,14 +148,8 @@ def test_former_leader_leaves_late_rows_of_a_transaction_alone(two: TwoServers) 
     assert [cell.pointer for cell in two.store.message.read(CELLS, PREFIX, None, 10).items] == [pointer(NOW_MS)] * 2
 
 
-def test_former_leader_does_not_acknowledge_late_payloads(two: TwoServers) -> None:
-    put = two.one.payload.put
-
-    def put_late(rows: object) -> None:
-        two.other.take_over()
-        put(rows)
-
-    two.one.payload.put = put_late
+def test_former_leader_does_not_acknowledge_late_payloads(two: TwoServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    act_before(monkeypatch, two.one.payload, "put", two.other.take_over)
     with pytest.raises(StoreUnavailable):
         two.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))
 
@@ -268,14 +262,14 @@ def test_late_rows_of_a_failed_write_are_not_seen_by_the_next_leader(two: TwoSer
 
 def read_on(server: LeaderServer, start: MessageId | None) -> tuple[list[bytes], MessageId | None]:
     """Return the payloads after a message and the next position."""
-    found = [one for page in server.service.fetch(TOPIC, FetchRequest(start, inclusive=False)) for one in page]
+    found = fetch(server.service, TOPIC, start, inclusive=False)
     return [one.payload for one in found], MessageId.parse(found[-1].id) if found else start
 
 
 def visible(server: LeaderServer, tx: int) -> list[bytes]:
     """Return what a later transaction sees after the transaction of this pointer was aborted."""
     later = reader(read_pointer=tx + 1, write_pointer=tx + 2)
-    return [one.payload for page in server.service.fetch(TOPIC, FetchRequest(transaction=later)) for one in page]
+    return read_payloads(server.service, TOPIC, transaction=later)
 
 
 @pytest.mark.parametrize("twice", [False, True])

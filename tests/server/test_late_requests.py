@@ -9,10 +9,9 @@ from uuid import UUID
 import pytest
 
 from tests.builders import NOW_MS, pointer
-from tests.kit.messaging import reader
+from tests.kit.messaging import read_payloads, reader
 from tests.kit.servers import TOPIC, FencedServer, Rows, TwoServers
 from tms_core.errors import BadRequest, StoreError, StoreUnavailable
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.tables.base import KEYS, Page, Projection
 from tms_core.topic import TopicId
@@ -30,8 +29,7 @@ def sent(two: TwoServers) -> Sent:
 
 def committed(server: FencedServer, topic: TopicId = TOPIC) -> list[bytes]:
     """Return the messages that a reader of all transactions sees."""
-    pages = server.service.fetch(topic, FetchRequest(transaction=EVERY_ROW))
-    return [message.payload for page in pages for message in page]
+    return read_payloads(server.service, topic, transaction=EVERY_ROW)
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ from random import Random
 from typing import Protocol
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, janitor
+from tests.kit.messaging import read_payloads
 from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import all_claims, release_void_claims
 from tms_core.errors import StoreError, TmsError
 from tms_core.messaging.groups.claims import GroupPoll, Order
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server import managing
@@ -280,7 +280,7 @@ class GroupWorld:
             unread = [group for group in GROUPS if payload in self.committed and payload not in self.done[group]]
             if unread or payload in open_ or (self.guest is not None and key > self.guest):
                 raise Violation(f"Q6: {payload!r} is deleted, but {unread or 'a guest or a producer'} still needs it")
-        found = [message.payload for page in self.service.fetch(ORDERS, FetchRequest()) for message in page]
+        found = read_payloads(self.service, ORDERS)
         if found != list(there.values()):
             raise Violation(f"Q13: a plain reader gets {found}, but the store has {list(there.values())}")
         self.event_counts["rows deleted"] += len(gone)

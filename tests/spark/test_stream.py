@@ -25,6 +25,7 @@ from tests.client.faults import SOON
 from tests.server.conftest import serving
 from tests.server.identities import TokenIdentities
 from tests.spark.streams import ORDERS, TTL_SECONDS, Query, StreamKit, read_all, scene, texts
+from tests.support import record_calls
 from tms_core.client import Client, Message, Transaction, Unanswered
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Refused, TopicNotFound, Unauthorized, Unavailable
@@ -278,18 +279,13 @@ def test_newest_finds_last_message_with_any_clock(ahead_ms: int, kit: StreamKit)
 
 
 def test_newest_of_many_messages_starts_near_the_last(kit: StreamKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[StreamPosition] = []
-
-    def watched(client: Client, topic: TopicId, place: StreamPosition, **options: Any) -> Iterator[Message]:
-        starts.append(place)
-        return messages(client, topic, place, **options)
-
-    monkeypatch.setattr(reading, "messages", watched)
+    reads = record_calls(monkeypatch, reading, "messages")
     kit.publish(*range(50), pause_ms=100)
     found = newest(kit.client, TopicId.parse(ORDERS), kit.clock.now_ms() + 86_400_000)
     assert found
     assert found.publish_ms == kit.clock.now_ms()
-    assert found.publish_ms - 64 <= starts[0].ms <= found.publish_ms
+    [(_, _, place), *_] = reads
+    assert found.publish_ms - 64 <= place.ms <= found.publish_ms
 
 
 def test_newest_of_empty_topic_is_none(kit: StreamKit) -> None:

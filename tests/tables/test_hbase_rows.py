@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from thriftpy2.protocol.cybin import TCyBinaryProtocol
 from thriftpy2.transport.memory import TCyMemoryBuffer
 
+from tests.support import record_calls
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, TooLarge
@@ -26,7 +27,7 @@ from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, RO
 from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, SaltedRows, Salts
 from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, FAMILY, buckets_of
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import HBASE, Call, ThriftConnection, interface
+from tms_core.tables.hbase.thrift import HBASE, ThriftConnection, interface
 
 NOW_MS = 1_500_000_000_000
 COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
@@ -196,17 +197,11 @@ def test_page_read_closes_its_scanner_and_bypasses_the_cache() -> None:
 
 
 def test_fetch_of_keys_takes_two_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
-    trips: list[list[str]] = []
-    make = ThriftConnection.calls
-
-    def record_trip(connection: ThriftConnection, calls: Sequence[Call]) -> list[Any]:
-        trips.append([name for name, _ in calls])
-        return make(connection, calls)
-
-    monkeypatch.setattr(ThriftConnection, "calls", record_trip)
+    trips = record_calls(monkeypatch, ThriftConnection, "calls")
     with rows_of(OneRowTable(OLD)) as rows:
         rows.fetch(b"\x00", b"\x01", 30, KEYS)
-    assert trips == [["scannerOpenWithScan"], ["scannerGetList", "scannerClose"]]
+    names = [[name for name, _ in calls] for _, calls in trips]
+    assert names == [["scannerOpenWithScan"], ["scannerGetList", "scannerClose"]]
 
 
 @given(st.binary(max_size=20), st.lists(st.binary(max_size=80), max_size=9), st.none() | st.integers(0, 2**63 - 1))

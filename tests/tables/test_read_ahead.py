@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from janitor.report import Report
 from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
+from tests.support import record_calls
 from tms_core.errors import StoreError, StoreUnavailable
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
@@ -104,20 +105,13 @@ def test_read_ahead_of_small_steps_grows() -> None:
     assert ahead.take_spared() == 5000 - store.calls["keys"]
 
 
-def test_read_ahead_of_large_steps_stays_small() -> None:
+def test_read_ahead_of_large_steps_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled([b"%05d" % number for number in range(5000)])
     ahead = ahead_of(store)
-    read: list[int] = []
-    read_page = store.message.read
-
-    def record_limit(want: Projection[Any], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
-        read.append(limit)
-        return read_page(want, start, stop, limit)
-
-    vars(store.message)["read"] = record_limit
+    reads = record_calls(monkeypatch, store.message, "read")
     for number in range(0, 5000, 500):
         ahead.first(b"%05d" % number)
-    assert read == [KEYS_PER_CALL // 4] * 10
+    assert [limit for *_, limit in reads] == [KEYS_PER_CALL // 4] * 10
     assert ahead.take_spared() == 0
 
 

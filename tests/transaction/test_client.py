@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 
 from tests.kit.sockets import SocketServer
-from tests.support import PATIENCE_SECONDS, each_raises, free_port
+from tests.support import PATIENCE_SECONDS, each_raises, free_port, record_calls
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import (
@@ -28,7 +28,7 @@ from tms_core.errors import (
 from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
-from tms_core.transaction.codec.wire import Failure, Fields, MessageKind, RpcMessage
+from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
@@ -373,19 +373,8 @@ def hanging() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_client_of_several_services_skips_failing_services_in_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits: list[float] = []
-    ask = TransactionClient._call_service
-
-    def record_limit(
-        client: TransactionClient, address: str, name: str, fields: tuple[bytes, ...], seconds: float
-    ) -> Fields:
-        limits.append(seconds)
-        return ask(client, address, name, fields, seconds)
-
-    monkeypatch.setattr(TransactionClient, "_call_service", record_limit)
+def test_client_of_several_services_skips_failing_services_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = record_calls(monkeypatch, TransactionClient, "_call_service")
     started = wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
     with (
         scripted(lambda call: reply(call, *[started] * call.name.startswith("start"))) as (service, _),
@@ -394,7 +383,8 @@ def test_client_of_several_services_skips_failing_services_in_time(
     ):
         assert client.start_short().transaction_id == 9
         # Each service gets an equal share of the rest of the 3 s.
-        assert limits[1] <= 1.5
+        [*_, seconds] = asked[1]
+        assert seconds <= 1.5
         client.commit(9)
         assert service.calls == ["startShortClientId", "commitOrThrow"]
         assert client.address == service.address

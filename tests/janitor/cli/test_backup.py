@@ -19,6 +19,7 @@ import yaml
 
 from janitor.cli.main import execute
 from janitor.state.sqlite.state import SqliteState
+from tests.support import raising
 from tms_core.cli import admin
 from tms_core.cli import main as tms
 from tms_core.cli.outcome import BUSY, FAILED, USAGE
@@ -90,11 +91,8 @@ def remove(store: Path) -> None:
 def test_backup_of_a_closed_store_restores_the_consumers_positions(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
     if not links:
-        monkeypatch.setattr(Path, "hardlink_to", refused)
+        monkeypatch.setattr(Path, "hardlink_to", raising(OSError(errno.EPERM, "Operation not permitted")))
     before = files(store)
     assert run_command("backup", tmp_path / "saved", store) == 0
     assert files(store) == before, "a backup changes nothing"

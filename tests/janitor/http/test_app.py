@@ -22,7 +22,7 @@ from tests.builders import NOW_MS
 from tests.janitor.http import statuses
 from tests.janitor.http.conftest import Answer, DirectClient, HttpKit
 from tests.janitor.http.statuses import FixedViews
-from tests.support import raising
+from tests.support import raising, record_calls
 from tms_core.errors import StateBusy, StateError, StateUnavailable
 
 PATHS = ("/", "/api/status", "/api/runs", "/healthz", "/readyz", "/metrics")
@@ -133,14 +133,7 @@ def test_metrics_keep_their_content_type(app: DirectClient) -> None:
 def test_status_is_rendered_once_while_unchanged(
     app: DirectClient, views: FixedViews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rendered: list[Status] = []
-    to_json = Status.to_json
-
-    def counting(status: Status) -> dict[str, Any]:
-        rendered.append(status)
-        return to_json(status)
-
-    monkeypatch.setattr(Status, "to_json", counting)
+    rendered = record_calls(monkeypatch, Status, "to_json")
     assert status(app) == status(app)
     assert len(rendered) == 1
     views.shown = replace(views.shown, schedule="every 5 s")

@@ -12,8 +12,7 @@ from janitor.rules.policy import Frontier, Hold
 from janitor.sweep.transactions import SEEN_MS, DecidedTransactions, limit_to_decided, update_decided
 from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, pointer, visibility
 from tests.janitor.run.served_store import ServedStore
-from tests.kit.messaging import ORDERS
-from tms_core.messaging.model import FetchRequest
+from tests.kit.messaging import ORDERS, read_payloads
 from tms_core.rowkey import LONG_MAX, Cutoff
 from tms_core.tables.base import KEYS
 
@@ -36,10 +35,9 @@ class HoldKit(ServedStore):
             ms -= MINUTE
 
     def seen(self, **options: Any) -> list[bytes]:
-        plain = [one.payload for page in self.service.fetch(ORDERS, FetchRequest(None)) for one in page]
+        plain = read_payloads(self.service, ORDERS)
         tx = self.manager.start_short()
-        read = FetchRequest(None, transaction=tx)
-        found = [one.payload for page in self.service.fetch(ORDERS, read) for one in page]
+        found = read_payloads(self.service, ORDERS, transaction=tx)
         self.manager.abort(tx)
         assert set(found) <= set(plain)
         return found

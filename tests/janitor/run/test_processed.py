@@ -13,12 +13,11 @@ from janitor.report import Report
 from janitor.rules.policy import Hold, Rule
 from tests.builders import HOUR, Snapshots, watch
 from tests.janitor.run.served_store import ServedStore
-from tests.kit.messaging import GROUP, ORDERS, READ_NONE
-from tests.support import raising
+from tests.kit.messaging import GROUP, ORDERS, READ_NONE, read_payloads
+from tests.support import act_before, raising
 from tms_core.consumers.retention import announce, announced
 from tms_core.errors import StoreError
 from tms_core.messaging.groups.claims import GroupPoll, Order
-from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.base import KEYS, MESSAGES
 from tms_core.tables.side import MemorySide, SideChange, SideTable
@@ -66,8 +65,7 @@ class ProcessedKit(ServedStore):
         return [value.payload or b"stored" for _, value in rows]
 
     def fetched(self, start: MessageId | None = None) -> list[bytes]:
-        request = FetchRequest(start, inclusive=False)
-        return [message.payload for page in self.service.fetch(ORDERS, request) for message in page]
+        return read_payloads(self.service, ORDERS, start, inclusive=False)
 
     def ids(self) -> list[MessageId]:
         keys = [MessageKey.parse(key) for key in self.store.message.read(KEYS, ORDERS.prefix, None, 1000).items]
@@ -389,14 +387,8 @@ def test_why_of_a_processed_message_names_the_rule_and_its_run(kit: ProcessedKit
 
 
 def test_two_announcements_keep_the_higher_position(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, exchange = kit.metadata(), kit.side.exchange
-
-    def fail(*given: Any) -> bool:
-        monkeypatch.setattr(kit.side, "exchange", exchange)
-        announce(kit.side, topic, 7)
-        return exchange(*given)
-
-    monkeypatch.setattr(kit.side, "exchange", fail)
+    topic = kit.metadata()
+    act_before(monkeypatch, kit.side, "exchange", lambda: announce(kit.side, topic, 7))
     announce(kit.side, topic, 9)
     announce(kit.side, topic, 8)
     assert announced(kit.side, topic) == 9

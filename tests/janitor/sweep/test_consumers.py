@@ -13,13 +13,12 @@ from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import EVERYTHING
 from janitor.sweep.consumers import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, Topic, janitor, pointer, topic, watch
-from tests.kit.messaging import READ_NONE
+from tests.kit.messaging import READ_NONE, fetch
 from tests.salted import SaltedStore
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import StoreError
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import Cutoff, MessageId, MessageKey
 from tms_core.tables.base import Store
@@ -222,7 +221,7 @@ def test_server_and_janitor_agree_on_existing_messages(store: Store) -> None:
         left = []
         for _ in range(20):
             clock.advance(10 * MINUTE + 1)
-            fetched = [MessageId.parse(one.id) for page in service.fetch(orders.id, FetchRequest()) for one in page]
+            fetched = [MessageId.parse(message.id) for message in fetch(service, orders.id)]
             kit.engine.run_once()
             assert [message.publish_ms for message in fetched] == orders.times()
             left.append(len(fetched))
