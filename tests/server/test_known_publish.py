@@ -20,12 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.builders import NOW_MS, Call, watch
+from tests.builders import HOUR, NOW_MS, Call, watch
 from tests.kit.avro import block, publish_body
 from tests.server.client import AVRO, JSON, Client, TopicClient
 from tests.server.conftest import Serving, serving
 from tests.server.identities import JwtIdentities, gate_of
-from tests.support import PATIENCE_SECONDS, raising, wait_until
+from tests.support import PATIENCE_SECONDS, is_listening, raising, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
 from tms_core.messaging.publish.workers import PublishFuture
@@ -91,12 +91,9 @@ class Connection:
 
 
 def request(method: str, path: str, body: bytes = b"", *lines: str, version: str = "1.1") -> bytes:
-    named = (
-        lines
-        if any("transfer-encoding" in line.lower() for line in lines)
-        else (*lines, f"content-length: {len(body)}")
-    )
-    head = "\r\n".join([f"{method} {path} HTTP/{version}", *named])
+    is_chunked = any("transfer-encoding" in line.lower() for line in lines)
+    length = [] if is_chunked else [f"content-length: {len(body)}"]
+    head = "\r\n".join([f"{method} {path} HTTP/{version}", *lines, *length])
     return f"{head}\r\n\r\n".encode() + body
 
 
@@ -495,17 +492,26 @@ def test_heads_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch, serve
 # --- checks of each request ------------------------------------------------------------------------------------------
 
 
-def test_expired_token_is_rejected_with_a_known_head(tmp_path: Path, served: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda jwt: jwt._clock.advance(2 * HOUR), 401),
+        (lambda jwt: setattr(jwt.gate, "_rules", Rules([])), 403),
+    ],
+    ids=["expired token", "no permission"],
+)
+def test_request_with_a_known_head_is_authorized_again(
+    tmp_path: Path, served: list[bytes], change: Callable[[JwtIdentities], object], code: int
+) -> None:
     jwt = JwtIdentities(tmp_path)
-    token = jwt.good("publisher")
     with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
         server.service.create_topic(TopicId("default", "t"))
-        data = publishing("t", publish_body(b"a"), AVRO, f"Authorization: Bearer {token}")
+        data = publishing("t", publish_body(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
         for _ in range(2):
             assert ask(connection, data) == 200
         assert served == [data]
-        jwt._clock.advance(2 * 3600 * 1000)
-        assert ask(connection, data) == 401
+        change(jwt)
+        assert ask(connection, data) == code
         assert len(stored(server, "t")[0]) == 2
 
 
@@ -525,14 +531,20 @@ def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[
 # --- requests during another request ---------------------------------------------------------------------------------
 
 
-def pause_next_write(server: Serving, topic: str) -> tuple[Event, Event]:
-    """Pause writes to a topic with a message; return the event of a started write, and the event that releases it."""
+def pause_next_write(server: Serving, topic: str, error: Exception | None = None) -> tuple[Event, Event]:
+    """Pause writes to a topic with a message; return the event of a started write, and the event that releases it.
+
+    Args:
+        error: the error of released writes; None: they succeed.
+    """
     started, go_on = Event(), Event()
 
     def wait(call: Call) -> None:
         if call.name == "message.put" and stored(server, topic)[0]:
             started.set()
             assert go_on.wait(PATIENCE_SECONDS)
+            if error is not None:
+                raise error
 
     watch(server.store, before=wait)
     return started, go_on
@@ -604,7 +616,7 @@ def test_server_that_stops_during_a_request_responds(
     stopping.start()
     # The server stops listening first, and then marks its connections.
     wait_until(lambda: known._half_closed)
-    assert not _is_open(server.port)
+    assert not is_listening(server.port)
     go_on.set()
     assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     stopping.join()
@@ -630,16 +642,8 @@ def test_publish_with_a_known_head_waits_for_the_request_before_it(served: list[
 def test_served_publish_whose_client_closes_its_half_is_answered(
     error: Unavailable | None, leaves: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    go_on = Event()
-
-    def wait(call: Call) -> None:
-        if call.name == "message.put" and stored(server, topic)[0]:
-            assert go_on.wait(PATIENCE_SECONDS)
-            if error is not None:
-                raise error
-
     with serving() as server, open_topic(server) as (connection, topic):
-        watch(server.store, before=wait)
+        _, go_on = pause_next_write(server, topic, error)
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
@@ -666,26 +670,12 @@ def open_connections(server: Serving) -> list[HttpProtocol]:
     return [one for one in thread._server.server_state.connections if isinstance(one, HttpProtocol)]
 
 
-def _is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS).close()
-    except OSError:
-        return False
-    return True
-
-
 def test_silence_during_a_request_does_not_close_the_connection(
     monkeypatch: pytest.MonkeyPatch, served: list[bytes]
 ) -> None:
     monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.1)
-    go_on = Event()
-
-    def wait(call: Call) -> None:
-        if call.name == "message.put" and served:
-            assert go_on.wait(PATIENCE_SECONDS)
-
     with serving() as server, open_topic(server) as (connection, topic):
-        watch(server.store, before=wait)
+        _, go_on = pause_next_write(server, topic)
         data = publishing(topic, publish_body(b"a"))
         assert ask(connection, data) == 200
         connection.send(data)
@@ -703,30 +693,30 @@ def test_silence_during_a_request_does_not_close_the_connection(
 def test_failed_write_gets_the_same_response_and_is_not_repeated(
     served: list[bytes], error: TmsError, code: int
 ) -> None:
-    answers, written = [], []
+    answers = []
+    writes, failing = list[Call](), Event()
+
+    def fail(call: Call) -> None:
+        if call.name == "message.put":
+            writes.append(call)
+            if failing.is_set():
+                raise error
+
     for knows_heads in (True, False):
-        failing: list[bool] = []
-        calls: list[str] = []
-
-        def fail(call: Call, calls: list[str] = calls, failing: list[bool] = failing) -> None:
-            if call.name == "message.put":
-                calls.append(call.name)
-                if failing:
-                    raise error
-
+        writes.clear()
         with serving(knows_heads=knows_heads) as server, open_topic(server) as (connection, topic):
             watch(server.store, before=fail)
             data = publishing(topic, publish_body(b"a"))
             assert ask(connection, data) == 200
-            failing.append(True)
+            failing.set()
             connection.send(data)
             answers.append(connection.answer())
             failing.clear()
             assert ask(connection, data) == 200
-        written.append(len(calls))
+        assert len(writes) == 3
     assert answers[0] == answers[1]
     assert status(answers[0]) == code
-    assert written == [3, 3]
+
     assert len(served) == 2
 
 
@@ -829,18 +819,6 @@ def test_fenced_producer_is_rejected_with_a_known_head(served: list[bytes]) -> N
         assert publish("X-TMS-Sequence: 3") == 409
         assert len(stored(server, topic)[0]) == 2
     assert len(served) == 2
-
-
-def test_permission_of_a_request_with_a_known_head_is_checked(tmp_path: Path, served: list[bytes]) -> None:
-    jwt = JwtIdentities(tmp_path)
-    with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
-        server.service.create_topic(TopicId("default", "t"))
-        data = publishing("t", publish_body(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
-        for _ in range(2):
-            assert ask(connection, data) == 200
-        jwt.gate._rules = Rules([])
-        assert ask(connection, data) == 403
-    assert served == [data]
 
 
 def test_response_to_a_served_publish_has_the_date(served: list[bytes]) -> None:
