@@ -8,7 +8,7 @@ undo.restore(orders)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,3 @@ class Undo:
         now_ms = self.clock.now_ms()
         transactions = TransactionView(snapshot, now_ms, HOUR)
         return restore(self.store, self.state, transactions, files, request, now_ms, lambda _: None)
-
-    def in_a_folder(self, folder: Path) -> Undo:
-        """Return the same store and state with another archive."""
-        return replace(self, folder=folder)

@@ -27,8 +27,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "_CHANGING", Retry(attempts=50, first_seconds=0.005, longest_seconds=0.05))
 
 
-def create_with_partitions(client: Client, number: int, topic: str = EVENTS) -> None:
-    client.create_topic(topic, properties={"partitions": str(number)})
+def create_with_partitions(client: Client, number: int) -> None:
+    client.create_topic(EVENTS, properties={"partitions": str(number)})
 
 
 def change(client: Client, number: int, topic: str = EVENTS) -> None:

@@ -67,6 +67,12 @@ def bill(client: Client, limit: int | None = None, **options: str) -> int:
     return count
 
 
+def bill_batches(client: Client, **options: Any) -> None:
+    """Process batches of orders until there are no more."""
+    for tx, batch in client.work(ORDERS, "billing", idle_seconds=IDLE, **options):
+        tx.publish(BILLS, [order.payload for order in batch])
+
+
 def record_starts(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> list[Transaction]:
     """Record the transactions that start from now on."""
     starts: list[Transaction] = []
@@ -386,8 +392,7 @@ def test_work_without_a_response_to_a_commit_bills_each_order_once(
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
     faults.at("commitAndStart", when, times=1)
     with faulty_client(server, faults) as faulty:
-        for tx, batch in faulty.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
-            tx.publish(BILLS, [order.payload for order in batch])
+        bill_batches(faulty, batch=2)
     assert committed(client) == [b"0", b"1", b"2", b"3"]
     for late in faults.late:
         with suppress(NotInProgress):
@@ -431,8 +436,7 @@ def test_work_with_a_service_of_tephra_commits_and_starts_separately(
     monkeypatch.delitem(cast("dict[str, Any]", calls._CALLS), "commitAndStart")
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
     with faulty_client(server, faults) as faulty:
-        for tx, batch in faulty.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
-            tx.publish(BILLS, [order.payload for order in batch])
+        bill_batches(faulty, batch=2)
     assert committed(client) == [b"0", b"1", b"2", b"3"]
     assert (faults.seen["commitAndStart"], faults.seen["commit"], faults.seen["start"]) == (1, 2, 3)
     assert server.manager.clients() == {}
@@ -444,8 +448,7 @@ def test_work_with_a_manager_that_forgot_asks_again(
     forget_changes(server, faults, monkeypatch, "commit_and_start")
     client.publish(ORDERS, [b"1"])
     with faulty_client(server, faults) as faulty:
-        for tx, batch in faulty.work(ORDERS, "billing", idle_seconds=IDLE):
-            tx.publish(BILLS, [order.payload for order in batch])
+        bill_batches(faulty)
     assert committed(client) == [b"1"]
     assert (faults.seen["commitAndStart"], faults.seen["canCommit"]) == (2, 1)
 

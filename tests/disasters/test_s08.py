@@ -522,10 +522,10 @@ def test_interrupted_run_advances_no_frontier(store: Store) -> None:
 # --- runs killed before their end, for example by the deadline of a CronJob -------------------------------------------
 
 
-def killed_runs(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Kit, Topic, Callable[[], None]]:
+def killed_runs(store: Store) -> tuple[Kit, Topic, Callable[[], None]]:
     """Return an adopted store whose runs are killed before their end."""
-    orders = topic(store, "default:orders", ttl_seconds=ttl_seconds).plain(NOW_MS - 2 * HOUR)
-    paused = topic(store, "default:first", ttl_seconds=ttl_seconds)
+    orders = topic(store, "default:orders", ttl_seconds=10 * 86400).plain(NOW_MS - 2 * HOUR)
+    paused = topic(store, "default:first", ttl_seconds=10 * 86400)
     kit = janitor(store, hold_seconds=3600)
     kit.engine.run_once(adopt=True)
     # A topic without a jump, swept before the other topic.

@@ -38,10 +38,10 @@ _LONG = "{:06d}" + "a" * 60_000
 _PATH = "/v1/namespaces/default/topics/{}"
 
 
-def anonymous_mb(pid: int, name: str = "RssAnon") -> float:
+def anonymous_mb(pid: int) -> float:
     """Return the anonymous memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
     assert found is not None, status
     return int(found[1]) / 1024
 
@@ -178,9 +178,9 @@ def publish_invisible(server: Serve, client: TmsClient, rows: int) -> None:
 # --- attacks ---------------------------------------------------------------------------------------------------------
 
 
-def _head(topic: str, verb: str, length: int, more: str = "") -> bytes:
+def _head(topic: str, verb: str, length: int) -> bytes:
     path = f"{_PATH.format(topic)}/{verb}"
-    named = f"Host: localhost\r\nContent-Type: {AVRO}\r\nContent-Length: {length}\r\n{more}"
+    named = f"Host: localhost\r\nContent-Type: {AVRO}\r\nContent-Length: {length}\r\n"
     return f"POST {path} HTTP/1.1\r\n{named}\r\n".encode()
 
 

@@ -482,9 +482,9 @@ def create_changed_topic(service: MessagingService, *groups: str) -> None:
     service.publish(named("orders-f2-0"), [b"new"])
 
 
-def drain_old_partition(service: MessagingService, group: str = GROUP) -> None:
-    assert payloads(poll(service, "orders-0", group)) == [b"old"]
-    assert poll(service, "orders-0", group).drained
+def drain_old_partition(service: MessagingService) -> None:
+    assert payloads(poll(service, "orders-0")) == [b"old"]
+    assert poll(service, "orders-0").drained
 
 
 def payloads(given: Any) -> list[bytes]:

@@ -29,8 +29,8 @@ from tms_core.transaction.manager.storage import MemoryStorage
 Answers = list[PublishFuture[RollbackRange | None]]
 
 
-def message_key(ms: int, sequence: int = 0, name: str = "orders") -> bytes:
-    return MessageKey(named(name), 1, ms, sequence).pack()
+def message_key(ms: int, sequence: int = 0) -> bytes:
+    return MessageKey(named("orders"), 1, ms, sequence).pack()
 
 
 def rows(kit: Kit) -> list[tuple[MessageKey | None, MessageValue]]:

@@ -34,9 +34,9 @@ def state(kit: CommandKit) -> SqliteState:
     return made
 
 
-def key_range(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, bytes]:
+def key_range(start_ms: int, stop_ms: int) -> tuple[bytes, bytes]:
     """Return the keys of the first and the last message row of a time range."""
-    first, last = (MessageKey(TOPIC, generation, ms, 3).pack() for ms in (start_ms, stop_ms))
+    first, last = (MessageKey(TOPIC, 1, ms, 3).pack() for ms in (start_ms, stop_ms))
     return first, last + b"\x00"
 
 

@@ -54,10 +54,8 @@ def time(clock: ManualClock) -> Iterator[VirtualTime]:
         yield passing
 
 
-def start_job(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = False) -> Job:
-    time.schedule.add(
-        "sweep", interval_trigger(trigger) if isinstance(trigger, int) else cron(trigger), job, at_once=at_once
-    )
+def start_job(time: VirtualTime, trigger: str | int, job: Job) -> Job:
+    time.schedule.add("sweep", interval_trigger(trigger) if isinstance(trigger, int) else cron(trigger), job)
     time.schedule.start()
     return job
 

@@ -344,26 +344,21 @@ def leveldb_store() -> Iterator[Store]:
         yield store
 
 
-def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tuple[Report, Report]:
-    """Plan and sweep the scene's store."""
-    scene.fill(store)
+def engine_of(scene: Scene, store: Store, clock: ManualClock | None = None, **options: Any) -> FileEngine:
+    """Return an engine with the scene's state, snapshot and consumers, by default at the scene's time."""
     state = SqliteState.in_memory()
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
     state.save_frontiers(scene.records)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
-    engine = FileEngine(
-        store,
-        state,
-        source,
-        ManualClock(scene.now_ms),
-        TERMS,
-        token_hex=lambda n: "0" * n,
-        batch_rows=batch_rows,
-        workers=workers,
-        side=scene.side(),
-    )
-    with state:
-        return engine.preview(), engine.run_once()
+    clock = clock or ManualClock(scene.now_ms)
+    return FileEngine(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, side=scene.side(), **options)
+
+
+def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tuple[Report, Report]:
+    """Plan and sweep the scene's store."""
+    scene.fill(store)
+    engine = engine_of(scene, store, batch_rows=batch_rows, workers=workers)
+    return engine.preview(), engine.run_once()
 
 
 def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1, *, tells: bool = True) -> None:
@@ -473,14 +468,7 @@ def test_sweep_by_threads_follows_the_rules(scene: Scene, batch_rows: int, worke
 def test_second_sweep_at_the_same_time_finds_nothing(scene: Scene) -> None:
     with memory_store() as store:
         sweep(scene, store, 5)
-        state = SqliteState.in_memory()
-        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
-        state.save_frontiers(scene.records)
-        source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = FileEngine(
-            store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n, side=scene.side()
-        )
-        again = engine.run_once()
+        again = engine_of(scene, store).run_once()
         assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
@@ -489,14 +477,8 @@ def test_apply_at_a_later_time_never_exceeds_the_plan(scene: Scene, batch_rows: 
     with memory_store() as store, memory_store() as twin, tempfile.TemporaryDirectory() as folder:
         sweep(scene, twin, batch_rows)
         scene.fill(store)
-        state = SqliteState.in_memory()
-        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
-        state.save_frontiers(scene.records)
         clock = ManualClock(scene.now_ms)
-        source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = FileEngine(
-            store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows, side=scene.side()
-        )
+        engine = engine_of(scene, store, clock, batch_rows=batch_rows)
         planned = engine.preview(out=Path(folder) / "plan.json")
         # Rows that came due since the plan are not in it.
         clock.advance(min(later_ms, 100_000))

@@ -52,10 +52,10 @@ def store() -> MemoryStore:
     return store
 
 
-def context_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> Run:
+def context_of(store: MemoryStore, label: Hold | None = None) -> Run:
     """Return the context of a run in which ``returns`` is held 10 minutes before its due cutoff."""
     records = {ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS), RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS)}
-    run = Run(store, terms, TransactionView(None, NOW_MS, LIFETIME.undecided_ms), records, prepared(store), label=label)
+    run = Run(store, TERMS, TransactionView(None, NOW_MS, LIFETIME.undecided_ms), records, prepared(store), label=label)
     run.load_topics()
     return run
 
