@@ -28,18 +28,22 @@ def hints(text: str) -> list[list[str]]:
     return [shlex.split(words) for words in _COMMAND.findall(text)]
 
 
-def test_missing_producer_hints_at_the_list(typed: Type, topic: str) -> None:
-    code, _, err = typed("producer", "show", topic, "importer")
+def hint_of(typed: Type, *words: object) -> list[str]:
+    """Run a command that fails; return the only command that its error names."""
+    code, _, err = typed(*words)
     assert code != 0
-    [words] = hints(err)
+    [hint] = hints(err)
+    return hint
+
+
+def test_missing_producer_hints_at_the_list(typed: Type, topic: str) -> None:
+    words = hint_of(typed, "producer", "show", topic, "importer")
     assert words == ["producer", "list", topic]
     assert typed(*words)[0] == 0
 
 
 def test_publish_to_a_missing_topic_hints_at_topic_create(typed: Type) -> None:
-    code, _, err = typed("publish", "default:missing", "-m", "one")
-    assert code != 0
-    [words] = hints(err)
+    words = hint_of(typed, "publish", "default:missing", "-m", "one")
     assert words == ["topic", "create", "default:missing"]
     assert typed(*words)[0] == 0
     assert typed("publish", "default:missing", "-m", "one")[0] == 0
@@ -53,9 +57,7 @@ def test_consumer_with_claims_hints_at_the_release(
     client.publish(topic, [b"one"])
     hanging = client.transaction()
     assert list(hanging.__enter__().consume(topic, "billing"))
-    code, _, err = typed("consumer", "set", topic, "billing", "--since", "now")
-    assert code != 0
-    [words] = hints(err)
+    words = hint_of(typed, "consumer", "set", topic, "billing", "--since", "now")
     assert words == ["consumer", "release", topic, "billing"]
     assert typed(*words)[0] == 0
     assert typed("consumer", "set", topic, "billing", "--since", "now")[0] == 0
@@ -65,9 +67,7 @@ def test_hint_of_a_command_with_server_repeats_the_server(
     typed: Type, topic: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TMS_URL")
-    code, _, err = typed("producer", "show", topic, "importer", "--server", server.url)
-    assert code != 0
-    [words] = hints(err)
+    words = hint_of(typed, "producer", "show", topic, "importer", "--server", server.url)
     assert words == ["producer", "list", topic, "--server", server.url]
     assert typed(*words)[0] == 0
 
@@ -77,9 +77,7 @@ def test_ended_transaction_hints_at_its_status(typed: Type, server: RunningServe
     assert server.transactions is not None
     with client.transaction() as tx:
         ended = tx.transaction.transaction_id
-    code, _, err = typed("tx", *verb.split(), ended, "--tx-server", server.transactions)
-    assert code != 0
-    [words] = hints(err)
+    words = hint_of(typed, "tx", *verb.split(), ended, "--tx-server", server.transactions)
     assert typed(*words)[0] == 0
 
 

@@ -378,13 +378,19 @@ def test_participant_that_waits_without_a_loop_is_rejected(client: Client, serve
 # --- interrupts and ignored errors -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["publish", "commit"])
-def test_interrupt_while_it_waits_invalidates_and_never_aborts(server: InProcess, faults: Faults, step: str) -> None:
+def interrupt_at(faults: Faults, step: str) -> None:
+    """Interrupt the client at the first request of a step."""
+
     def interrupt(met: str) -> None:
-        if met == step:
+        if met == step and faults.seen[met] == 1:
             raise KeyboardInterrupt
 
     faults.on_step = interrupt
+
+
+@pytest.mark.parametrize("step", ["publish", "commit"])
+def test_interrupt_while_it_waits_invalidates_and_never_aborts(server: InProcess, faults: Faults, step: str) -> None:
+    interrupt_at(faults, step)
     with faulty_client(server, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
     assert faults.seen["abort"] == 0
@@ -532,16 +538,12 @@ def test_interrupt_after_the_commit_leaves_it_committed(client: Client, server: 
 
 @pytest.mark.parametrize("step", ["rollback", "abort"])
 def test_interrupt_during_a_rollback_invalidates(server: InProcess, faults: Faults, step: str) -> None:
-    def interrupt(met: str) -> None:
-        if met == step:
-            raise KeyboardInterrupt
-
     def work() -> None:
         with faulty_client(server, faults) as client, client.transaction() as tx:
             tx.publish(ORDERS, [b"a"])
             tx.publish("default:missing", [b"b"])
 
-    faults.on_step = interrupt
+    interrupt_at(faults, step)
     with pytest.raises(KeyboardInterrupt):
         work()
     assert faults.seen["invalidate"] == 1
@@ -550,11 +552,7 @@ def test_interrupt_during_a_rollback_invalidates(server: InProcess, faults: Faul
 
 
 def test_interrupt_while_it_looks_at_the_outcome_invalidates(server: InProcess, faults: Faults) -> None:
-    def interrupt(met: str) -> None:
-        if met == "invalidate" and faults.seen[met] == 1:
-            raise KeyboardInterrupt
-
-    faults.on_step = interrupt
+    interrupt_at(faults, "invalidate")
     faults.at("commit", "before")
     with faulty_client(server, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])

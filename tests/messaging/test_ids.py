@@ -61,9 +61,17 @@ def test_take_of_ids_without_any_left_is_rejected() -> None:
 # --- the clock -------------------------------------------------------------------------------------------------------
 
 
-def test_honest_clock_rejects_only_a_jump_forward() -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS, monotonic_ms=DAY)
+
+
+@pytest.fixture
+def honest(clock: ManualClock) -> HonestClock:
+    return HonestClock(clock, 1000)
+
+
+def test_honest_clock_rejects_only_a_jump_forward(clock: ManualClock, honest: HonestClock) -> None:
     clock.step(1000)
     assert honest.publish_ms() == honest.now_ms() == NOW_MS + 1000
     clock.step(1)
@@ -76,9 +84,9 @@ def test_honest_clock_rejects_only_a_jump_forward() -> None:
     assert honest.publish_ms() == honest.now_ms() == NOW_MS + 1500
 
 
-def test_honest_clock_that_steps_back_publishes_no_earlier_than_readers_see() -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_that_steps_back_publishes_no_earlier_than_readers_see(
+    clock: ManualClock, honest: HonestClock
+) -> None:
     clock.advance(5)
     assert honest.now_ms() == NOW_MS + 5
     clock.step(-HOUR)
@@ -101,9 +109,9 @@ def test_honest_clock_after_a_step_back_rejects_a_jump_forward() -> None:
 
 @pytest.mark.parametrize("off_ms", [-HOUR, -DAY, -365 * DAY])
 @pytest.mark.parametrize("looks", [True, False])
-def test_honest_clock_that_is_right_again_publishes(off_ms: int, looks: bool) -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_that_is_right_again_publishes(
+    clock: ManualClock, honest: HonestClock, off_ms: int, looks: bool
+) -> None:
     for error_ms in (0, 900, -900):
         clock.advance(HOUR)
         clock.step(off_ms)
@@ -117,9 +125,7 @@ def test_honest_clock_that_is_right_again_publishes(off_ms: int, looks: bool) ->
         assert honest.publish_ms() == clock.now_ms()
 
 
-def test_honest_clock_that_is_right_again_rejects_a_jump() -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_that_is_right_again_rejects_a_jump(clock: ManualClock, honest: HonestClock) -> None:
     for step_ms in (-DAY, DAY):
         clock.step(step_ms)
         honest.publish_ms()
@@ -129,9 +135,9 @@ def test_honest_clock_that_is_right_again_rejects_a_jump() -> None:
 
 
 @pytest.mark.parametrize("looks_a_day", [1, 24, 864])
-def test_honest_clock_does_not_add_up_daily_corrections(looks_a_day: int) -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_does_not_add_up_daily_corrections(
+    clock: ManualClock, honest: HonestClock, looks_a_day: int
+) -> None:
     for _ in range(30):
         for _ in range(looks_a_day):
             clock.advance(DAY // looks_a_day)
@@ -162,18 +168,16 @@ def test_honest_clock_that_started_late_accepts_the_way_to_now(behind_ms: int, o
 
 
 @pytest.mark.parametrize("past_ms", [NOW_MS - 1, NOW_MS, NOW_MS + 1000])
-def test_honest_clock_that_started_right_rejects_a_jump_at_any_time(past_ms: int) -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_that_started_right_rejects_a_jump_at_any_time(
+    clock: ManualClock, honest: HonestClock, past_ms: int
+) -> None:
     honest.note_past(past_ms)
     clock.step(HOUR)
     with pytest.raises(ClockJumped):
         honest.publish_ms()
 
 
-def test_honest_clock_takes_many_fast_steps_for_a_jump() -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_takes_many_fast_steps_for_a_jump(clock: ManualClock, honest: HonestClock) -> None:
     for _ in range(2):
         clock.step(500)
         honest.publish_ms()
@@ -187,9 +191,7 @@ def test_honest_clock_takes_many_fast_steps_for_a_jump() -> None:
     assert honest.publish_ms() == clock.now_ms()
 
 
-def test_honest_clock_after_a_jump_rejects_until_it_is_right() -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_after_a_jump_rejects_until_it_is_right(clock: ManualClock, honest: HonestClock) -> None:
     clock.step(HOUR)
     for _ in range(100):
         clock.advance(DAY)
@@ -200,9 +202,7 @@ def test_honest_clock_after_a_jump_rejects_until_it_is_right() -> None:
     assert honest.publish_ms() == honest.now_ms() >= clock.now_ms()
 
 
-def test_honest_clock_of_a_stopped_process_is_right_at_the_next_look() -> None:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    honest = HonestClock(clock, 1000)
+def test_honest_clock_of_a_stopped_process_is_right_at_the_next_look(clock: ManualClock, honest: HonestClock) -> None:
     read = clock.monotonic_ms
 
     def read_then_stop() -> int:

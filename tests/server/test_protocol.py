@@ -156,10 +156,19 @@ def rest(client: Client) -> bytes:
 # --- other protocols -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("upgrade", [UPGRADE, "Connection: upgrade\r\nUpgrade: websocket\r\n"])
-def test_upgrade_with_a_body_in_the_same_segment_is_read(echo: Echo, port: int, upgrade: str) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("POST", "/a", SMUGGLED, UPGRADE),
+        request("POST", "/a", SMUGGLED, "Connection: upgrade\r\nUpgrade: websocket\r\n"),
+        f"POST /a HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}Transfer-Encoding: chunked\r\n\r\n".encode()
+        + b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED),
+    ],
+    ids=["HTTP/2", "websocket", "chunked"],
+)
+def test_upgrade_with_a_body_in_the_same_segment_is_read(echo: Echo, port: int, data: bytes) -> None:
     with Client(port) as client:
-        client.socket.sendall(request("POST", "/a", SMUGGLED, upgrade) + request("GET", "/b"))
+        client.socket.sendall(data + request("GET", "/b"))
         assert client.answer().body == SMUGGLED
         assert client.answer().status == 200
     assert echo.requests == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
@@ -179,16 +188,6 @@ def test_body_of_an_upgrade_request_cut_anywhere_is_read(echo: Echo, port: int, 
         client.socket.sendall(body)
         assert client.answer().body == SMUGGLED
     assert echo.requests == [("POST", "/a", SMUGGLED)] * 2
-
-
-def test_chunked_body_of_an_upgrade_request_is_read(echo: Echo, port: int) -> None:
-    head = f"POST /a HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}Transfer-Encoding: chunked\r\n\r\n".encode()
-    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
-    with Client(port) as client:
-        client.socket.sendall(head + chunks + request("GET", "/b"))
-        assert client.answer().body == SMUGGLED
-        assert client.answer().status == 200
-    assert echo.requests == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
 
 
 @pytest.mark.parametrize(
