@@ -90,12 +90,10 @@ class NetworkTransport(ServerTransport):
         self._network = network
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        refused = self._network.handle(request)
-        return refused or super().handle_request(_here(request))
+        return self._network.handle(request) or super().handle_request(_here(request))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        refused = self._network.handle(request)
-        return refused or await super().handle_async_request(_here(request))
+        return self._network.handle(request) or await super().handle_async_request(_here(request))
 
 
 def _here(request: httpx2.Request) -> httpx2.Request:

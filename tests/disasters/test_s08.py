@@ -194,8 +194,7 @@ def test_topic_first_seen_later_is_held_like_a_jump(store: Store) -> None:
 
 def test_topic_no_longer_protected_holds_accumulated_rows(store: Store) -> None:
     kit, orders = set_up(store, protect=("default:ord*",))
-    report = kit.run_after(DAY)
-    assert holds_by_topic(report) == {"default:orders": Hold.PROTECTED}
+    assert holds_by_topic(kit.run_after(DAY)) == {"default:orders": Hold.PROTECTED}
     free = kit.restart(protect=())
     assert holds_by_topic(free.run_after(MINUTE)) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
@@ -359,8 +358,7 @@ def test_store_never_adopted_deletes_nothing_and_plans_adoption(store: Store) ->
     kit = janitor(store)
     kit.snapshots.invalid = [invalid]
     assert holds_by_topic(kit.engine.preview()) == {"default:orders": Hold.FIRST_CONTACT}
-    report = kit.engine.run_once()
-    assert report.tripped
+    assert kit.engine.run_once().tripped
     assert orders.pointers() == [None, invalid]
     assert kit.run_after(30 * DAY).tripped
     assert orders.pointers() == [None, invalid]
@@ -369,8 +367,7 @@ def test_store_never_adopted_deletes_nothing_and_plans_adoption(store: Store) ->
 def test_adopted_store_is_cleaned_by_one_pass(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60, generation=3).plain(1, NOW_MS)
     orders.at(1).plain(NOW_MS)
-    report = janitor(store).engine.run_once(adopt=True)
-    assert holds_by_topic(report) == {}
+    assert holds_by_topic(janitor(store).engine.run_once(adopt=True)) == {}
     assert (orders.times(), orders.at(1).times()) == ([NOW_MS], [])
 
 

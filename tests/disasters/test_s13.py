@@ -196,8 +196,7 @@ def test_restored_backup_withdraws_the_boundary(backup: Path, known: Kit, folder
     assert known.state.boundary() is not None
     restore(backup, folder)
     with LevelDBStore(folder) as store:
-        kit = known.restart(store=store)
-        kit.engine.run_once()
+        known.restart(store=store).engine.run_once()
     assert (known.state.boundary(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
 
 

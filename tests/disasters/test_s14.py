@@ -127,8 +127,7 @@ def test_truncated_newest_snapshot_is_named_in_the_report(store: Store, tmp_path
 def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, kept: bool) -> None:
     write_pointer = pointer(NOW_MS - LONG.undecided_ms + younger_ms)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(write_pointer, NOW_MS - HOUR)
-    kit = janitor(store, lifetime=LONG)
-    report = engine(kit, None).run_once(adopt=True)
+    report = engine(janitor(store, lifetime=LONG), None).run_once(adopt=True)
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
     assert report.totals.kept["undecided"] == kept
 

@@ -143,14 +143,12 @@ def test_stop_of_a_leveldb_run_keeps_completed_work(tmp_path_factory: pytest.Tem
         folder = tmp_path_factory.mktemp("interrupted")
         with LevelDBStore(folder, create=True) as store:
             kit, topics = set_up(store)
-            stop = StopAtCall(store, at_call)
-            kit.restart(is_stopping=stop.is_reached).engine.run_once()
+            kit.restart(is_stopping=StopAtCall(store, at_call).is_reached).engine.run_once()
             left = [described.messages() for described in topics]
         with LevelDBStore(folder) as store:
             topics = [Topic(store, described.id, 2) for described in topics]
             assert [described.messages() for described in topics] == left
-            again = kit.restart(store=store)
-            again.engine.run_once()
+            kit.restart(store=store).engine.run_once()
             assert all(map(is_done, topics))
 
 

@@ -163,8 +163,7 @@ def test_sweep_of_many_topics_does_not_time_out_for_each_topic(
         shorten_timeout(through)
         proxy.treat(lambda _: Conduct(up=Fault("blackhole")))
 
-    calls = CallSchedule(through.pool)
-    calls.before("mutateRowsTs", 5, fail)
+    CallSchedule(through.pool).before("mutateRowsTs", 5, fail)
     errors, _ = run_once(sweep_kit(through))
     assert len(errors) > 60
     assert proxy.connections < 60

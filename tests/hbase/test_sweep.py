@@ -88,8 +88,7 @@ def test_plan_makes_no_more_calls_than_the_following_run(store: HBaseStore) -> N
     deleting = janitor(store, batch_rows=100, workers=4).engine
     planning = Engine(replace(deleting.deps, store=read_only(store)))
     planned = calls_of(planning.plan)
-    deleted = calls_of(lambda: deleting.run_once(adopt=True))
-    assert planned <= deleted
+    assert planned <= calls_of(lambda: deleting.run_once(adopt=True))
     assert store.message.read(KEYS, b"", None, 1).items == []
 
 

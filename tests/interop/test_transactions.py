@@ -197,8 +197,7 @@ def start_transactions(manager: TransactionManager) -> None:
     """Create transactions of every state."""
     committed = manager.start_short()
     manager.can_commit(committed.transaction_id, [b"a", b"\x00\xff"])
-    waiting = manager.start_short(client="waits")
-    manager.can_commit(waiting.transaction_id, [b"b"])
+    manager.can_commit(manager.start_short(client="waits").transaction_id, [b"b"])
     manager.commit(committed.transaction_id)
     manager.checkpoint(manager.start_long())
     manager.invalidate(manager.checkpoint(manager.start_short()).transaction_id)

@@ -42,8 +42,7 @@ def test_keytab_without_principal_uses_its_first_principal(realm: Realm) -> None
 @pytest.mark.usefixtures("service")
 def test_expired_ticket_is_renewed_with_the_keytab(realm: Realm) -> None:
     one = login(keytab=realm.keytab("short", options="-maxlife 2s"), principal="short")
-    exchange = one.exchange("hbase/localhost")
-    exchange.step()
+    one.exchange("hbase/localhost").step()
     first = one.credentials().lifetime
     assert first is not None
     assert first <= 2
@@ -167,8 +166,7 @@ def test_login_succeeds_after_realm_outage(tmp_path: Path) -> None:
         patch.setenv("KRB5_CONFIG", str(other.config))
         other.keytab("hbase/localhost")
         one = login(keytab=other.keytab("lasting", options="-maxlife 2s"))
-        exchange = one.exchange("hbase/localhost")
-        exchange.step()
+        one.exchange("hbase/localhost").step()
         other.stop()
         # MIT's library reads the clock of the machine.
         time.sleep(3)

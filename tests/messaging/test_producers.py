@@ -851,8 +851,7 @@ def test_kill_after_messages_may_have_expired_is_not_known(kit: GroupKit, monkey
     kit.restart()
     with pytest.raises(MessagingError, match="is unknown, because"):
         one.publish(b"b", topic=short, again=True)
-    heir = Instance(kit)
-    heir.publish(b"c", topic=short)
+    Instance(kit).publish(b"c", topic=short)
     assert read_all(kit, short) == [b"c"]
 
 

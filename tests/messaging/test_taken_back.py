@@ -267,6 +267,5 @@ def test_abort_after_a_partial_restart_is_invalid(
     kit.service.rollback(ORDERS, tx.write_pointer)
     kit.manager.abort(tx)
     assert invalid(kit) == [tx.transaction_id]
-    later = kit.begin()
-    kit.manager.abort(later)
+    kit.manager.abort(kit.begin())
     assert invalid(kit) == [tx.transaction_id]

@@ -96,8 +96,7 @@ def test_producer_of_a_truncated_id_learns_that_it_is_aborted(
 
 def test_reset_gives_up_claims_of_transactions_in_progress(kit: GroupKit) -> None:
     kit.publish(b"a")
-    tx = kit.begin()
-    assert kit.poll(tx) == [b"a"]
+    assert kit.poll(kit.begin()) == [b"a"]
     kit.manager.reset()
     assert kit.poll(kit.begin()) == [b"a"]
 

@@ -91,8 +91,7 @@ def segment(value: object) -> str:
 )
 def test_jwt_signed_with_any_kind_of_key_is_good(tmp_path: Path, key: PrivateKey, algorithm: str) -> None:
     for contents in (pem(key), jwks(jwk(key)), jwks(jwk(key, alg=algorithm, use="sig", kid="1"))):
-        known = issuer(tmp_path, contents)
-        principal, expires_ms = known.identify(sign(key, algorithm).encode())
+        principal, expires_ms = issuer(tmp_path, contents).identify(sign(key, algorithm).encode())
         assert (principal, expires_ms) == ("ada", NOW_MS + 3_630_000)
 
 

@@ -143,8 +143,7 @@ def test_missing_tokens_file_is_named_with_its_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_tokens_file_writable_by_others_is_rejected(file: Path, mode: int) -> None:
     file.chmod(mode)
-    message = rejection(file)
-    assert message.endswith(f"chmod go-w {file}")
+    assert rejection(file).endswith(f"chmod go-w {file}")
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o640, False), (0o400, False)])

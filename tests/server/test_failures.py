@@ -113,8 +113,7 @@ def test_client_that_does_not_read_is_cut_off_when_others_need_the_room() -> Non
         stalled.send("POST", f"{topic.path}/poll", POLL_ALL, content_type=AVRO)
         assert stalled.socket.recv(1)
         for _ in range(2):
-            answer = topic.post("poll", POLL_ALL, content_type=AVRO)
-            assert len(decoded(answer.body)) == 20
+            assert len(decoded(topic.post("poll", POLL_ALL, content_type=AVRO).body)) == 20
         with pytest.raises((EOFError, ConnectionError)):
             read_to_the_end(stalled)
 

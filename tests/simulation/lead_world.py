@@ -76,8 +76,7 @@ class LeadWorld(ProducerWorld):
 
     def hand_over(self) -> None:
         """Release the lease of the leader."""
-        leader = self._leader()
-        leader.assignment.resign()
+        self._leader().assignment.resign()
         self.servers.reverse()
         self.event_counts["lease released"] += 1
 

@@ -178,8 +178,7 @@ def test_spark_stats_are_shown_and_written(kit: CommandKit) -> None:
     assert "default:orders" in shown.out
     assert "/out/day=2023-11-14" in shown.out
     assert list((kit.folder / "out" / "day=2023-11-14").glob("*.parquet"))
-    counted = kit.janitor("spark stats --topic 'default:o*' --format json").json
-    [orders] = counted["topics"]
+    [orders] = kit.janitor("spark stats --topic 'default:o*' --format json").json["topics"]
     assert orders["overdue"]["expired"] == 3
 
 

@@ -276,8 +276,7 @@ def test_stopped_guided_sweep_is_recorded_as_interrupted() -> None:
     engine, state = run_on(
         store, open_reading=lambda: nullcontext(StoppingSender()), is_stopping=lambda: bool(requests)
     )
-    report = engine.run_once(adopt=True)
-    assert [note.guard for note in report.guards] == ["interrupted"]
+    assert [note.guard for note in engine.run_once(adopt=True).guards] == ["interrupted"]
     assert (requests, state.runs(1)[0].result) == (["invert"], "interrupted")
 
 

@@ -68,8 +68,7 @@ class Cluster:
     @property
     def access(self) -> Access:
         environment = {"TMS_STORAGE__HBASE__NAMESPACE": self.namespace, "TMS_STORAGE__HBASE__BUCKETS": "4"}
-        settings = load(None, environment, {"hbase": self.thrift})
-        return Access(settings.settings)
+        return Access(load(None, environment, {"hbase": self.thrift}).settings)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Store, State]]:

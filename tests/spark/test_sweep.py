@@ -243,8 +243,7 @@ def test_killed_duplicate_task_is_in_the_ledger() -> None:
 
     watch(store, after=kill)
     kit.sender.before = duplicate
-    report = kit.engine.run_once(adopt=True)
-    assert not report.errors
+    assert not kit.engine.run_once(adopt=True).errors
     lost = [entry for entry in kit.state.ledger(100) if entry.rows is None]
     assert [(str(entry.topic), entry.table, entry.rule) for entry in lost] == [("default:orders", "message", "expired")]
     assert lost[0].start < early, "the driver knows the number of rows that it deleted itself"
@@ -296,8 +295,7 @@ def test_task_with_changed_topic_plans_it_again() -> None:
 
     before = count_rows()
     kit.sender.before = lengthen
-    report = kit.engine.run_once(adopt=True)
-    assert not report.errors
+    assert not kit.engine.run_once(adopt=True).errors
     assert [part.number for part in kit.sender.sent if part.run.patterns] == [3]
     assert count_rows()[3] == before[3], "the rows are live by the new ttl"
     assert sum(count_rows()[:3]) < sum(before[:3]), "the rows were expired before the change"
@@ -431,8 +429,7 @@ def test_rate_limit_is_divided_among_tasks() -> None:
 
 def test_tasks_archive_every_deleted_row_once(tmp_path: Path) -> None:
     kit = kit_on(filled())
-    archive = ParquetArchive(tmp_path, kit.clock)
-    kit.sender.environment.make_archive = archive.begin
+    kit.sender.environment.make_archive = ParquetArchive(tmp_path, kit.clock).begin
     before = {key for table in rows_of(kit.store) for key, _ in table}
     report = kit.engine.run_once(adopt=True)
     after = {key for table in rows_of(kit.store) for key, _ in table}
@@ -445,8 +442,7 @@ def test_tasks_archive_every_deleted_row_once(tmp_path: Path) -> None:
 
 def test_crash_before_delete_leaves_rows_archived_and_stored(tmp_path: Path) -> None:
     kit = kit_on(filled())
-    archive = ParquetArchive(tmp_path, kit.clock)
-    kit.sender.environment.make_archive = archive.begin
+    kit.sender.environment.make_archive = ParquetArchive(tmp_path, kit.clock).begin
     before = rows_of(kit.store)
 
     def crash(call: Any) -> None:

@@ -86,8 +86,7 @@ def test_slice_ends_at_a_gap_larger_than_a_file(gap_bytes: int, slices: int) -> 
 
 @pytest.mark.parametrize(("rows", "taken"), [(SLICE_ROWS - 1, True), (SLICE_ROWS, False), (SLICE_ROWS + 1, False)])
 def test_full_slice_accepts_no_more_rows(rows: int, taken: bool) -> None:
-    table = SlicedTable()
-    assert Slice(table, b"a", b"b", rows).can_add(b"c") is taken
+    assert Slice(SlicedTable(), b"a", b"b", rows).can_add(b"c") is taken
 
 
 @pytest.mark.parametrize(("whole", "taken"), [(SLICE_BYTES - 1, True), (SLICE_BYTES, False)])
@@ -96,8 +95,7 @@ def test_slice_with_full_files_accepts_no_more_rows(whole: int, taken: bool) -> 
         def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
             return whole if start == b"a" else 0
 
-    table = LargeRows()
-    assert Slice(table, b"a", b"b", 2).can_add(b"c") is taken
+    assert Slice(LargeRows(), b"a", b"b", 2).can_add(b"c") is taken
 
 
 def test_batches_of_alternating_parts_form_one_slice_per_part() -> None:

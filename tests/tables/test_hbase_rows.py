@@ -213,8 +213,7 @@ def test_encode_deletions_matches_thriftpy2(table: bytes, rows: list[bytes], tim
     else:
         arguments = HBASE.Hbase.mutateRowsTs_args(**given, timestamp=timestamp_ms)
     buffer = TCyMemoryBuffer()
-    protocol = TCyBinaryProtocol(buffer)
-    protocol.write_struct(arguments)
+    TCyBinaryProtocol(buffer).write_struct(arguments)
     buffer.flush()
     assert encode_deletions(table, rows, timestamp_ms) == buffer.getvalue()
 
@@ -333,8 +332,7 @@ def test_partial_write_with_large_cell_lowers_the_limit() -> None:
     refused = TooLarge("A cell is too large.", "Send less.")
     salts.rows.put.side_effect = error = partial_write_error(refused)
     error.__cause__ = refused
-    limit = CellLimit(10 << 20)
-    table = HBasePayloadTable(salts, Calls(), Mock(spec=Buckets), limit)
+    table = HBasePayloadTable(salts, Calls(), Mock(spec=Buckets), CellLimit(10 << 20))
     with pytest.raises(StoreError, match=r"^A part of the messages is written\. "):
         table.put([(b"a", b"x"), (b"b", b"x" * 5000)])
     with pytest.raises(TooLarge):

@@ -293,8 +293,7 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     kit.snapshots.in_progress, kit.snapshots.invalid = [], [OLD, late]
     kit.clock.advance(MINUTE)
     store.hook = fail_in()
-    report = kit.engine.run_once()
-    assert (report.errors, kit.state.open_ids()[late].closed_ms) == ([], None)
+    assert (kit.engine.run_once().errors, kit.state.open_ids()[late].closed_ms) == ([], None)
     assert_boundary_is_true(kit)
     kit.clock.advance(DAY)
     assert kit.engine.run_once().boundary == late
@@ -345,8 +344,7 @@ def test_lease_lost_during_a_search_ends_the_evidence() -> None:
             taken.extend(spans(kit))
 
     store.hook = take
-    report = kit.restart(lease=lease).engine.run_once()
-    assert [note.guard for note in report.guards] == ["lease"]
+    assert [note.guard for note in kit.restart(lease=lease).engine.run_once().guards] == ["lease"]
     assert spans(kit) == taken == [*EVERYTHING[:3], EVERYTHING[-1]]
     assert kit.state.runs(1)[0].result == "interrupted"
 

@@ -46,8 +46,7 @@ def test_socket_with_any_umask_is_accessible_only_by_its_owner(kit: ControlKit) 
         kit.start()
     finally:
         os.umask(previous)
-    found = (kit.folder / "control.sock").stat()
-    assert stat.S_IMODE(found.st_mode) == 0o600
+    assert stat.S_IMODE((kit.folder / "control.sock").stat().st_mode) == 0o600
 
 
 def test_socket_of_a_dead_process_is_replaced(kit: ControlKit) -> None:

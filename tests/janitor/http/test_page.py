@@ -155,8 +155,7 @@ def test_page_with_every_problem_shows_states_and_commands(pages: Pages) -> None
     page = pages.show(statuses.wrong(pages.now_ms), statuses.runs(pages.now_ms)[:5])
     assert page.text("h1") == "Down. No janitor is running. This is the last recorded state."
     assert page.run("document.querySelector('#health').dataset.level") == "down"
-    reasons = page.texts("#reasons a")
-    assert reasons[0].startswith("The clock guard blocked")
+    assert page.texts("#reasons a")[0].startswith("The clock guard blocked")
     targets = page.run("[...document.querySelectorAll('#reasons a')].map(link => document.querySelector(link.hash).id)")
     assert targets == ["guards", "run", "aside", "snapshot", "late", "held", "aside"]
     for part, words in {

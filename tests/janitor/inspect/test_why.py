@@ -368,8 +368,7 @@ def test_why_of_a_lost_payload_names_runs_that_may_have_it(orders: Topic, state:
     lost = replace(wide, at_ms=wide.at_ms + 1, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=STORED_MS + 1)
     not_due = replace(lost, cutoff_ms=STORED_MS)
     state.add_ledger([wide, younger, replace(wide, table="message"), lost, not_due])
-    answer = ask(orders, NOW_MS, 0, (STORED_MS, 4), state=state)
-    [missing] = answer.missing
+    [missing] = ask(orders, NOW_MS, 0, (STORED_MS, 4), state=state).missing
     assert (missing.table, missing.key) == ("payload", wanted.pack())
     assert list(missing.taken) == [Trace.of(lost, certain=False), Trace.of(wide, certain=False)]
 

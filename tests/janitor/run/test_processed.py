@@ -156,8 +156,7 @@ def test_sweep_keeps_processed_rows_since_an_open_transaction(kit: ProcessedKit)
 def test_sweep_without_a_usable_snapshot_keeps_processed_rows(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
     kit.clock.advance(2 * HOUR)
-    unusable = Snapshots(kit.clock, error=OSError("none"))
-    kit.janitor.restart(snapshots=unusable).engine.run_once()
+    kit.janitor.restart(snapshots=Snapshots(kit.clock, error=OSError("none"))).engine.run_once()
     assert kit.left() == [b"a"]
 
 
@@ -193,8 +192,7 @@ def test_s8_retention_set_on_a_topic_in_use_is_held(kit: ProcessedKit) -> None:
     kit.publish_processed(b"a")
     kit.sweep()
     kit.service.update_topic(ORDERS, CONSUMED)
-    planned = kit.janitor.engine.preview()
-    [entry] = planned.topics
+    [entry] = kit.janitor.engine.preview().topics
     assert (entry.rule, entry.held, entry.rows) == (Rule.PROCESSED, Hold.FRONTIER, 1)
     assert kit.sweep(0).held_rows() == 1
     assert announced(kit.side, kit.metadata()) == 0

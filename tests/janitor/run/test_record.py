@@ -406,8 +406,7 @@ def test_plan_in_a_stopping_process_raises(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("mode", ["apply", "plan"])
 def test_run_that_fails_during_its_preparation_is_recorded(mode: str) -> None:
-    store = MemoryStore()
-    kit = janitor(store)
+    kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     kit.clock.advance(MINUTE)
     watch_state(kit.state, before=fail_at("state.pauses", StateError("the disk is full")))

@@ -57,8 +57,7 @@ def test_lag_of_consumers_is_saved_with_its_time(kit: CountKit) -> None:
     read(kit, orders, MessageId(NOW_MS - 9, 1))
     read(kit, orders, READ_NONE, "audit")
     before = kit.side.rows(b"", None, 10)
-    count = counter(kit)
-    count.step()
+    counter(kit).step()
     common = {
         "tms_namespace": "default",
         "topic": "orders",

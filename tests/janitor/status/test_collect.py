@@ -178,8 +178,7 @@ def test_collect_in_a_daemon_shows_late_transactions() -> None:
     assert late.readers.endswith(f" and {MAX_TOPICS} more")
     assert "late" not in [reason.about for reason in judge(status).reasons], "not reported just after a start"
     status = replace(status, started_ms=NOW_MS - 11 * MINUTE)
-    health = judge(status)
-    [message] = [reason.text for reason in health.reasons if reason.about == "late"]
+    [message] = [reason.text for reason in judge(status).reasons if reason.about == "late"]
     assert message.startswith("Readers of default:t0, ")
     assert message.endswith("are blocked by transaction 17.")
     adopted = replace(status, adopted_ms=NOW_MS)
@@ -235,8 +234,7 @@ def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Kit:
 
 @pytest.mark.parametrize("approved", [False, True])
 def test_collect_after_a_run_of_a_clock_ahead_is_down_without_success(approved: bool) -> None:
-    kit = after_a_clock_ahead(approved=approved)
-    status = collect_status(kit)
+    status = collect_status(after_a_clock_ahead(approved=approved))
     assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
     assert judge(status).level == "down"
 
