@@ -104,11 +104,8 @@ def own_server(monkeypatch: pytest.MonkeyPatch, clock: Clock, *, janitor: bool =
 
 
 def test_topic_commands_make_list_change_and_delete(typed: Type) -> None:
-    assert typed("topic", "create", "shop:orders", "--ttl", "7d", "--property", "owner=billing") == (
-        0,
-        "shop:orders: messages live 7 d, generation 1\n  owner = billing\n",
-        "",
-    )
+    shown = "shop:orders: messages live 7 d, generation 1\n  owner = billing\n"
+    assert typed("topic", "create", "shop:orders", "--ttl", "7d", "--property", "owner=billing") == (0, shown, "")
     assert typed("topic", "list", "shop")[:2] == (0, "shop:orders\n")
     code, out, _ = typed("topic", "update", "shop:orders", "--ttl", "90m", "--format", "json")
     properties = {"generation": "1", "owner": "billing", "ttl": "5400"}
@@ -456,7 +453,7 @@ def test_producer_commands_list_fence_and_delete(typed: Type) -> None:
     with typed.client.producer(typed.topic, "importer") as producer:
         with producer.transaction("file 17") as tx:
             tx.publish(typed.topic, [b"a"])
-        done = tx.transaction.transaction_id
+        committed = tx.transaction.transaction_id
         left = producer.transaction("file 18").__enter__()
         left.publish(typed.topic, [b"b" * 5_000_000])
         pointer, generation = str(left.transaction.transaction_id), producer.generation
@@ -471,15 +468,13 @@ def test_producer_commands_list_fence_and_delete(typed: Type) -> None:
         assert code == 0
         assert out == (
             f"instances of importer before generation {generation + 1} are fenced; "
-            f"the last transaction: {done} (file 17) committed\n"
+            f"the last transaction: {committed} (file 17) committed\n"
         )
         with pytest.raises(ProducerFenced):
             producer.publish([b"late"])
     assert "(file 17) committed" in typed("producer", "show", typed.topic, "importer")[1]
-    assert typed("producer", "delete", typed.topic, "importer")[:2] == (
-        0,
-        f"producer importer of {typed.topic} is deleted\n",
-    )
+    done = f"producer importer of {typed.topic} is deleted\n"
+    assert typed("producer", "delete", typed.topic, "importer")[:2] == (0, done)
     assert typed("producer", "show", typed.topic, "importer")[0] == 1
     with typed.client.transaction() as tx:
         assert [message.payload for message in tx.poll(typed.topic)] == [b"a"]
@@ -537,9 +532,8 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tokens = {name: new_token() for name in ("root", "ada")}
     file = tmp_path / "tokens"
     file.write_text("".join(f"{token_line(name, token)}\n" for name, token in tokens.items()))
-    everything = ["admin", "publish", "consume"]
     rules = [
-        {"principal": "root", "topics": ["*:*"], "can": everything},
+        {"principal": "root", "topics": ["*:*"], "can": ["admin", "publish", "consume"]},
         {"principal": "ada", "topics": ["default:*"], "can": ["publish"]},
         {"principal": "ada", "topics": ["default:orders"], "can": ["consume"]},
     ]
@@ -629,10 +623,8 @@ def test_consumer_show_names_the_message_that_failed_and_how_often(typed: Type) 
     shown = json.loads(typed("consumer", "show", typed.topic, "billing", "--format", "json")[1])
     start = str(MessageId(0, 0))
     alone = {"message": str(good.id), "after": start, "last": str(good.id), "deliveries": 2, "again": None}
-    assert shown["failed"] == [
-        alone,
-        {"message": None, "after": str(good.id), "last": str(bad.id), "deliveries": 1, "again": None},
-    ]
+    other = {"message": None, "after": str(good.id), "last": str(bad.id), "deliveries": 1, "again": None}
+    assert shown["failed"] == [alone, other]
     lines = typed("consumer", "show", typed.topic, "billing")[1].splitlines()
     assert lines[1].split()[:2] == ["failed", "message"]
     assert lines[2].split() == [str(good.id), start, str(good.id), "2"]

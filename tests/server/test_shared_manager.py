@@ -118,9 +118,8 @@ class ManagerServers:
         for server in (self.first, self.second):
             stack.callback(server.stop)
             settings = Settings().transactions.model_copy(update={"token_file": token_file})
-            self.clients.append(
-                stack.enter_context(TransactionClient.configured(settings, address=server.service.address))
-            )
+            client = TransactionClient.configured(settings, address=server.service.address)
+            self.clients.append(stack.enter_context(client))
         assert self.first.check_leases()
         assert not self.second.check_leases()
 
@@ -430,6 +429,12 @@ def settings_of(tmp_path: Path, slots: int = 1, thrift: str = "127.0.0.1:0") -> 
     return load(None, environ, {}).settings
 
 
+def changed(settings: Settings, **sections: dict[str, object]) -> Settings:
+    """Return settings with other values in some sections."""
+    update = {name: getattr(settings, name).model_copy(update=values) for name, values in sections.items()}
+    return settings.model_copy(update=update)
+
+
 def open_transactions(
     settings: Settings,
     side: MemorySide,
@@ -457,13 +462,8 @@ def test_servers_over_tls_ask_each_other_by_certificate(tmp_path: Path, trusts: 
     found, side = settings_of(tmp_path), MemorySide()
     host = "127.0.0.1" if name else "localhost"
     leader = found.server.leader.model_copy(update={"certificate_name": name, "advertise": f"http://{host}:0"})
-    update = {"tls": tls, "ca_file": (tls if trusts else other).certificate}
-    settings = found.model_copy(
-        update={
-            "transactions": found.transactions.model_copy(update=update),
-            "server": found.server.model_copy(update={"leader": leader}),
-        }
-    )
+    certificates = {"tls": tls, "ca_file": (tls if trusts else other).certificate}
+    settings = changed(found, transactions=certificates, server={"leader": leader})
     with ExitStack() as stack:
         for transactions in (open_transactions(settings, side, stack), follower(settings, side, stack)):
             assert isinstance(transactions.global_manager, TransactionClient)
@@ -474,9 +474,11 @@ def test_servers_over_tls_ask_each_other_by_certificate(tmp_path: Path, trusts: 
                     transactions.global_manager.start_short()
 
 
-def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> ServerTransactions:
+def follower(
+    settings: Settings, side: MemorySide, stack: ExitStack, store: MemoryStore | None = None
+) -> ServerTransactions:
     """Return the parts of a second server that is not the leader."""
-    store, clock = MemoryStore(), ManualClock(NOW_MS)
+    store, clock = store or MemoryStore(), ManualClock(NOW_MS)
     member = HaMember(store, side, side, settings.server.leader, clock)
     return open_manager(settings, clock, store, side, member, stack)
 
@@ -497,15 +499,13 @@ def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_managed_on_the_network_without_a_token_is_rejected_unless_allowed(tmp_path: Path, slots: int) -> None:
-    settings = settings_of(tmp_path, slots, "0.0.0.0:0")
-    refused = settings.transactions.model_copy(update={"allow_without_token": False})
+    refused = changed(settings_of(tmp_path, slots, "0.0.0.0:0"), transactions={"allow_without_token": False})
     with pytest.raises(ConfigurationError, match=r"transactions\.thrift is 0\.0\.0\.0:0") as caught:
-        check_manager(settings.model_copy(update={"transactions": refused}))
+        check_manager(refused)
     assert "transactions.allow_without_token" in caught.value.hint
     (tmp_path / "token").write_bytes(b"0123456789abcdef0123456789abcdef")
     (tmp_path / "token").chmod(0o600)
-    with_token = refused.model_copy(update={"token_file": tmp_path / "token"})
-    allowed = settings.model_copy(update={"transactions": with_token})
+    allowed = changed(refused, transactions={"token_file": tmp_path / "token"})
     check_manager(allowed)
     with ExitStack() as stack:
         assert open_transactions(allowed, MemorySide(), stack).address
@@ -557,13 +557,7 @@ def test_lone_server_does_not_start_on_a_shared_log(tmp_path: Path, monkeypatch:
 
 
 def settings_with(kind: str, **transactions: object) -> Settings:
-    settings = Settings()
-    return settings.model_copy(
-        update={
-            "storage": settings.storage.model_copy(update={"kind": kind}),
-            "transactions": settings.transactions.model_copy(update={"thrift": "127.0.0.1:0", **transactions}),
-        }
-    )
+    return changed(Settings(), storage={"kind": kind}, transactions={"thrift": "127.0.0.1:0", **transactions})
 
 
 def open_alone(settings: Settings, stack: ExitStack) -> ServerTransactions:
@@ -634,9 +628,7 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
         open_transactions(settings, side, stack, store=store)
     assert f"mkdir -p {tmp_path / 'tx'}" in caught.value.hint
     assert side.rows(b"x", b"y", 10).items == []
-    elsewhere = settings.model_copy(
-        update={"transactions": settings.transactions.model_copy(update={"directory": "webhdfs://a:1/tx"})}
-    )
+    elsewhere = changed(settings, transactions={"directory": "webhdfs://a:1/tx"})
     with ExitStack() as stack, pytest.raises(ConfigurationError, match="not a folder on this machine"):
         open_transactions(elsewhere, side, stack, store=store)
     (tmp_path / "tx").mkdir()
@@ -645,19 +637,14 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
     # The log exists now.
     rmtree(tmp_path / "tx")
     with ExitStack() as stack:
-        clock = ManualClock(NOW_MS)
-        assert open_manager(
-            settings, clock, store, side, HaMember(store, side, side, settings.server.leader, clock), stack
-        ).shared
+        assert follower(settings, side, stack, store).shared
 
 
 def test_first_shared_log_of_inverted_messages_needs_no_folder(tmp_path: Path) -> None:
     with ExitStack() as stack:
         # Readers never see messages that were rolled back, regardless of the manager.
-        assert (
-            open_transactions(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE)).shared
-            is not None
-        )
+        found = open_transactions(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE))
+        assert found.shared is not None
     assert not (tmp_path / "tx").exists()
 
 
