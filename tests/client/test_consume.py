@@ -250,10 +250,7 @@ def test_consume_continues_when_the_service_is_back(server: InProcess, client: C
     client.publish(ORDERS, [b"1"])
     faults.at("start", "before")
     actions = PauseActions(nothing, faults.heal)
-    with (
-        faulty_client(server, faults, pause=actions) as reader,
-        reader.consume(ORDERS, read="committed") as messages,
-    ):
+    with faulty_client(server, faults, pause=actions) as reader, reader.consume(ORDERS, read="committed") as messages:
         assert take(messages, 1) == [b"1"]
     assert len(server.manager.visibility().in_progress) == 0
 

@@ -312,10 +312,7 @@ class HangingTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 @in_event_loop
 async def test_unanswered_call_waits_no_longer_than_its_limit(server: InProcess, network: Network) -> None:
-    with (
-        client_of(server, network, transport=HangingTransport()) as client,
-        pytest.raises(Unanswered) as caught,
-    ):
+    with client_of(server, network, transport=HangingTransport()) as client, pytest.raises(Unanswered) as caught:
         client.within(2.5).publish(ORDERS, [b"1"])
     assert "within 2.5" in str(caught.value.__cause__)
     async with server.async_client(transport=HangingTransport()) as client:

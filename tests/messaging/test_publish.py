@@ -149,13 +149,7 @@ def test_publish_after_a_clock_stands_still_or_steps_back_increases_ids(kit: Kit
     kit.publish("orders", b"c", b"d")
     kit.clock.advance(HOUR)
     kit.publish("orders", b"e")
-    assert kit.ids() == [
-        MessageId(NOW_MS, 0),
-        MessageId(NOW_MS, 1),
-        MessageId(NOW_MS, 2),
-        MessageId(NOW_MS, 3),
-        MessageId(NOW_MS + 1, 0),
-    ]
+    assert kit.ids() == [*(MessageId(NOW_MS, number) for number in range(4)), MessageId(NOW_MS + 1, 0)]
     assert kit.payloads() == [b"a", b"b", b"c", b"d", b"e"]
 
 

@@ -326,12 +326,8 @@ def test_shorter_ttl_reports_how_many_messages_it_hides(kit: Kit, monkeypatch: p
     orders = topic_of(kit.store, "default:orders", ttl_seconds=100)
     for age in (150, 90, 60, 50, 10):
         orders.plain(NOW_MS - age * 1000)
-    assert kit.service.count_ages(named("orders"), 60) == (
-        4,
-        1,
-        False,
-        None,
-    )  # one has expired; one is as old as its TTL
+    # One has expired; one is as old as its TTL.
+    assert kit.service.count_ages(named("orders"), 60) == (4, 1, False, None)
     assert kit.service.count_ages(named("orders"), 5) == (4, 4, False, None)
     monkeypatch.setattr("tms_core.messaging.topics.catalog._COUNTED_PAGE", 2)
     monkeypatch.setattr("tms_core.messaging.topics.catalog._MAX_COUNTED", 2)

@@ -202,3 +202,13 @@ def wait_until_refused(port: int) -> None:
         while True:
             socket.create_connection(("127.0.0.1", port), timeout=60).close()
             threading.Event().wait(0.01)
+
+
+def test_serve_raises_the_soft_limit_of_open_files_to_the_hard(tmp_path: Path) -> None:
+    shell = ("sh", "-c", 'ulimit -S -n 128; exec "$0" "$@"', str(TMS))
+    with Serve(configure(tmp_path), tms=shell) as server:
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
+        soft, hard = line.split()[3:5]
+        assert soft == hard != "128"
+        server.end()

@@ -6,6 +6,8 @@ import logging
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -16,14 +18,17 @@ from janitor.app import embedded, serve
 from janitor.app.embedded import GENTLE_BATCH_ROWS, Embedded, EmbeddedSession, start
 from janitor.cli.main import cli
 from janitor.state.base import StoreRecord
-from tests.builders import HOUR, NOW_MS, Call, Topic, pointer, topic, watch
+from tests.builders import DAY, HOUR, NOW_MS, Call, Topic, pointer, topic, watch
+from tests.server.client import Client, TopicClient
+from tests.server.process import port_of
 from tests.support import raising, wait_until
-from tms_core.clock import SystemClock
+from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, StateUnavailable, StoreError, StoreUnavailable, TmsError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.server.companions import CompanionContext
+from tms_core.server.serving import serving
 from tms_core.tables.base import CELLS, KEYS, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -301,3 +306,41 @@ def test_page_after_a_topic_was_changed_shows_it_at_the_next_read(tmp_path: Path
     wait_until(lambda: ttls() == [60] and server.has_swept())
     server.service.update_topic(ORDERS, {"ttl": "90"})
     assert ttls() == [90]
+
+
+# --- a server with a wrong clock -------------------------------------------------------------------------------------
+
+SERVER_SETTINGS = """
+storage: {kind: leveldb, leveldb: {path: messaging}}
+transactions: {source: none}
+server: {port: 0}
+janitor: {state: state, http: {port: 0}}
+"""
+
+
+@pytest.mark.parametrize("started_ms", [None, DAY], ids=["30 days slow", "in 1970"])
+def test_server_with_a_slow_clock_publishes_after_its_correction(tmp_path: Path, started_ms: int | None) -> None:
+    config = tmp_path / "tms.yaml"
+    config.write_text(SERVER_SETTINGS, encoding="utf-8")
+    right_ms = SystemClock().now_ms()
+    with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+        TopicClient(client, "orders").create().publish("a")
+    clock = ManualClock(right_ms - 30 * DAY if started_ms is None else started_ms, monotonic_ms=DAY)
+    with serving(config, {}, {}, clock=clock) as started, Client(port_of(started.url)) as client:
+        page = urlsplit(cast(Embedded, started.companions["janitor"]).url).port
+        orders = TopicClient(client, "orders")
+
+        def attempt() -> tuple[int, int, str]:
+            with Client(page or 0) as prober:
+                ready = prober.ask("GET", "/readyz")
+            return orders.post("publish", {"messages": ["a"]}).status, ready.status, ready.text
+
+        if started_ms is None:
+            assert attempt()[:2] == (200, 200)
+        # The clock is still wrong after half of the correction.
+        clock.step((right_ms - clock.now_ms()) // 2)
+        published, ready, message = attempt()
+        assert (published, ready) == (503, 503)
+        assert "nothing can be published: The clock is" in message
+        clock.step(right_ms + DAY - clock.now_ms())
+        assert attempt()[:2] == (200, 200)

@@ -323,8 +323,12 @@ def test_label_values_match_the_code(known: tuple[str, ...], pattern: str, code:
     assert set(known) == set(re.findall(pattern, code))
 
 
+def starting(found: FoundRow, prefix: str) -> FoundRow:
+    return {name: value for name, value in found.items() if name.startswith(prefix)}
+
+
 def lags_of(found: FoundRow) -> FoundRow:
-    return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_consumer_lag")}
+    return {name.partition(" ")[2]: value for name, value in starting(found, "tms_consumer_lag").items()}
 
 
 FOUR = [
@@ -358,11 +362,7 @@ def test_metrics_of_other_consumers_show_the_worst_of_them() -> None:
         consumer_figures("a:a:z", 0, position_ms=0, counted_ms=8_500),
         consumer_figures("_other:_other:_other", 4, oldest_unread_ms=7_000, position_ms=6_000, counted_ms=9_500),
     ]
-    assert {
-        name: value
-        for name, value in series_of(empty_status(consumers=others), "none").items()
-        if name.startswith("tms_consumer")
-    } == {
+    assert starting(series_of(empty_status(consumers=others), "none"), "tms_consumer") == {
         "tms_consumer_lag_messages _other _other _other": 7,
         "tms_consumer_oldest_unread_timestamp_seconds _other _other _other": 4,
         "tms_consumer_position_timestamp_seconds _other _other _other": 4,
@@ -377,7 +377,7 @@ SOME = [queue("a:a", 100), queue("a:b", 300), queue("a:c", 200, messages=5, coun
 
 
 def sizes_of(found: FoundRow) -> FoundRow:
-    return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_topic_bytes")}
+    return {name.partition(" ")[2]: value for name, value in starting(found, "tms_topic_bytes").items()}
 
 
 def test_metrics_of_top_topics_sum_the_others() -> None:
@@ -396,12 +396,7 @@ def test_metrics_of_other_topics_span_the_oldest_and_newest_of_them() -> None:
         queue("a:c", 0, messages=0, counted_ms=8_500),
         queue("a:d", None),
     ]
-    found = {
-        name: value
-        for name, value in series_of(empty_status(topics=topics), "none").items()
-        if name.startswith("tms_topic")
-    }
-    assert found == {
+    assert starting(series_of(empty_status(topics=topics), "none"), "tms_topic") == {
         f"tms_topic_messages {OTHER}": 4,
         f"tms_topic_bytes {OTHER}": 3,
         f"tms_topic_stats_timestamp_seconds {OTHER}": 8,

@@ -1,10 +1,11 @@
-"""The pages about transactions: every served method, and messages of the program."""
+"""The pages about transactions: served methods, messages of the program, and bytes of Tephra."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from tests.transaction.vectors import TEPHRA, load
 from tms_core.transaction.manager.manager import MAX_CLIENT_CHARACTERS
 from tms_core.transaction.rpc.calls import METHODS
 from tms_core.transaction.rpc.service import (
@@ -16,9 +17,9 @@ from tms_core.transaction.rpc.service import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGE, MESSAGES = (
+PAGE, MESSAGES, FORMATS = (
     (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8")
-    for name in ("conformance/transactions", "messages/servers")
+    for name in ("conformance/transactions", "messages/servers", "formats/tephra")
 )
 
 
@@ -51,3 +52,25 @@ def test_quoted_messages_of_the_page_are_in_the_source() -> None:
     for message in quoted:
         pieces = [piece.strip(" .:") for piece in message.split("…")]
         assert max(pieces, key=len) in source, message
+
+
+def examples() -> list[bytes]:
+    """Return the bytes of the fenced examples, without the explanations."""
+    blocks = re.findall(r"```hex\n(.*?)```", FORMATS, flags=re.DOTALL)
+    return [bytes.fromhex("".join(re.split(r" {3,}", line)[0] for line in block.splitlines())) for block in blocks]
+
+
+def test_the_worked_examples_are_tephras_bytes() -> None:
+    snapshot, edit, transaction = examples()
+    assert snapshot == (TEPHRA / "snapshots/v4-small.bin").read_bytes()
+    assert edit.hex() == load("txlog/edits-v4.json")[0]["hex"]
+    assert transaction.hex() == load("thrift/ttransaction.json")[0]["hex"]
+
+
+def test_the_bytes_quoted_in_the_text_occur_in_the_files_named() -> None:
+    quoted = re.findall(r"`((?:[0-9a-f]{2,}\s+)+[0-9a-f]{2,})`", FORMATS)
+    files = {path: path.read_bytes() for folder in ("snapshots", "txlog") for path in (TEPHRA / folder).iterdir()}
+    long = [bytes.fromhex(text) for text in quoted if len(text) > 40]
+    assert len(long) >= 3
+    for data in long:
+        assert any(data in content for content in files.values()), data.hex()
