@@ -132,6 +132,19 @@ def act_before(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callabl
     patch.setattr(owner, name, act_then_call)
 
 
+def act_after(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]) -> None:
+    """Run an action after the next call of a function, before its caller continues; see :func:`act_before`."""
+    call = getattr(owner, name)
+
+    def call_then_act(*arguments: Any, **named: Any) -> Any:
+        patch.setattr(owner, name, call)
+        result = call(*arguments, **named)
+        act()
+        return result
+
+    patch.setattr(owner, name, call_then_act)
+
+
 def record_calls(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
     """Return a list that receives the positional arguments of each call of a function from now on."""
     calls, call = list[tuple[Any, ...]](), getattr(owner, name)

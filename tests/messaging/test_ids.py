@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import DAY, HOUR, NOW_MS
+from tests.support import act_after
 from tms_core.clock import OFF_MS, HonestClock, ManualClock
 from tms_core.errors import BadRequest, ClockJumped
 from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, find_next_free, id_parts, milliseconds, position, tail
@@ -203,15 +204,8 @@ def test_honest_clock_after_a_jump_rejects_until_it_is_right(clock: ManualClock,
 
 
 def test_honest_clock_of_a_stopped_process_is_right_at_the_next_look(clock: ManualClock, honest: HonestClock) -> None:
-    read = clock.monotonic_ms
-
-    def read_then_stop() -> int:
-        monotonic_ms = read()
-        clock.advance(HOUR)
-        return monotonic_ms
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "monotonic_ms", read_then_stop)
+        act_after(patch, clock, "monotonic_ms", lambda: clock.advance(HOUR))
         with pytest.raises(ClockJumped):
             honest.publish_ms()
     assert honest.publish_ms() == clock.now_ms()

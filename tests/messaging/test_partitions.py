@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from threading import Event, Thread, Timer
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,7 @@ import pytest
 
 from tests.builders import DAY, NOW_MS
 from tests.kit.messaging import CrashingStore, named, read_payloads
-from tests.support import act_before
+from tests.support import act_after, act_before
 from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadRequest,
@@ -564,15 +565,8 @@ def test_group_that_is_registered_again_reads_the_sealed_partition_first(service
 def test_position_set_during_a_poll_is_not_drained(service: MessagingService, monkeypatch: pytest.MonkeyPatch) -> None:
     create_changed_topic(service, GROUP)
     drain_old_partition(service)
-    drained = service._families.drained
-
-    def set_position_between(*given: Any) -> Any:
-        noted = drained(*given)
-        monkeypatch.undo()
-        service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
-        return noted
-
-    monkeypatch.setattr(service._families, "drained", set_position_between)
+    set_position = partial(service.consumers.put, named("orders-0"), GROUP, MessageId(0, 0))
+    act_after(monkeypatch, service._families, "drained", set_position)
     poll(service, "orders-f2-1")
     assert poll(service, "orders-f2-1").earlier_partition == named("orders-0")
 

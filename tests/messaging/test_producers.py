@@ -26,7 +26,7 @@ from tests.kit.messaging import (
     read_committed,
     read_payloads,
 )
-from tests.support import PATIENCE_SECONDS, act_before, each_raises, raising, wait_until
+from tests.support import PATIENCE_SECONDS, act_after, act_before, each_raises, raising, wait_until
 from tms_core.consumers.claim_rows import drained_key
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.retention import announce
@@ -1021,19 +1021,15 @@ def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkey
     monkeypatch.setattr(kit.side, "private", False)
     one, other = Instance(kit), Instance(kit, "other")
     payloads = [b"%d" % number for number in range(250)]
-    exchange_each = kit.side.exchange_each
     registered = ProducerName(BILLS, 1, "importer").key
 
-    def fence_then_exchange(changes: Sequence[SideChange]) -> list[bool]:
-        made = exchange_each(changes)
+    def fence() -> None:
         known = Registration.parse(kit.side.get(registered) or b"")
         kit.side.put([(registered, known._replace(generation=known.generation + 1).pack())])
-        return made
 
-    submit = kit.service.submit_publish
-    with monkeypatch.context() as patched, one_batch(kit):
-        patched.setattr(kit.side, "exchange_each", fence_then_exchange)
-        answers = [submit(BILLS, payloads, sent=instance.sent()) for instance in (one, other)]
+    act_after(monkeypatch, kit.side, "exchange_each", fence)
+    with one_batch(kit):
+        answers = [kit.service.submit_publish(BILLS, payloads, sent=instance.sent()) for instance in (one, other)]
     with pytest.raises(ProducerFenced):
         answers[0].result()
     answers[1].result()

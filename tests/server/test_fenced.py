@@ -14,7 +14,7 @@ import pytest
 from tests.builders import NOW_MS, SECOND, pointer
 from tests.kit.messaging import fetch, read_payloads, reader
 from tests.kit.servers import DELAY_SECONDS, PREFIX, SECONDS, TOPIC, LeaderServer, Rows, TwoServers, WatchedTable
-from tests.support import act_before, each_raises, raising
+from tests.support import act_after, act_before, each_raises, raising
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.ids import position, tail
@@ -26,7 +26,7 @@ from tms_core.server.ha.fenced_store import FencedSide
 from tms_core.server.ha.leadership import REACH_MS, Leadership, not_leader_error
 from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange
 from tms_core.server.ha.slot_assignment import Slots
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Page, Projection
 from tms_core.tables.side import SideChange
 
 # --- permissions -----------------------------------------------------------------------------------------------------
@@ -99,6 +99,12 @@ def test_leader_that_resigns_leaves_no_gaps(two: TwoServers) -> None:
 # --- writes that come late -------------------------------------------------------------------------------------------
 
 
+def fail_publish(server: LeaderServer, *payloads: bytes, **options: Any) -> None:
+    """Publish, and check that the server reports an unknown outcome."""
+    with pytest.raises(StoreUnavailable):
+        server.service.publish(TOPIC, payloads, **options)
+
+
 @pytest.mark.parametrize(
     ("messages", "done", "seen"),
     [
@@ -121,8 +127,7 @@ def test_late_rows_of_an_old_leader_are_hidden(two: TwoServers, messages: int, d
 
     two.one.interrupt_write(concurrent_action, lambda rows: rows[done])
     batch = [b"%d" % number for number in range(messages)]
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, batch)
+    fail_publish(two.one, *batch)
     assert len(two.rows()) == messages + 2, "the late rows exist"
     assert read == [seen]
     for server in (two.other, two.one, two.other, two.one):
@@ -135,16 +140,14 @@ def test_late_rows_of_an_old_leader_are_hidden(two: TwoServers, messages: int, d
 
 def test_former_leader_sends_no_second_piece_of_a_batch(two: TwoServers) -> None:
     two.one.interrupt_write(two.other.take_over, lambda rows: rows)
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"m"] * (FRAME_ROWS + 1))
+    fail_publish(two.one, *[b"m"] * (FRAME_ROWS + 1))
     assert len(two.rows()) == FRAME_ROWS
     assert two.other.payloads() == [b"m"] * FRAME_ROWS
 
 
 def test_former_leader_leaves_late_rows_of_a_transaction_alone(two: TwoServers) -> None:
     two.one.interrupt_write(two.other.take_over, lambda rows: rows[:1])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"a", b"b"], pointer=pointer(NOW_MS))
+    fail_publish(two.one, b"a", b"b", pointer=pointer(NOW_MS))
     assert [cell.pointer for cell in two.store.message.read(CELLS, PREFIX, None, 10).items] == [pointer(NOW_MS)] * 2
 
 
@@ -179,8 +182,7 @@ def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> No
         assert two.one.lease.held
 
     two.one.interrupt_write(concurrent_action)
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"late"])
+    fail_publish(two.one, b"late")
     two.one.take_over()
     assert two.one.payloads() == [b"late"], "the message arrived before the first read"
 
@@ -216,8 +218,7 @@ def register_producer(two: TwoServers) -> Sent:
 def test_late_rows_of_a_failed_write_are_seen_by_no_reader(two: TwoServers, moment: str) -> None:
     sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda rows: rows[1:2])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
+    fail_publish(two.one, b"a", b"b", b"c", sent=sent)
     if moment == "after it is read":
         assert two.one.payloads() == []
     elif moment == "after the next write":
@@ -233,8 +234,7 @@ def test_late_rows_of_a_failed_write_are_seen_by_no_reader(two: TwoServers, mome
 def test_topic_with_an_undecided_write_is_neither_read_nor_written(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
     arrive = fail_next_write(two.one, lambda _: [])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"b"])
+    fail_publish(two.one, b"b")
     exchange = two.side.exchange_each
     two.side.exchange_each = raising(StoreUnavailable("HBase is away.", "Try again."))  # type: ignore[method-assign]
     each_raises(
@@ -250,8 +250,7 @@ def test_topic_with_an_undecided_write_is_neither_read_nor_written(two: TwoServe
 def test_late_rows_of_a_failed_write_are_not_seen_by_the_next_leader(two: TwoServers) -> None:
     sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda _: [])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"a"], sent=sent)
+    fail_publish(two.one, b"a", sent=sent)
     others = [b"b"] * (FRAME_ROWS + 1)
     two.one.service.publish(TOPIC, others)
     two.other.take_over()
@@ -276,8 +275,7 @@ def visible(server: LeaderServer, tx: int) -> list[bytes]:
 def test_repeat_of_a_half_done_write_gives_readers_each_message_once(two: TwoServers, twice: bool) -> None:
     sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda rows: rows[1:2], twice=True)
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
+    fail_publish(two.one, b"a", b"b", b"c", sent=sent)
     seen, at = read_on(two.one, None)
     two.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
     if twice:
@@ -289,19 +287,13 @@ def test_repeat_of_a_half_done_write_gives_readers_each_message_once(two: TwoSer
 
 
 @pytest.mark.parametrize("moment", ["after it is rolled back", "as it is taken back"])
-def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(two: TwoServers, moment: str) -> None:
-    tx, invert = pointer(NOW_MS), two.one.message.invert
-    arrive = fail_next_write(two.one, lambda _: [])
-
-    def invert_and_arrive(cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
-        found: list[bool] = invert(cells, origin)
-        arrive()
-        return found
-
+def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(
+    two: TwoServers, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    tx, arrive = pointer(NOW_MS), fail_next_write(two.one, lambda _: [])
     if moment == "as it is taken back":
-        two.one.message.invert = invert_and_arrive
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"late"], pointer=tx)
+        act_after(monkeypatch, two.one.message, "invert", arrive)
+    fail_publish(two.one, b"late", pointer=tx)
     if moment == "after it is rolled back":
         two.one.service.rollback(TOPIC, tx)
         arrive()
@@ -312,8 +304,7 @@ def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(two: TwoServe
 def test_failed_write_is_known_to_the_next_leader_after_a_hand_back(two: TwoServers, of_a_producer: bool) -> None:
     sent = register_producer(two) if of_a_producer else None
     arrive = fail_next_write(two.one, lambda _: [])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"late"], sent=sent)
+    fail_publish(two.one, b"late", sent=sent)
     for _ in range(DELAY_SECONDS + 1):
         two.clock.advance(SECOND)
         two.one.step()
@@ -369,8 +360,7 @@ def test_write_that_fails_with_a_program_error_keeps_the_lease(two: TwoServers) 
 def test_repeat_after_a_partial_write_of_a_former_leader_exists_once(two: TwoServers, tx: int | None) -> None:
     sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda rows: rows[1:2], twice=True)
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent)
+    fail_publish(two.one, b"a", b"b", b"c", pointer=tx, sent=sent)
     two.other.take_over()
     two.other.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent)
     arrive()
@@ -381,8 +371,7 @@ def test_repeat_after_a_partial_write_of_a_former_leader_exists_once(two: TwoSer
 def test_registration_hides_a_failed_write_of_the_older_instance(two: TwoServers) -> None:
     sent = register_producer(two)
     arrive = fail_next_write(two.one, lambda _: [])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"late"], sent=sent)
+    fail_publish(two.one, b"late", sent=sent)
     two.one.service.producers.register(TOPIC, "importer", UUID(int=2))
     arrive()
     assert two.one.payloads() == []
@@ -390,8 +379,7 @@ def test_registration_hides_a_failed_write_of_the_older_instance(two: TwoServers
 
 def test_first_row_after_many_hidden_rows_takes_few_reads(two: TwoServers) -> None:
     fail_next_write(two.one, lambda rows: rows[1:])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"m"] * 2000)
+    fail_publish(two.one, *[b"m"] * 2000)
     two.one.service.publish(TOPIC, [b"x"])
     calls = two.store.calls["keys"]
     assert two.one.fenced.message.first(PREFIX) is not None
@@ -402,8 +390,7 @@ def test_failures_without_a_message_between_them_leave_one_gap(two: TwoServers) 
     def fail(times: int) -> None:
         for _ in range(times):
             fail_next_write(two.one, lambda _: [])
-            with pytest.raises(StoreUnavailable):
-                two.one.service.publish(TOPIC, [b"a", b"b"])
+            fail_publish(two.one, b"a", b"b")
             two.clock.advance(SECOND)
 
     fail(5)
@@ -416,8 +403,7 @@ def test_failures_without_a_message_between_them_leave_one_gap(two: TwoServers) 
 def test_unneeded_gaps_of_repeated_failures_are_deleted(two: TwoServers) -> None:
     for number in range(600):
         fail_next_write(two.one, (lambda rows: rows) if number < 5 else lambda _: [])
-        with pytest.raises(StoreUnavailable):
-            two.one.service.publish(TOPIC, [b"a", b"b"])
+        fail_publish(two.one, b"a", b"b")
         two.one.service.publish(TOPIC, [b"c"])
         two.clock.advance(REACH_MS // 100)
         two.one.lease.renew()
@@ -427,8 +413,7 @@ def test_unneeded_gaps_of_repeated_failures_are_deleted(two: TwoServers) -> None
 
 def test_failed_write_is_not_decided_after_gaps_of_another_server(two: TwoServers) -> None:
     fail_next_write(two.one, lambda _: [])
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"late"])
+    fail_publish(two.one, b"late")
     read = two.side.get
 
     def read_changed(key: bytes) -> bytes | None:
@@ -457,8 +442,7 @@ def test_next_leader_after_a_slow_clock_starts_after_its_first_ids(two: TwoServe
         two.one.service.publish(TOPIC, [b"b"])
 
     two.other.interrupt_write(concurrent_action)
-    with pytest.raises(StoreUnavailable):
-        two.other.service.publish(TOPIC, [b"late"])
+    fail_publish(two.other, b"late")
     two.one.service.invalidate(TOPIC)
     assert two.one.payloads() == [b"a", b"b"]
 
@@ -474,8 +458,7 @@ def test_next_leader_starts_after_a_consumer_that_is_ahead(two: TwoServers) -> N
     two.one.service.publish(TOPIC, [b"a"])
     two.one.service.consumers.put(TOPIC, "billing", MessageId(NOW_MS + 100_000, 0))
     two.one.interrupt_write(concurrent_action)
-    with pytest.raises(StoreUnavailable):
-        two.one.service.publish(TOPIC, [b"late"])
+    fail_publish(two.one, b"late")
     two.other.service.invalidate(TOPIC)
     assert two.other.payloads() == [b"a", b"b"]
 
@@ -502,18 +485,12 @@ def test_seal_of_a_leader_that_slept_hides_nothing_of_others(two: TwoServers) ->
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_former_leader_in_a_rollback_does_not_know_the_outcome(two: TwoServers, moment: str) -> None:
+def test_former_leader_in_a_rollback_does_not_know_the_outcome(
+    two: TwoServers, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     published = two.one.service.publish(TOPIC, [b"a"], pointer=pointer(NOW_MS))
     assert published is not None
-    name = {"before": "read", "after": "invert"}[moment]
-    call = getattr(two.one.message, name)
-
-    def call_slowly(*arguments: object) -> object:
-        answer = call(*arguments)
-        two.other.take_over()
-        return answer
-
-    setattr(two.one.message, name, call_slowly)
+    act_after(monkeypatch, two.one.message, {"before": "read", "after": "invert"}[moment], two.other.take_over)
     with pytest.raises((StoreUnavailable, Unavailable)) as caught:
         two.one.service.rollback(TOPIC, published)
     assert isinstance(caught.value, Unavailable if moment == "before" else StoreUnavailable)
