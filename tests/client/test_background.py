@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -261,11 +262,8 @@ def test_publish_async_of_threads_keeps_the_order_of_each(server: InProcess, cli
             for number in range(200):
                 producer.publish_async(ORDERS, [name + b"%03d" % number])
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in (b"a", b"b", b"c")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_SECONDS)
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(work, (b"a", b"b", b"c")))
     found = payloads(client, ORDERS)
     for name in (b"a", b"b", b"c"):
         assert [message for message in found if message[:1] == name] == [name + b"%03d" % at for at in range(200)]

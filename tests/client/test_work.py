@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import count
 from typing import Any, cast
@@ -616,11 +617,9 @@ def test_work_of_three_copies_with_one_crash_makes_300_bills(server: InProcess, 
                 if len(committed(mine)) >= 300:
                     return
 
-    threads = [threading.Thread(target=copy) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(copy) for _ in range(3)]:
+            done.result()
     assert len(crashed) == 1
     assert sorted(committed(client)) == sorted(b"bill of %d" % number for number in range(300))
     assert client.claims(ORDERS, "billing") == []

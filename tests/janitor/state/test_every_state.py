@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -204,7 +205,7 @@ def test_swap_lease_in_a_race_succeeds_for_one_of_two(lasting: DurableStateKind)
     won: list[tuple[int, int]] = []
     lasting.new().close()
 
-    def race(number: int, ready: threading.Barrier) -> None:
+    def race(number: int) -> None:
         with lasting.reopen() as mine:
             for turn in range(20):
                 ready.wait()
@@ -213,11 +214,8 @@ def test_swap_lease_in_a_race_succeeds_for_one_of_two(lasting: DurableStateKind)
                     won.append((turn, number))
 
     ready = threading.Barrier(2, timeout=60)
-    racers = [threading.Thread(target=race, args=(number, ready)) for number in range(2)]
-    for racer in racers:
-        racer.start()
-    for racer in racers:
-        racer.join()
+    with ThreadPoolExecutor(2) as racers:
+        list(racers.map(race, range(2)))
     assert sorted(turn for turn, _ in won) == list(range(20))
 
 
