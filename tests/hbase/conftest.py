@@ -62,3 +62,8 @@ def witness(hbase: HBaseServer) -> Iterator[happybase.Connection]:
     connection = happybase.Connection(hbase.address.host, hbase.address.thrift, timeout=240_000)
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
+    return witness.table(f"{namespace}:tms.message".encode())

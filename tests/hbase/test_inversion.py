@@ -55,11 +55,6 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
         yield opened
 
 
-@pytest.fixture
-def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
-    return witness.table(f"{namespace}:tms.message".encode())
-
-
 def invert(store: HBaseStore, **options: Any) -> int:
     """Sweep and return the number of inverted rows."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)

@@ -33,11 +33,6 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
         yield opened
 
 
-@pytest.fixture
-def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
-    return witness.table(f"{namespace}:tms.message".encode())
-
-
 def keys(number: int, prefix: bytes = b"k") -> list[bytes]:
     return [b"%b%04d" % (prefix, one) for one in range(number)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,16 @@ def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
 
     with Realm(tmp_path_factory.mktemp("realm")) as realm:
         yield realm
+
+
+@pytest.fixture(scope="module")
+def service(realm: Realm) -> Path:
+    return realm.keytab("hbase/localhost")
+
+
+@pytest.fixture(scope="module")
+def keytab(realm: Realm) -> Path:
+    return realm.keytab("janitor")
 
 
 @pytest.fixture(autouse=True)

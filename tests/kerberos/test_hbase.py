@@ -65,11 +65,6 @@ def hbase(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HB
         yield server
 
 
-@pytest.fixture(scope="module")
-def keytab(realm: Realm) -> Path:
-    return realm.keytab("janitor")
-
-
 @pytest.fixture
 def settings(hbase: HBaseServer, keytab: Path, request: pytest.FixtureRequest) -> HBaseSettings:
     wanted = HBaseSettings(

@@ -27,11 +27,6 @@ def failure(attempt: KerberosLogin, service: str = "hbase/localhost") -> str:
     return str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def service(realm: Realm) -> Path:
-    return realm.keytab("hbase/localhost")
-
-
 @pytest.mark.usefixtures("service")
 def test_keytab_without_principal_uses_its_first_principal(realm: Realm) -> None:
     one = login(keytab=realm.keytab("first", "second"))

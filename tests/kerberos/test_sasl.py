@@ -26,16 +26,6 @@ from tms_core.tables.hbase.wire.sasl import SaslSocket
 QOPS = ("auth", "auth-int", "auth-conf")
 
 
-@pytest.fixture(scope="module")
-def service(realm: Realm) -> Path:
-    return realm.keytab("hbase/localhost")
-
-
-@pytest.fixture(scope="module")
-def keytab(realm: Realm) -> Path:
-    return realm.keytab("janitor")
-
-
 @pytest.fixture
 def thrift() -> Iterator[FakeThrift]:
     with FakeThrift() as server:
