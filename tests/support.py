@@ -157,6 +157,15 @@ def record_calls(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[tu
     return calls
 
 
+#: A function that plants a bug in the product.
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def replacing(owner: object, name: str, value: object) -> Plant:
+    """Return a bug that replaces a function of an object, class or module."""
+    return lambda patch: patch.setattr(owner, name, value)
+
+
 def each_raises(
     error: type[BaseException] | tuple[type[BaseException], ...], *calls: Callable[[], object], match: str | None = None
 ) -> None:

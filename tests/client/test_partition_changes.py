@@ -8,14 +8,13 @@ Changes crash at any write of metadata, and groups are set back to the beginning
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
 from tests.kit.messaging import CrashingStore
-from tests.support import seeds
+from tests.support import Plant, replacing, seeds
 from tms_core.client import Client, MessageId, Retry, TransactionContext, Unanswered, work
 from tms_core.client.testing import InProcess, in_process
 from tms_core.client.transactions import partitions
@@ -248,14 +247,6 @@ def test_changes_of_partitions_keep_each_message_once_in_order(order: str) -> No
     assert set(reached) == {"crash", "met", "set back"}
 
 
-def skip_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "_find_earlier", lambda *_: None)
-
-
-def skip_seal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "require_open", lambda *_: None)
-
-
 def use_new_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let consumers use the new partitions at once."""
     monkeypatch.setattr(Rotation, "_order", _newest)
@@ -308,14 +299,20 @@ def _newest(rotation: Rotation, top: TopicId) -> list[TopicId]:
     return [top] if layout is None else layout.members(layout.families[-1])
 
 
+BUGS: dict[str, Plant] = {
+    "skip_drain": replacing(Groups, "_find_earlier", lambda *_: None),
+    "skip_seal": replacing(pipeline, "require_open", lambda *_: None),
+    "use_new_partitions": use_new_partitions,
+    "drain_for_all_groups": drain_for_all_groups,
+    "note_drain_once": note_drain_once,
+    "keep_drained": keep_drained,
+    "never_poll_again": never_poll_again,
+}
+
+
 @pytest.mark.no_cover
-@pytest.mark.parametrize(
-    "plant",
-    [skip_drain, skip_seal, use_new_partitions, drain_for_all_groups, note_drain_once, keep_drained, never_poll_again],
-)
-def test_planted_bug_breaks_an_invariant(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("plant", BUGS.values(), ids=BUGS)
+def test_planted_bug_breaks_an_invariant(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
     def play_histories() -> None:

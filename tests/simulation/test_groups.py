@@ -12,7 +12,7 @@ from janitor.run import engine
 from tests.simulation import group_world
 from tests.simulation.group_world import FaultySide, GroupWorld, Violation, play
 from tests.simulation.slot_world import SLOT_WEIGHTS, SlotWorld
-from tests.support import seeds
+from tests.support import Plant, replacing, seeds
 from tms_core.consumers import claims, retention
 from tms_core.consumers.claims import ClaimOutcome
 from tms_core.consumers.positions import Positions
@@ -62,7 +62,6 @@ def test_histories_of_two_servers_hold_every_invariant() -> None:
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------
 
-Plant = Callable[[pytest.MonkeyPatch], None]
 true_outcome = claims.claim_outcome
 
 
@@ -104,25 +103,9 @@ def write_position_after_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupWorld, "restart", lost)
 
 
-def allow_second_open_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "_blocking_transaction", lambda *_: None)
-
-
-def skip_claim_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "_replace_by_marks", lambda *_: None)
-
-
-def skip_write_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TransactionManager, "note_written", lambda *_: None)
-
-
 def skip_void_claim_release(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (group_world, engine, managing):
         monkeypatch.setattr(module, "release_void_claims", lambda *_: 0)
-
-
-def truncate_ids_with_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managing, "release_rows", lambda *_: None)
 
 
 def advance_retention_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,18 +113,10 @@ def advance_retention_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_position_after", lambda base: behind(base) + 1)
 
 
-def ignore_reads_since_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "start_after", lambda *given: given[-1])
-
-
 def reuse_read_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_topics, "first_unread", lambda *_: 0)
     # Most announced deletions precede the positions, and would keep the ids correct.
     monkeypatch.setattr(open_topics, "announced_in", lambda *_: 0)
-
-
-def claim_undecided_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "runs", lambda after, until, _: [(after, until)])
 
 
 def skip_side_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,42 +129,32 @@ def skip_side_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemorySide, "exchange_each", exchange)
 
 
-def read_deleted_rows_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_topics.OpenTopics, "first_kept", lambda *_: 0)
-
-
-def count_interruptions_as_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        groups, "settle_claim", lambda claim, **given: claims.settle_claim(claim, **given | {"interrupted": 0})
-    )
-
-
 def treat_delayed_messages_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = claims._segments
     monkeypatch.setattr(claims, "_segments", lambda *given: [one for one in segments(*given) if not one.retry_ms])
 
 
-def keep_freed_claims_in_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Positions, "touch", lambda *_: None)
-
-
-BUGS: list[Plant] = [
-    keep_freed_claims_in_cache,
-    treat_delayed_messages_as_read,
-    count_interruptions_as_deliveries,
-    read_deleted_rows_from_cache,
-    write_position_after_answer,
-    allow_second_open_claim,
-    skip_claim_rollback,
-    skip_write_note,
-    skip_void_claim_release,
-    truncate_ids_with_claims,
-    advance_retention_by_one,
-    ignore_reads_since_announcement,
-    reuse_read_ids,
-    claim_undecided_messages,
-    skip_side_fence,
-]
+BUGS: dict[str, Plant] = {
+    "open_counts_as_free": count_open_claims_as(ClaimOutcome.VOID),
+    "open_counts_as_done": count_open_claims_as(ClaimOutcome.DONE),
+    "keep_freed_claims_in_cache": replacing(Positions, "touch", lambda *_: None),
+    "treat_delayed_messages_as_read": treat_delayed_messages_as_read,
+    "count_interruptions_as_deliveries": replacing(
+        groups, "settle_claim", lambda claim, **given: claims.settle_claim(claim, **given | {"interrupted": 0})
+    ),
+    "read_deleted_rows_from_cache": replacing(open_topics.OpenTopics, "first_kept", lambda *_: 0),
+    "write_position_after_answer": write_position_after_answer,
+    "allow_second_open_claim": replacing(Groups, "_blocking_transaction", lambda *_: None),
+    "skip_claim_rollback": replacing(Groups, "_replace_by_marks", lambda *_: None),
+    "skip_write_note": replacing(TransactionManager, "note_written", lambda *_: None),
+    "skip_void_claim_release": skip_void_claim_release,
+    "truncate_ids_with_claims": replacing(managing, "release_rows", lambda *_: None),
+    "advance_retention_by_one": advance_retention_by_one,
+    "ignore_reads_since_announcement": replacing(retention, "start_after", lambda *given: given[-1]),
+    "reuse_read_ids": reuse_read_ids,
+    "claim_undecided_messages": replacing(groups, "runs", lambda after, until, _: [(after, until)]),
+    "skip_side_fence": skip_side_fence,
+}
 
 
 def assert_found(histories: Iterable[object]) -> None:
@@ -198,25 +163,18 @@ def assert_found(histories: Iterable[object]) -> None:
         deque(histories, maxlen=0)
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        pytest.param(count_open_claims_as(ClaimOutcome.VOID), id="open_counts_as_free"),
-        pytest.param(count_open_claims_as(ClaimOutcome.DONE), id="open_counts_as_done"),
-        *BUGS,
-    ],
-)
+@pytest.mark.parametrize("plant", BUGS.values(), ids=BUGS)
 def test_planted_bug_breaks_an_invariant(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert_found(play(seed) for seed in range(HISTORIES_PER_BUG))
 
 
-def keep_cache_after_handover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MessagingService, "invalidate_topics", lambda *_: True)
-
-
 #: The first seed only saves time; all other seeds follow.
-@pytest.mark.parametrize(("plant", "first"), [(keep_cache_after_handover, 50), (skip_side_fence, 0)])
+@pytest.mark.parametrize(
+    ("plant", "first"),
+    [(replacing(MessagingService, "invalidate_topics", lambda *_: True), 50), (skip_side_fence, 0)],
+    ids=["keep_cache_after_handover", "skip_side_fence"],
+)
 def test_planted_bug_of_two_servers_breaks_an_invariant(
     plant: Plant, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
