@@ -91,7 +91,7 @@ def test_full_standard_output_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("blocked", [True, False], ids=["blocked as in images", "not blocked"])
-def test_sigterm_before_the_imports_is_kept(tmp_path: Path, first_process: list[str], *, blocked: bool) -> None:
+def test_sigterm_before_the_imports_is_kept(tmp_path: Path, first_process: list[str], blocked: bool) -> None:
     if subprocess.run(["env", "--block-signal=TERM", "true"], capture_output=True, check=False).returncode:
         require_or_skip("env blocks no signals; it is that of GNU coreutils 8.31 or newer that does")
     (tmp_path / "sitecustomize.py").write_text(EARLY)

@@ -147,7 +147,7 @@ def test_invalidate_counts_transactions_in_progress(typed: Type, manager: Transa
 
 
 @pytest.mark.parametrize(("long", "output"), [(False, "aborted"), (True, "invalid now")])
-def test_abort_ends_with_checkpoints(typed: Type, manager: TransactionManager, *, long: bool, output: str) -> None:
+def test_abort_ends_with_checkpoints(typed: Type, manager: TransactionManager, long: bool, output: str) -> None:
     one = manager.checkpoint(manager.start_long() if long else manager.start_short())
     assert typed("abort", one.transaction_id, "--yes")[:2] == (0, f"{one.transaction_id}: {output}\n")
     seen = manager.visibility()

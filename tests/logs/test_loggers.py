@@ -65,7 +65,7 @@ def test_json_log_of_an_error_has_a_field_with_the_traceback() -> None:
     ],
 )
 def test_configure_auto_is_json_only_for_daemons_outside_a_terminal(
-    kind: LogFormat, stream: io.StringIO, *, daemon: bool, as_text: bool
+    kind: LogFormat, stream: io.StringIO, daemon: bool, as_text: bool
 ) -> None:
     configure(kind, stream, daemon=daemon)
     logging.getLogger("janitor").info("done")

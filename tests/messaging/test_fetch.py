@@ -471,7 +471,7 @@ def test_fetch_hides_many_messages_after_their_own_ttl(kit: Kit) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_fetch_of_large_messages_reads_little_more_than_a_page(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch, *, stored: bool
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     large = bytes(PAGE_BYTES)
     messages = [b"small"] * 50 + [large] * 10

@@ -250,7 +250,7 @@ def test_register_after_several_transactions_reports_the_last(kit: GroupKit) -> 
 @pytest.mark.parametrize("announces_oldest", [False, True])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_note_of_transactions_managed_elsewhere_reads_few_rows(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, announces_oldest: bool, restarted: bool
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, announces_oldest: bool, restarted: bool
 ) -> None:
     def detach_manager() -> None:
         producers = kit.service.producers
@@ -311,7 +311,7 @@ def test_instance_of_a_deleted_producer_is_fenced(kit: GroupKit) -> None:
 
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("at", [1, 2])
-def test_interrupted_deletion_is_finished_by_a_repeat(kit: GroupKit, at: int, *, behind: bool) -> None:
+def test_interrupted_deletion_is_finished_by_a_repeat(kit: GroupKit, at: int, behind: bool) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx)
     with pytest.MonkeyPatch.context() as patched:
@@ -395,7 +395,7 @@ def failing_puts(table: Any) -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-def test_repeat_of_a_request_has_its_answer_and_no_effect(kit: GroupKit, *, restarted: bool, inside: bool) -> None:
+def test_repeat_of_a_request_has_its_answer_and_no_effect(kit: GroupKit, restarted: bool, inside: bool) -> None:
     one, tx = Instance(kit), kit.begin() if inside else None
     for number in range(3):
         first = one.publish(b"%d" % number, b"x", tx=tx)
@@ -411,7 +411,7 @@ def test_repeat_of_a_request_has_its_answer_and_no_effect(kit: GroupKit, *, rest
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_payloads_stored_twice_are_published_once(kit: GroupKit, *, restarted: bool) -> None:
+def test_payloads_stored_twice_are_published_once(kit: GroupKit, restarted: bool) -> None:
     one, tx = Instance(kit), kit.begin()
     for batch in ((b"a", b"b"), (b"c",)):
         one.store(*batch, tx=tx)
@@ -463,7 +463,7 @@ def test_repeat_of_a_request_written_by_this_server_reads_no_rows(kit: GroupKit,
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_repeat_with_other_messages_gets_the_first_response(kit: GroupKit, *, restarted: bool) -> None:
+def test_repeat_with_other_messages_gets_the_first_response(kit: GroupKit, restarted: bool) -> None:
     one = Instance(kit)
     first = one.publish(b"a", b"b")
     if restarted:
@@ -691,9 +691,7 @@ def test_ids_of_many_batches_stay_near_the_clock(kit: GroupKit, announcements: l
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_inverted_announced_rows_are_not_done(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, together: bool
-) -> None:
+def test_inverted_announced_rows_are_not_done(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE_BATCHES", 0)
     one, other, tx = Instance(kit, "a"), Instance(kit, "b"), kit.begin()
     if together:
@@ -1056,7 +1054,7 @@ def test_write_in_an_ended_transaction_is_rejected(kit: GroupKit, end: str) -> N
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_write_in_a_transaction_that_ends_during_it_is_not_visible(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str, *, cached: bool
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str, cached: bool
 ) -> None:
     tx = kit.begin()
     kit.service.store(BILLS, [b"stored"], pointer=tx.write_pointer)
@@ -1079,7 +1077,7 @@ def test_write_in_a_transaction_that_ends_during_it_is_not_visible(
 
 
 @pytest.mark.parametrize("inverts", [True, False])
-def test_late_write_is_hidden_in_the_cache(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inverts: bool) -> None:
+def test_late_write_is_hidden_in_the_cache(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, inverts: bool) -> None:
     tx = kit.begin()
     if not inverts:
         monkeypatch.setattr(kit.store.message, "invert", raising(StoreError("The disk is full.")))
@@ -1232,7 +1230,7 @@ def test_clean_producer_rows_marks_the_previous_transaction_of_a_changing_produc
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_clean_producer_rows_keeps_a_new_registration(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inside: bool
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
     made: list[Instance] = []
     rows = kit.side.rows
@@ -1312,7 +1310,7 @@ def test_register_in_a_topic_recreated_at_once_fences_older_instances(kit: Group
 
 
 @pytest.mark.parametrize("swept", [False, True])
-def test_register_after_its_topic_was_recreated_hides_older_requests(kit: GroupKit, *, swept: bool) -> None:
+def test_register_after_its_topic_was_recreated_hides_older_requests(kit: GroupKit, swept: bool) -> None:
     for turn in range(2):
         one, tx = Instance(kit), kit.begin()
         one.publish(b"%d" % turn, tx=tx, topic=ORDERS)

@@ -287,7 +287,7 @@ def test_server_with_authentication_rejects_unknown_clients(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known: bool) -> None:
+def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, known: bool) -> None:
     ada, ben = new_token(), new_token()
     (tmp_path / "tokens").write_text(f"{token_line('ada', ada)}\n{token_line('ben', ben)}\n")
     rules = [{"principal": "*", "topics": ["*:*"], "can": ["admin", "publish", "consume"]}]

@@ -302,7 +302,7 @@ class KillingFaults(Faults):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_batch_of_driver_killed_at_any_call_is_published_once(kit: PublishKit, *, done: bool, known: bool) -> None:
+def test_batch_of_driver_killed_at_any_call_is_published_once(kit: PublishKit, done: bool, known: bool) -> None:
     kit.patch.setattr(publishing, "_CHUNK_ROWS", 2)
     expected = texts("zero")
     kit.publish(0, "zero")

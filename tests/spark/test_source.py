@@ -276,9 +276,7 @@ def test_ranged_store_reads_only_its_ranges() -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_source_uses_message_ttls(
-    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool
-) -> None:
+def test_source_uses_message_ttls(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     place = filled(fill_many)
     side = side_path(place)
     keys = [row["key"] for row in read(place) if row["rule"] == "live"]

@@ -34,7 +34,7 @@ def test_build_names_the_installed_binding() -> None:
 
 
 @pytest.mark.parametrize(("content", "is_slow"), [(b"ELF" + SYMBOL, True), (b"ELF" + SYMBOL[9:], False)])
-def test_build_is_slow_if_snappy_has_an_uninlined_function(maps: Path, content: bytes, *, is_slow: bool) -> None:
+def test_build_is_slow_if_snappy_has_an_uninlined_function(maps: Path, content: bytes, is_slow: bool) -> None:
     snappy = maps.with_name("my libsnappy-2c75d721.so.1.1.9")
     snappy.write_bytes(content)
     maps.write_text(map_lines("[heap]", maps.with_name("libc.so.6"), snappy))
