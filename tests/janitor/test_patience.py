@@ -178,8 +178,7 @@ def play(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple[l
     kit.engine.run_once(adopt=True)
     left: list[set[tuple[int, int]]] = []
     for gap_ms in gaps:
-        kit.clock.advance(gap_ms)
-        kit.engine.run_once(incremental=is_patient)
+        kit.run_after(gap_ms, incremental=is_patient)
         left.append({(number, time_ms) for number in (0, 1) for time_ms in topics[number].times()})
     deleted = sum(value for key, value in kit.state.counters().items() if key.name == "rows_deleted_total")
     return left, int(deleted)

@@ -145,8 +145,7 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
 
     store.hook = fail_in()
     store.rows_read.clear()
-    kit.clock.advance(HOUR)
-    report = kit.engine.run_once()
+    report = kit.run_after(HOUR)
     assert (report.full, report.errors, report.boundary) == (True, [], OLD)
     assert {number for number in range(BUCKETS) if store.rows_read[number]} == {2}
     proven, record = kit.state.boundary(), kit.state.open_ids()[OLD]
@@ -155,8 +154,7 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     assert (proven.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
     assert kit.state.last_full_pass_ms() == NOW_MS
     assert_boundary_is_true(kit)
-    kit.clock.advance(DAY - HOUR - 1)
-    assert not kit.engine.run_once().full
+    assert not kit.run_after(DAY - HOUR - 1).full
     kit.clock.advance(1)
     store.rows_read.clear()
     assert kit.engine.run_once().full
@@ -200,8 +198,7 @@ def test_topic_that_changes_after_its_part_was_searched_is_not_proven(name: str)
     assert kit.state.boundary() is not None
     assert_boundary_is_true(kit)
     store.hook = lambda *_: None
-    kit.clock.advance(DAY)
-    assert kit.engine.run_once().boundary == OLD
+    assert kit.run_after(DAY).boundary == OLD
     assert set(orders.pointers()) == set()
 
 
@@ -240,8 +237,7 @@ def test_run_after_a_kill_searches_only_uncovered_keys(recorded: int) -> None:
     assert all((store.rows_read[number] == 0) == (bytes([number]) in done) for number in range(BUCKETS))
     assert set(filter(None, orders.pointers())) == {-OLD}
     assert_boundary_is_true(again)
-    again.clock.advance(MINUTE)
-    assert not again.engine.run_once().full
+    assert not again.run_after(MINUTE).full
 
 
 def test_run_after_a_kill_at_the_end_proves_without_a_search() -> None:
@@ -253,10 +249,8 @@ def test_run_after_a_kill_at_the_end_proves_without_a_search() -> None:
     kit.snapshots.invalid = [OLD]
     again = kit.restart()
     again.engine.recover()
-    again.clock.advance(HOUR)
-    assert again.engine.run_once().boundary == OLD
-    again.clock.advance(MINUTE)
-    assert not again.engine.run_once().full
+    assert again.run_after(HOUR).boundary == OLD
+    assert not again.run_after(MINUTE).full
 
 
 def test_id_of_a_client_between_two_runs_is_not_closed() -> None:
@@ -277,8 +271,7 @@ def test_id_of_a_client_between_two_runs_is_not_closed() -> None:
     assert report.boundary < YOUNG
     assert kit.state.open_ids()[YOUNG].closed_ms is None
     assert_boundary_is_true(kit)
-    kit.clock.advance(DAY)
-    assert kit.engine.run_once().boundary == YOUNG
+    assert kit.run_after(DAY).boundary == YOUNG
     assert set(filter(None, orders.pointers())) == {-OLD, -YOUNG}
 
 
@@ -295,8 +288,7 @@ def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     store.hook = fail_in()
     assert (kit.engine.run_once().errors, kit.state.open_ids()[late].closed_ms) == ([], None)
     assert_boundary_is_true(kit)
-    kit.clock.advance(DAY)
-    assert kit.engine.run_once().boundary == late
+    assert kit.run_after(DAY).boundary == late
 
 
 @pytest.mark.parametrize(
@@ -524,8 +516,7 @@ def test_payload_search_killed_repeatedly_ends_in_a_full_run() -> None:
     assert killed > 0
     assert report.full
     assert report.boundary == OLD
-    kit.clock.advance(MINUTE)
-    assert not kit.engine.run_once().full
+    assert not kit.run_after(MINUTE).full
 
 
 def test_adoption_after_a_killed_payload_search_restarts_the_search() -> None:

@@ -94,11 +94,9 @@ def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> N
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(50)).stored(pointer(1), *range(50))
     kit = janitor(store, protect=("default:*",), batch_rows=10)
     assert kit.engine.run_once(adopt=True).held_topics() == {orders.id: Hold.PROTECTED}
-    kit.clock.advance(DAY - 1)
-    quick = kit.engine.run_once()
+    quick = kit.run_after(DAY - 1)
     assert (quick.full, quick.held_rows(), quick.store_calls < 10) == (False, 0, True)
-    kit.clock.advance(1)
-    assert kit.engine.run_once().held_rows() == 100
+    assert kit.run_after(1).held_rows() == 100
     assert kit.engine.preview().held_rows() == 100
     assert len(orders.times()) == len(orders.stored_times()) == 50
 
@@ -117,8 +115,7 @@ def test_run_after_a_plan_of_restored_rows_matches_the_plan(store: MemoryStore) 
     assert planned.total(Rule.INVALID_TRANSACTION) == done.total(Rule.INVALID_TRANSACTION) == 31
     assert planned.totals.kept == done.totals.kept
     assert orders.pointers() == [-OLD] * 31
-    kit.clock.advance(HOUR)
-    assert not kit.engine.run_once().full
+    assert not kit.run_after(HOUR).full
 
 
 def test_run_after_an_empty_or_supposed_plan_is_not_full(store: MemoryStore) -> None:

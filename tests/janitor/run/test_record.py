@@ -298,8 +298,7 @@ def hold_rows(kit: Kit) -> None:
     orders = topic(kit.store, "default:a", ttl_seconds=DAY)
     kit.engine.run_once(adopt=True)
     orders.plain(NOW_MS - HOUR, NOW_MS - HOUR).describe(ttl_seconds=60)
-    kit.clock.advance(MINUTE)
-    kit.engine.run_once()
+    kit.run_after(MINUTE)
     assert overdue(kit) == {("default:a", "frontier"): 2}
     assert counter(kit, "rows_deleted_total") == 0
 
@@ -382,15 +381,12 @@ def test_paused_topic_is_counted_by_full_passes_and_remembered(store: MemoryStor
     kit.engine.run_once(adopt=True)
     kit.state.pause("default:*", 0)
     orders.plain(NOW_MS)
-    kit.clock.advance(DAY)
-    assert kit.engine.run_once().full
+    assert kit.run_after(DAY).full
     assert overdue(kit) == {("default:a", "paused"): 1}
     orders.plain(NOW_MS + 1)
-    kit.clock.advance(MINUTE)
-    kit.engine.run_once()
+    kit.run_after(MINUTE)
     assert overdue(kit) == {("default:a", "paused"): 1}
-    kit.clock.advance(DAY)
-    kit.engine.run_once()
+    kit.run_after(DAY)
     assert overdue(kit) == {("default:a", "paused"): 2}
     kit.state.resume("default:*")
     kit.engine.run_once()

@@ -99,8 +99,7 @@ def test_longest_hold_that_is_over_deletes_unread_rows(consumed: ConsumedTopic, 
     read(consumed, READ_NONE)
     kit = kit_of(consumed)
     kit.engine.run_once(adopt=True)
-    kit.clock.advance((TTL_SECONDS + HOLD_SECONDS) * SECOND + wait_ms)
-    report = kit.engine.run_once()
+    report = kit.run_after((TTL_SECONDS + HOLD_SECONDS) * SECOND + wait_ms)
     assert rows_by_hold(report) == {word: rows for word, rows in (("", 3 - left), ("consumer", left)) if rows}
     assert len(consumed.orders.times()) == left
 
@@ -275,8 +274,7 @@ def test_long_held_rows_are_counted_at_intervals(consumed: ConsumedTopic) -> Non
     assert 10 <= sum(count is not None for count in counts) <= 14
     notes = kit.state.note("overdue")
     assert [(item["held"], item["rows"]) for item in notes] == [("consumer", max(count or 0 for count in counts))]
-    kit.clock.advance(DAY)
-    assert rows_by_hold(kit.engine.run_once(incremental=True)) == {"": 60}
+    assert rows_by_hold(kit.run_after(DAY, incremental=True)) == {"": 60}
     assert kit.state.note("overdue") == []
 
 
@@ -287,8 +285,7 @@ def test_hold_that_starts_between_two_counts_is_shown_at_once(consumed: Consumed
     consumed.orders.plain(kit.clock.now_ms() - HOUR + 5 * SECOND)
     read(consumed, READ_NONE)
     assert rows_by_hold(kit.engine.run_once(adopt=True)) == {}
-    kit.clock.advance(6 * SECOND)
-    assert rows_by_hold(kit.engine.run_once(incremental=True)) == {"consumer": 1}
+    assert rows_by_hold(kit.run_after(6 * SECOND, incremental=True)) == {"consumer": 1}
 
 
 def test_held_payloads_stay_noted_by_a_run_that_does_not_count_them(consumed: ConsumedTopic) -> None:

@@ -33,8 +33,7 @@ def kit(orders: Topic) -> Kit:
 
 def test_open_id_that_left_the_list_is_forgotten_by_the_next_run(kit: Kit) -> None:
     kit.snapshots.invalid = [OLD]
-    kit.clock.advance(MINUTE)
-    kit.engine.run_once()
+    kit.run_after(MINUTE)
     assert list(kit.state.open_ids()) == [OLD]
 
 
@@ -45,8 +44,7 @@ def test_closed_id_that_left_the_list_is_forgotten_after_a_month(kit: Kit) -> No
         (30 * DAY + MINUTE, False, [OLD]),
         (31 * DAY, True, []),
     ):
-        kit.clock.advance(NOW_MS + elapsed_ms - kit.clock.now_ms())
-        assert kit.engine.run_once().full is full
+        assert kit.run_after(NOW_MS + elapsed_ms - kit.clock.now_ms()).full is full
         assert list(kit.state.open_ids()) == left
 
 
