@@ -305,6 +305,7 @@ def janitor(
     state: State | None = None,
     clock: ManualClock | None = None,
     snapshots: Any = None,
+    invalid: Sequence[int] = (),
     now_ms: int = NOW_MS,
     hold_seconds: int = 3600,
     protect: tuple[str, ...] = (),
@@ -313,9 +314,14 @@ def janitor(
     snapshot_interval_seconds: int = 60,
     **options: Any,
 ) -> Kit:
-    """Return a janitor with an empty state by default; ``options`` are those of ``FileEngine``."""
+    """Return a janitor with an empty state by default.
+
+    Args:
+        invalid: the invalid transactions of its snapshots.
+        options: the options of ``FileEngine``.
+    """
     clock = clock or ManualClock(now_ms, monotonic_ms=DAY)
-    snapshots = snapshots or Snapshots(clock)
+    snapshots = snapshots or Snapshots(clock, invalid)
     state = state or SqliteState.in_memory()
     terms = Terms(hold_seconds, protect, lifetime, lifetime_known, snapshot_interval_seconds)
     settings = {"token_hex": secrets.token_hex, **options}
@@ -329,6 +335,13 @@ def janitor(
         **options,
     }
     return Kit(engine, store, state, clock, snapshots, used)
+
+
+def adopted_janitor(store: Store, **options: Any) -> Kit:
+    """Return a janitor after the run that adopted the store; ``options`` as of :func:`janitor`."""
+    kit = janitor(store, **options)
+    kit.engine.run_once(adopt=True)
+    return kit
 
 
 # --- watching --------------------------------------------------------------------------------------------------------

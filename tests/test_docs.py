@@ -231,8 +231,7 @@ def plan_document(tmp_path: Path) -> dict[str, Any]:
     store = MemoryStore()
     invalid = pointer(NOW_MS - DAY // 2)
     topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - 2 * DAY).tx(invalid, NOW_MS - DAY // 2)
-    kit = janitor(store)
-    kit.snapshots.invalid = [invalid]
+    kit = janitor(store, invalid=[invalid])
     kit.engine.preview(out=tmp_path / "plan.json")
     document: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     return document

@@ -11,7 +11,7 @@ import pytest
 from janitor import boundary
 from janitor.run import plan_file as plan
 from janitor.state.base import Evidence, ProvenBoundary
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Topic, adopted_janitor, janitor, pointer, topic
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import KEYS, MessageValue, Store
 
@@ -36,9 +36,7 @@ def test_messages_strictly_before_the_cutoff_are_deleted(store: Store, batch_row
 def test_invalid_messages_around_the_cutoff_are_inverted_if_they_stay(store: Store) -> None:
     invalid = pointer(STARTED_MS)
     orders(store).tx(invalid, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
-    kit = janitor(store)
-    kit.snapshots.invalid = [invalid]
-    kit.engine.run_once(adopt=True)
+    adopted_janitor(store, invalid=[invalid])
     assert orders(store).pointers() == [-invalid, -invalid]
 
 
@@ -88,8 +86,7 @@ def test_reference_inside_its_window_keeps_the_payload(store: Store, published_m
 
 def test_skewed_pointers_are_inverted_by_the_daily_full_pass(store: Store) -> None:
     orders(store)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     bound = pointer(kit.clock.now_ms() - TTL_SECONDS * 1000 + LIFETIME.allowance_ms)
     for write_pointer in (bound - 1, bound, bound + 1):
         orders(store).stored(write_pointer, CUTOFF_MS - 1)
@@ -150,16 +147,13 @@ def test_boundary_of_one_interval_requires_both_ends(start: bytes, stop: bytes |
 def test_open_transaction_is_closed_only_after_its_window(store: Store, late_ms: int, closed: bool) -> None:
     topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS)
     invalid = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms - late_ms)
-    kit = janitor(store)
-    kit.snapshots.invalid = [invalid, pointer(NOW_MS - MINUTE)]
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, invalid=[invalid, pointer(NOW_MS - MINUTE)])
     assert (kit.state.open_ids()[invalid].closed_ms is not None) == closed
 
 
 @pytest.mark.parametrize("began_ms", [NOW_MS - 10 * HOUR, NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms])
 def test_boundary_ends_one_below_the_oldest_open_transaction(store: Store, began_ms: int) -> None:
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     writable = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms)
     assert kit.state.boundary() == ProvenBoundary(writable - 1, NOW_MS, kit.state.runs(1)[0].id)
     assert boundary.prove(kit.state.evidence(), [pointer(began_ms)], LIFETIME).bound == pointer(began_ms) - 1

@@ -11,7 +11,7 @@ import pytest
 from janitor.rules.policy import Delete, Row, advance, decide
 from janitor.state.base import EVERYTHING
 from janitor.sweep.transactions import TransactionView
-from tests.builders import HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
+from tests.builders import HOUR, MINUTE, NOW_MS, Call, Kit, Topic, adopted_janitor, pointer, topic, watch
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import Store, TxCell
@@ -39,8 +39,7 @@ def set_up(store: Store) -> tuple[Kit, Topic]:
     """Return a store after its first pass, with rows that came due since."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
-    kit = janitor(store, batch_rows=2)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, batch_rows=2)
     for described in (orders, other):
         described.plain(*DUE_MS, *LIVE_MS).stored(pointer(NOW_MS - 2 * HOUR), *DUE_MS, *LIVE_MS)
     return kit, orders

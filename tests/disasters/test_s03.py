@@ -16,6 +16,7 @@ from tests.builders import (
     NOW_MS,
     Call,
     Topic,
+    adopted_janitor,
     janitor,
     pointer,
     topic,
@@ -51,8 +52,7 @@ def test_run_with_unmatched_pattern_changes_nothing(store: Store) -> None:
 
 def test_plan_with_unmatched_pattern_is_empty(store: Store, tmp_path: Path) -> None:
     orders = store_due_and_live(store)
-    kit = janitor(store)
-    kit.snapshots.invalid = [INVALID]
+    kit = janitor(store, invalid=[INVALID])
     before = orders.messages()
     assert kit.engine.preview(patterns=("nowhere:*",), out=tmp_path / "plan.json").topics == []
     kit.engine.carry_out(tmp_path / "plan.json", adopt=True)
@@ -107,9 +107,7 @@ def test_run_without_invalid_transactions_searches_no_message(store: Store) -> N
 def test_run_with_closed_transactions_only_searches_no_message(store: Store) -> None:
     closed = pointer(NOW_MS - DAY)
     orders = store_due_and_live(store).tx(closed, NOW_MS)
-    kit = janitor(store)
-    kit.snapshots.invalid = [closed]
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, invalid=[closed])
     assert orders.pointers() == [INVALID, None, -closed]
     reads: list[str] = []
     watch(store, before=lambda call: reads.append(call.name))

@@ -29,9 +29,7 @@ def store_due_rows(store: Store) -> Topic:
 
 
 def planner(store: Any) -> Kit:
-    kit = janitor(store)
-    kit.snapshots.invalid = [INVALID]
-    return kit
+    return janitor(store, invalid=[INVALID])
 
 
 def test_plan_calls_no_write_operation(store: Store, tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ def set_up(store: Store) -> tuple[Kit, Topic, list[bytes]]:
     """Return three rows of one invalid transaction and their keys."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(INVALID, NOW_MS - 3, NOW_MS - 2, NOW_MS - 1)
-    kit = janitor(store)
-    kit.snapshots.invalid = [INVALID]
+    kit = janitor(store, invalid=[INVALID])
     return kit, orders, [key.pack() for key, _ in orders.messages()]
 
 

@@ -22,6 +22,7 @@ from tests.builders import (
     Kit,
     ProcessKilled,
     Topic,
+    adopted_janitor,
     fail_at,
     janitor,
     pointer,
@@ -355,8 +356,7 @@ def test_hold_is_not_shortened_by_a_clock_set_forward(store: Store) -> None:
 def test_store_never_adopted_deletes_nothing_and_plans_adoption(store: Store) -> None:
     invalid = pointer(NOW_MS - DAY)
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1).tx(invalid, NOW_MS)
-    kit = janitor(store)
-    kit.snapshots.invalid = [invalid]
+    kit = janitor(store, invalid=[invalid])
     assert holds_by_topic(kit.engine.preview()) == {"default:orders": Hold.FIRST_CONTACT}
     assert kit.engine.run_once().tripped
     assert orders.pointers() == [None, invalid]
@@ -381,8 +381,7 @@ def test_run_of_one_topic_advances_no_other_frontier(store: Store) -> None:
 
 def test_hold_from_before_the_clock_was_set_right_ends(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     kit.clock.reboot("behind")
     kit.clock.step(-2 * HOUR)
     orders.describe(ttl_seconds=3600)
@@ -523,8 +522,7 @@ def killed_runs(store: Store) -> tuple[Kit, Topic, Callable[[], None]]:
     """Return an adopted store whose runs are killed before their end."""
     orders = topic(store, "default:orders", ttl_seconds=10 * 86400).plain(NOW_MS - 2 * HOUR)
     paused = topic(store, "default:first", ttl_seconds=10 * 86400)
-    kit = janitor(store, hold_seconds=3600)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, hold_seconds=3600)
     # A topic without a jump, swept before the other topic.
     kit.state.pause(str(paused.id), NOW_MS)
     watch(store, before=fail_at("payload.keys", ProcessKilled))

@@ -13,7 +13,7 @@ import pytest
 from janitor.rules.policy import Hold
 from janitor.state.decided import NOTE as DECIDED
 from janitor.state.records import LINEAGE
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, adopted_janitor, janitor, pointer, topic, watch
 from tests.support import require_or_skip
 from tests.tables.test_leveldb_manifest import overstate
 from tms_core.errors import PlanRefused
@@ -44,9 +44,7 @@ def folder(tmp_path: Path) -> Path:
 def known(folder: Path) -> Kit:
     """Return a janitor after adoption and one pass; its store is closed."""
     with LevelDBStore(folder) as store:
-        kit = janitor(store)
-        kit.snapshots.invalid = [OLD]
-        kit.engine.run_once(adopt=True)
+        kit = adopted_janitor(store, invalid=[OLD])
         assert orders(store).times() == []
         orders(store).plain(NOW_MS - 2 * DAY)
     return kit
@@ -263,8 +261,7 @@ def test_store_with_a_missing_table_is_a_first_contact(known: Kit, folder: Path)
 
 def test_backup_restored_during_a_run_proves_nothing(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
-    kit = janitor(store)
-    kit.snapshots.invalid = [OLD]
+    kit = janitor(store, invalid=[OLD])
     kit.engine.adopt()
     restored: list[str] = []
     with patch.object(type(store), "find_restore_evidence", lambda *_: restored[0] if restored else None):
@@ -379,9 +376,7 @@ def test_operator_decisions_survive_a_restored_store(backup: Path, known: Kit, f
 def wrong_directory(store: Store) -> tuple[Kit, Topic]:
     """Return an adopted store with snapshots of another transaction system, whose pointers are lower."""
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - DAY + MINUTE).tx(OLD, NOW_MS)
-    kit = janitor(store)
-    kit.snapshots.invalid = [OLD - 1]
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, invalid=[OLD - 1])
     kit.clock.advance(HOUR)
     kit.snapshots.invalid = [OLD]
     kit.snapshots.write_pointer = pointer(NOW_MS) - 1

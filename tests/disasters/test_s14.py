@@ -19,6 +19,7 @@ from tests.builders import (
     Kit,
     Snapshots,
     Topic,
+    adopted_janitor,
     encode_state,
     janitor,
     pointer,
@@ -145,15 +146,13 @@ def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, ke
 def test_snapshot_decides_whose_payloads_are_kept(store: Store, fields: dict[str, Any], kept: bool) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(INVALID, NOW_MS - HOUR)
     clock = ManualClock(NOW_MS)
-    kit = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **fields))
-    kit.engine.run_once(adopt=True)
+    adopted_janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **fields))
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
 
 
 def test_fresh_snapshot_replaces_a_stale_one(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86400)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     orders.tx(INVALID, NOW_MS)
     kit.snapshots.invalid = [INVALID]
     kit.snapshots.age_ms = DAY

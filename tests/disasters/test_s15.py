@@ -27,8 +27,7 @@ def case(store: Store) -> tuple[Kit, Topic]:
     orders.at(4).plain(NOW_MS)
     unknown_topic(store, "default:stray").plain(1)
     store.message.put([(b"no key of ours", MessageValue(None, b"x"))])
-    kit = janitor(store, batch_rows=2)
-    kit.snapshots.invalid = [INVALID]
+    kit = janitor(store, batch_rows=2, invalid=[INVALID])
     return kit, orders
 
 

@@ -37,8 +37,7 @@ def store_due_rows(store: Store) -> Topic:
 
 
 def sweep(store: Store, **options: Any) -> Report:
-    kit = janitor(store, **options)
-    kit.snapshots.invalid = [OLD]
+    kit = janitor(store, **options, invalid=[OLD])
     return kit.engine.run_once(adopt=True)
 
 

@@ -18,8 +18,8 @@ from tests.builders import (
     Call,
     Kit,
     Topic,
+    adopted_janitor,
     assert_boundary_is_true,
-    janitor,
     pointer,
     topic,
     watch,
@@ -41,8 +41,7 @@ CALLS = 300
 def set_up(store: Store) -> tuple[Kit, list[Topic]]:
     """Return two topics, adopted empty, with rows of every fate; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS, generation=2) for name in ("default:a", "default:b")]
-    kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
     kit.clock.advance(DAY)
     for described in topics:
         described.plain(*DUE_MS, NOW_MS).tx(OLD, OLD_MS).at(1).plain(1)

@@ -19,6 +19,7 @@ from tests.builders import (
     Kit,
     Topic,
     TopicFault,
+    adopted_janitor,
     fail_at,
     janitor,
     pointer,
@@ -54,9 +55,7 @@ def is_done(described: Topic) -> bool:
 def set_up(store: Store) -> tuple[Kit, list[Topic]]:
     """Return three topics with the same rows, adopted empty a day ago; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
-    kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
-    kit.snapshots.invalid = [OLD]
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, now_ms=NOW_MS - DAY, batch_rows=2, invalid=[OLD])
     kit.clock.advance(DAY)
     for described in topics:
         fill(described)

@@ -38,8 +38,7 @@ def swept(hbase: HBaseServer, hbase_tables: Tables) -> Iterator[SweptTable]:
     table = f"{namespace}:tms.message"
     with hbase_tables.open(namespace, buckets=2) as store:
         orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - 2 * DAY).tx(OLD, NOW_MS)
-        kit = janitor(store)
-        kit.snapshots.invalid = [OLD]
+        kit = janitor(store, invalid=[OLD])
         hbase.command("snapshot", table, f"{namespace}_before")
         assert not kit.engine.run_once(adopt=True).tripped
         assert orders.pointers() == [-OLD]

@@ -54,8 +54,7 @@ def test_sweep_of_all_salts_inverts_and_proves_boundary(store: HBaseStore) -> No
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(invalid, *range(NOW_MS - DAY, NOW_MS - DAY + 60))
     orders.tx(valid, *range(NOW_MS - HOUR, NOW_MS - HOUR + 60))
-    kit = janitor(store, batch_rows=20, workers=4)
-    kit.snapshots.invalid = [invalid]
+    kit = janitor(store, batch_rows=20, workers=4, invalid=[invalid])
 
     report = kit.engine.run_once(adopt=True)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.sweep.run import MIN_WINDOW_MS
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, adopted_janitor, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 
@@ -174,8 +174,7 @@ def play(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple[l
     topics = [topic(store, f"default:t{number}", ttl_seconds=ttl) for number, ttl in enumerate(ttls)]
     for described in topics:
         described.plain(*range(NOW_MS - 2 * DAY, NOW_MS, 40 * MINUTE))
-    kit = janitor(store, batch_rows=50)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, batch_rows=50)
     left: list[set[tuple[int, int]]] = []
     for gap_ms in gaps:
         kit.run_after(gap_ms, incremental=is_patient)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import HOUR, NOW_MS, SECOND, Snapshots, janitor, pointer
+from tests.builders import HOUR, NOW_MS, SECOND, Snapshots, adopted_janitor, pointer
 from tests.kit.avro import decoded
 from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
 from tms_core.messaging.cache import CachedRun, MessageCache
@@ -149,8 +149,7 @@ def test_fetch_after_the_janitor_inverted_hides_the_message(kit: Kit) -> None:
     kit.publish("orders", b"failed", pointer=failed)
     kit.publish("orders", b"fine")
     snapshots = Snapshots(kit.clock, invalid=[failed])
-    janitor_kit = janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
-    janitor_kit.engine.run_once(adopt=True)
+    adopted_janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
     assert kit.store.message.read(MESSAGES, b"", None, 1).items[0][1].pointer == -failed
     assert kit.payloads(start=NOW_MS, transaction=reader(invalid=[failed])) == [b"fine"]
     # A transaction may be forgotten only after its lifetime and the grace period.
@@ -163,8 +162,7 @@ def test_fetch_after_the_janitor_deleted_shows_nothing_from_memory(kit: Kit) -> 
     kit.publish("short", b"old")
     kit.clock.advance(30 * SECOND)
     kit.publish("short", b"new")
-    janitor_kit = janitor(kit.store, clock=kit.clock, hold_seconds=0)
-    janitor_kit.engine.run_once(adopt=True)
+    janitor_kit = adopted_janitor(kit.store, clock=kit.clock, hold_seconds=0)
     kit.clock.advance(31 * SECOND)
     janitor_kit.engine.run_once()
     assert kit.payloads("short") == [b"new"]

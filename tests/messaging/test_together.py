@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, hold_call, janitor, watch
+from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, adopted_janitor, hold_call, watch
 from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
@@ -210,8 +210,7 @@ def test_sweep_keeps_payloads_of_a_transaction_longer_than_the_ttl(kit: Kit) -> 
     kit.restart(max_lifetime_seconds=HOUR_SECONDS)
     kit.create("short", ttl="60")
     snapshots = Snapshots(kit.clock, in_progress=[P])
-    janitor_kit = janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
-    janitor_kit.engine.run_once(adopt=True)
+    janitor_kit = adopted_janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
     kit.put("short", P, b"a", b"b")
     for _ in range(10):
         kit.clock.advance(MINUTE)
@@ -233,8 +232,7 @@ def test_sweep_keeps_payloads_of_a_transaction_longer_than_the_ttl(kit: Kit) -> 
 
 def test_sweep_keeps_payloads_of_a_rolled_back_message_for_plain_readers(kit: Kit) -> None:
     kit.create("short", ttl="60")
-    janitor_kit = janitor(kit.store, clock=kit.clock, hold_seconds=0)
-    janitor_kit.engine.run_once(adopt=True)
+    janitor_kit = adopted_janitor(kit.store, clock=kit.clock, hold_seconds=0)
     kit.put("short", P, b"a")
     kit.clock.advance(50 * SECOND)
     kit.service.rollback(named("short"), kit.publish("short", pointer=P))
@@ -249,8 +247,7 @@ def test_sweep_finds_payloads_of_the_oldest_transaction_that_may_write(kit: Kit)
     old = (NOW_MS - HOUR + 1) * 1_000_000
     kit.put("short", old, b"a")
     assert kit.publish("short", pointer=old) == RollbackRange(old, NOW_MS, 0, NOW_MS, 0)
-    janitor_kit = janitor(kit.store, clock=kit.clock, hold_seconds=0)
-    janitor_kit.engine.run_once(adopt=True)
+    janitor_kit = adopted_janitor(kit.store, clock=kit.clock, hold_seconds=0)
     kit.clock.advance(SECOND)
     janitor_kit.engine.run_once()
     assert kit.payloads("short") == [b"a"]

@@ -157,8 +157,7 @@ INVALID, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR)
 
 
 def sweep(store: MemoryStore) -> tuple[Kit, Report]:
-    kit = janitor(store)
-    kit.snapshots.invalid = [INVALID]
+    kit = janitor(store, invalid=[INVALID])
     return kit, kit.engine.run_once(adopt=True)
 
 

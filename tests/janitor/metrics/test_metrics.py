@@ -280,8 +280,7 @@ def test_metrics_after_a_run_declare_every_stored_counter() -> None:
     orders = topic(store, "default:orders", ttl_seconds=60)
     invalid = pointer(NOW_MS - 2 * MINUTE)
     orders.plain(NOW_MS - 2 * MINUTE, NOW_MS - 61_000).tx(invalid, NOW_MS)
-    kit = janitor(store)
-    kit.snapshots.invalid = [invalid]
+    kit = janitor(store, invalid=[invalid])
     report = kit.engine.run_once(adopt=True)
 
     stored = kit.state.counters()

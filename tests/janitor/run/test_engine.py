@@ -17,6 +17,7 @@ from tests.builders import (
     Call,
     Kit,
     Topic,
+    adopted_janitor,
     fail_at,
     janitor,
     pointer,
@@ -40,8 +41,7 @@ def test_apply_inverts_the_pointers_of_each_topic_alone(store: MemoryStore, tmp_
     other = pointer(NOW_MS - 9 * HOUR)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
     returns = topic(store, "default:returns", ttl_seconds=TTL_SECONDS).tx(other, NOW_MS)
-    kit = janitor(store)
-    kit.snapshots.invalid = [OLD, other]
+    kit = janitor(store, invalid=[OLD, other])
     kit.engine.adopt()
     kit.engine.preview(out=tmp_path / "plan.json")
     orders.tx(other, NOW_MS + 1)
@@ -82,8 +82,7 @@ def test_plan_of_another_time_uses_only_a_snapshot_of_that_time(
 def test_plan_of_a_later_time_holds_a_jump_while_it_lasts(store: MemoryStore, later_ms: int, deleted: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.plain(NOW_MS - 2 * DAY)
-    kit = janitor(store, hold_seconds=86400)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, hold_seconds=86400)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
     report = kit.engine.preview(at_ms=NOW_MS + later_ms)
@@ -104,8 +103,7 @@ def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> N
 def test_run_after_a_plan_of_restored_rows_matches_the_plan(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, *range(NOW_MS - HOUR, NOW_MS - HOUR + 31))
     backup = store.message.read(MESSAGES, b"", None, 100).items
-    kit = janitor(store)
-    kit.snapshots.invalid = [OLD]
+    kit = janitor(store, invalid=[OLD])
     assert kit.engine.run_once(adopt=True).total(Rule.INVALID_TRANSACTION) == 31
     store.message.put(backup)
     kit.clock.advance(HOUR)
@@ -120,8 +118,7 @@ def test_run_after_a_plan_of_restored_rows_matches_the_plan(store: MemoryStore) 
 
 def test_run_after_an_empty_or_supposed_plan_is_not_full(store: MemoryStore) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     kit.clock.advance(HOUR)
     assert not kit.engine.preview().topics
     assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).topics
@@ -157,8 +154,7 @@ def sweep_with_unrecognized_keys(store: MemoryStore, number: int) -> tuple[Kit, 
     for described in topics:
         described.plain(1, NOW_MS).tx(OLD, NOW_MS).stored(pointer(1), 1, NOW_MS)
     put_unrecognized_keys(store, number)
-    kit = janitor(store, batch_rows=100)
-    kit.snapshots.invalid = [OLD]
+    kit = janitor(store, batch_rows=100, invalid=[OLD])
     report = kit.engine.run_once(adopt=True)
     assert report.totals.kept[Reason.UNRECOGNIZED] == 6 * number
     return kit, topics, report.store_calls

@@ -26,6 +26,7 @@ from tests.builders import (
     Kit,
     ProcessKilled,
     Topic,
+    adopted_janitor,
     fail_at,
     janitor,
     pointer,
@@ -88,8 +89,7 @@ def test_record_of_a_long_run_updates_counters_during_it(store: MemoryStore) -> 
 def test_counters_of_inversions_move_during_a_long_run(store: MemoryStore) -> None:
     invalid = pointer(NOW_MS - MINUTE)
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).tx(invalid, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 6))
-    kit = janitor(store, batch_rows=2)
-    kit.snapshots.invalid = [invalid]
+    kit = janitor(store, batch_rows=2, invalid=[invalid])
     saved: list[float] = []
 
     def before(call: Call) -> None:
@@ -275,8 +275,7 @@ def success_ms(kit: Kit) -> int | None:
 
 def test_record_of_unsuccessful_runs_keeps_the_last_success(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     assert success_ms(kit) == NOW_MS
     kit.clock.advance(MINUTE)
     kit.restart(is_stopping=lambda: True).engine.run_once()
@@ -354,8 +353,7 @@ def test_held_rows_of_a_topic_without_metadata_are_not_overdue(store: MemoryStor
 def test_full_pass_counts_kept_rows_and_protected_ones_are_not_overdue(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).at(2).plain(1)
     topic(store, "default:b", ttl_seconds=60).plain(1)
-    kit = janitor(store, protect=("default:b",))
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, protect=("default:b",))
     assert overdue(kit) == {}
     kit.run_after(MINUTE)
     kept = kit.state.note("kept")
@@ -377,8 +375,7 @@ def test_unusable_snapshot_is_counted_and_noted_until_one_is_used(store: MemoryS
 
 def test_paused_topic_is_counted_by_full_passes_and_remembered(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     kit.state.pause("default:*", 0)
     orders.plain(NOW_MS)
     assert kit.run_after(DAY).full
@@ -402,8 +399,7 @@ def test_plan_in_a_stopping_process_raises(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("mode", ["apply", "plan"])
 def test_run_that_fails_during_its_preparation_is_recorded(mode: str) -> None:
-    kit = janitor(MemoryStore())
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore())
     kit.clock.advance(MINUTE)
     watch_state(kit.state, before=fail_at("state.pauses", StateError("the disk is full")))
     with pytest.raises(StateError):
@@ -424,16 +420,14 @@ def test_plan_of_a_daemon_that_fails_is_a_failed_run(store: MemoryStore) -> None
 
 
 def test_history_stays_while_the_clock_is_doubtful(store: MemoryStore) -> None:
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     kit.clock.step(365 * DAY)
     assert kit.engine.run_once().tripped
     assert [run.result for run in kit.state.runs(9)] == ["blocked", "done"]
 
 
 def test_run_stopped_during_its_preparation_is_not_a_failure() -> None:
-    kit = janitor(MemoryStore())
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore())
     watch_state(kit.state, before=fail_at("state.pauses", StopRequested("asked to stop")))
     with pytest.raises(StopRequested):
         kit.engine.run_once()

@@ -16,7 +16,7 @@ from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, col
 from janitor.status.health import judge
 from janitor.status.past import topic_detail
 from janitor.status.status import Status
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Kit, janitor, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Kit, adopted_janitor, janitor, pointer, topic
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore
@@ -48,8 +48,7 @@ def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR, NOW_MS)
-    kit = janitor(store, hold_seconds=600)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, hold_seconds=600)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
     [held] = collect_status(kit).held
@@ -74,8 +73,7 @@ def test_collect_with_a_pause_shows_the_resume_command_of_a_held_topic() -> None
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
     kit.state.pause(EVERYTHING, NOW_MS)
@@ -87,9 +85,7 @@ def test_collect_with_a_pause_shows_the_resume_command_of_a_held_topic() -> None
 def test_collect_with_open_transactions_names_the_oldest() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60)
-    kit = janitor(store)
-    kit.snapshots.invalid = [pointer(NOW_MS - number * SECOND) for number in range(30)]
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, invalid=[pointer(NOW_MS - number * SECOND) for number in range(30)])
     snapshot = collect_status(kit).snapshot
     assert (snapshot.invalid, snapshot.open, len(snapshot.oldest_open)) == (30, 30, 10)
     assert snapshot.oldest_open[0].began_ms == NOW_MS - 29 * SECOND
@@ -97,8 +93,7 @@ def test_collect_with_open_transactions_names_the_oldest() -> None:
 
 
 def test_collect_with_a_clock_before_the_claim_has_no_boundary() -> None:
-    kit = janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
     bound = collect_status(kit).boundary.bound
     assert bound is not None
     assert collect_status(kit).boundary.run_id is not None
@@ -107,8 +102,7 @@ def test_collect_with_a_clock_before_the_claim_has_no_boundary() -> None:
 
 
 def test_collect_during_a_run_shows_the_previous_run_as_last() -> None:
-    kit = janitor(MemoryStore())
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore())
     done = collect_status(kit).last_run
     kit.state.begin_run(RunRecord("under way", "apply", NOW_MS + 1, heartbeat_ms=NOW_MS + MINUTE))
     assert collect_status(kit).last_run == done
@@ -122,8 +116,7 @@ def test_collect_in_a_daemon_shows_its_start_and_next_run() -> None:
 
 
 def test_collect_after_a_run_has_adoption_and_skew() -> None:
-    kit = janitor(MemoryStore())
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore())
     kit.clock.advance(MINUTE)
     kit.clock.step(2 * SECOND)
     assert (collect_status(kit).adopted_ms, collect_status(kit).skew_seconds) == (NOW_MS, {"monotonic": 2.0})
@@ -140,8 +133,7 @@ def test_collect_between_runs_hours_apart_uses_their_usual_gap() -> None:
 
 
 def test_collect_between_runs_is_down_only_after_a_long_silence() -> None:
-    kit = janitor(MemoryStore())
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore())
     kit.clock.advance(SILENT_MS)
     assert collect_status(kit).process == "between_runs"
     kit.clock.advance(1)
@@ -149,8 +141,7 @@ def test_collect_between_runs_is_down_only_after_a_long_silence() -> None:
 
 
 def test_collect_after_a_daemon_is_down_at_once() -> None:
-    kit = janitor(MemoryStore())
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore())
     kit.state.save_note(DAEMON_NOTE, {"started_ms": NOW_MS})
     assert collect_status(kit).process == "down"
 
@@ -191,8 +182,7 @@ def test_collect_with_counts_estimates_held_rows_by_their_size() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR, NOW_MS, body=b"x" * 1000)
-    kit = janitor(store, hold_seconds=600)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, hold_seconds=600)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
     [before] = collect_status(kit).held
@@ -208,8 +198,7 @@ def test_collect_with_counts_estimates_held_rows_by_their_size() -> None:
 def test_collect_with_counts_leaves_held_old_generations_their_size() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=86_400).plain(NOW_MS - HOUR, NOW_MS)
-    kit = janitor(store, hold_seconds=600)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store, hold_seconds=600)
     topic(store, "default:orders", ttl_seconds=86_400, generation=2).plain(NOW_MS)
     kit.engine.run_once()
     [before] = collect_status(kit).held
@@ -290,8 +279,7 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS + ahead_ms)
     topic(store, "default:right", ttl_seconds=60).plain(NOW_MS)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(store)
     TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
     status = collect_status(kit)
     assert [one.topic for one in status.ahead] == (["default:orders"] if named else [])

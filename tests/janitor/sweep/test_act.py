@@ -9,7 +9,7 @@ import pytest
 
 from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, fail_at, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, adopted_janitor, fail_at, janitor, pointer, topic, watch
 from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.memory import MemoryStore
 
@@ -55,8 +55,7 @@ def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     events.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
     cellar = MemoryArchive(full_after=1)
-    kit = janitor(store, archive=cellar, batch_rows=2)
-    kit.snapshots.invalid = [doomed]
+    kit = janitor(store, archive=cellar, batch_rows=2, invalid=[doomed])
 
     report = kit.engine.run_once(adopt=True)
 
@@ -112,8 +111,7 @@ def test_topic_that_changes_while_archived_keeps_its_rows(change: str) -> None:
 
 def test_prune_history_deletes_old_archived_days_unless_the_clock_is_doubtful() -> None:
     cellar = MemoryArchive()
-    kit = janitor(MemoryStore(), archive=cellar)
-    kit.engine.run_once(adopt=True)
+    kit = adopted_janitor(MemoryStore(), archive=cellar)
     kit.engine.prune_history()
     kit.clock.step(DAY)
     kit.engine.prune_history()

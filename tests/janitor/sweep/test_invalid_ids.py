@@ -23,8 +23,7 @@ def orders() -> Topic:
 @pytest.fixture
 def kit(orders: Topic) -> Kit:
     """Return a janitor with one closed and one open transaction."""
-    kit = janitor(orders.store)
-    kit.snapshots.invalid = [OLD, YOUNG]
+    kit = janitor(orders.store, invalid=[OLD, YOUNG])
     kit.engine.run_once(adopt=True)
     closed, still_open = OpenIdRecord(OLD, NOW_MS, NOW_MS, NOW_MS), OpenIdRecord(YOUNG, NOW_MS, NOW_MS)
     assert kit.state.open_ids() == {OLD: closed, YOUNG: still_open}
