@@ -275,6 +275,11 @@ class Kit:
     snapshots: Snapshots
     options: dict[str, Any]
 
+    def adopt(self) -> Kit:
+        """Adopt the store, and return this kit."""
+        self.engine.adopt()
+        return self
+
     def run_after(self, ms: int, **options: Any) -> Report:
         """Advance the clock, and run once."""
         self.clock.advance(ms)

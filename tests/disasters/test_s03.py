@@ -39,8 +39,7 @@ def store_due_and_live(store: Store) -> Topic:
 
 def test_run_with_unmatched_pattern_changes_nothing(store: Store) -> None:
     orders = store_due_and_live(store)
-    kit = janitor(store)
-    kit.engine.adopt()
+    kit = janitor(store).adopt()
     kit.snapshots.invalid = [INVALID]
     before = orders.messages()
     report = kit.engine.run_once(patterns=("nowhere:*",))
@@ -60,8 +59,7 @@ def test_plan_with_unmatched_pattern_is_empty(store: Store, tmp_path: Path) -> N
 
 
 def test_approve_with_unmatched_pattern_releases_no_hold(store: Store) -> None:
-    kit = janitor(store)
-    kit.engine.adopt()
+    kit = janitor(store).adopt()
     orders = store_due_and_live(store)
     assert kit.engine.approve(("nowhere:*",)) == []
     kit.engine.run_once()
@@ -70,8 +68,7 @@ def test_approve_with_unmatched_pattern_releases_no_hold(store: Store) -> None:
 
 def test_apply_of_empty_plan_deletes_and_inverts_nothing(store: Store, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS).tx(INVALID, NOW_MS)
-    kit = janitor(store)
-    kit.engine.adopt()
+    kit = janitor(store).adopt()
     kit.engine.preview(out=tmp_path / "plan.json")
     before = orders.messages()
     kit.clock.advance(DAY)

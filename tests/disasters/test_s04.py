@@ -50,8 +50,7 @@ YOUNG = pointer(NOW_MS - 30 * MINUTE)
 def set_up(store: Store) -> tuple[Kit, Topic]:
     """Return an adopted store with an unswept row of an old invalid transaction."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS - 9 * HOUR).plain(NOW_MS - 31 * DAY)
-    kit = janitor(store, invalid=[OLD])
-    kit.engine.adopt()
+    kit = janitor(store, invalid=[OLD]).adopt()
     return kit, orders
 
 

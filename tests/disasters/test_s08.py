@@ -213,8 +213,7 @@ def test_topic_protected_temporarily_holds_accumulated_rows(store: Store) -> Non
 
 def test_topic_protected_at_adoption_holds_accumulated_rows(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1, LIVE_MS)
-    kit = janitor(store, hold_seconds=HOLD_SECONDS, protect=("default:*",))
-    kit.engine.adopt()
+    kit = janitor(store, hold_seconds=HOLD_SECONDS, protect=("default:*",)).adopt()
     report = kit.restart(protect=()).engine.run_once()
     assert holds_by_topic(report) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [1, LIVE_MS]

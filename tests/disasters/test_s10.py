@@ -214,8 +214,7 @@ def test_recover_without_a_lost_run_changes_nothing(store: Store) -> None:
 
 def test_run_with_a_bug_is_closed_as_failed(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
-    kit = janitor(store, batch_rows=2)
-    kit.engine.adopt()
+    kit = janitor(store, batch_rows=2).adopt()
     watch(store, before=fail_at("payload.keys", ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         kit.engine.run_once()

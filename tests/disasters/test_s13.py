@@ -261,8 +261,7 @@ def test_store_with_a_missing_table_is_a_first_contact(known: Kit, folder: Path)
 
 def test_backup_restored_during_a_run_proves_nothing(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
-    kit = janitor(store, invalid=[OLD])
-    kit.engine.adopt()
+    kit = janitor(store, invalid=[OLD]).adopt()
     restored: list[str] = []
     with patch.object(type(store), "find_restore_evidence", lambda *_: restored[0] if restored else None):
         watch(store, after=lambda call: restored.append("is back") if call.name == "message.invert" else None)

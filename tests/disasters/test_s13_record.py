@@ -52,8 +52,7 @@ def test_run_with_state_older_than_the_record_is_recorded(
     store: Store, states: list[SqliteState], tmp_path: Path
 ) -> None:
     expired(store)
-    kit = janitor(store, state=states[0])
-    kit.engine.adopt()
+    kit = janitor(store, state=states[0]).adopt()
     side = MemorySide()
     known = kit.restart(side=side)
     known.engine.preview()

@@ -156,8 +156,7 @@ def test_compaction_is_requested_after_several_small_sweeps(
     store: HBaseStore, clock: ManualMonotonicClock, regions: int
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    kit = janitor(store, batch_rows=50, workers=2)
-    kit.engine.adopt()
+    kit = janitor(store, batch_rows=50, workers=2).adopt()
     calls = []
     for _ in range(6):
         now_ms = kit.clock.now_ms()

@@ -45,9 +45,7 @@ def state(hbase: HBaseServer, namespace: str) -> Iterator[HBaseState]:
 
 
 def adopted_kit(store: HBaseStore, state: HBaseState) -> Kit:
-    kit = janitor(store, state=state, workers=4, batch_rows=10, invalid=[INVALID])
-    kit.engine.adopt()
-    return kit
+    return janitor(store, state=state, workers=4, batch_rows=10, invalid=[INVALID]).adopt()
 
 
 def spans(state: HBaseState) -> list[tuple[bytes, bytes | None]]:

@@ -56,8 +56,7 @@ def test_janitor_resumed_after_lost_lease_writes_at_most_one_batch(hbase_tables:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + BATCH_ROWS * BATCHES))
         orders.tx(INVALID, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + BATCH_ROWS * BATCHES))
-        kit = janitor(store, state=state, clock=clock, batch_rows=BATCH_ROWS, workers=1, invalid=[INVALID])
-        kit.engine.adopt()
+        kit = janitor(store, state=state, clock=clock, batch_rows=BATCH_ROWS, workers=1, invalid=[INVALID]).adopt()
         arguments = [server.thrift, store.identity().rpartition(":")[2], prefix.hex(), step]
         command = [sys.executable, "-m", "tests.hbase.test_state_lease", *arguments]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:

@@ -71,9 +71,7 @@ class History(RuleBasedStateMachine):
         self._folder.cleanup()
 
     def _janitor(self) -> Kit:
-        janitor_kit = janitor(self.kit.store, clock=self.kit.clock, hold_seconds=0, lifetime_known=True)
-        janitor_kit.engine.adopt()
-        return janitor_kit
+        return janitor(self.kit.store, clock=self.kit.clock, hold_seconds=0, lifetime_known=True).adopt()
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -98,8 +98,7 @@ def set_up(store: WatchedParts, **options: Any) -> tuple[Kit, Topic]:
     """Return a janitor that adopted a store with unswept rows of an old invalid transaction in every part."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(OLD, *many_times(NOW_MS - 9 * HOUR)).plain(NOW_MS - 31 * DAY)
-    kit = janitor(store, **options, invalid=[OLD])
-    kit.engine.adopt()
+    kit = janitor(store, **options, invalid=[OLD]).adopt()
     return kit, orders
 
 
@@ -122,8 +121,7 @@ def test_pass_over_a_store_without_parts_covers_everything(monkeypatch: pytest.M
     """HBase has one part for each salt that rows have, so an empty table has no part."""
     store = WatchedParts()
     monkeypatch.setattr(store, "parts", list)
-    kit = janitor(store, invalid=[OLD])
-    kit.engine.adopt()
+    kit = janitor(store, invalid=[OLD]).adopt()
     assert kit.engine.run_once().boundary == OLD
     assert spans(kit) == [(b"", None)]
 
@@ -472,8 +470,7 @@ def adopted_single_part(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
             pointer(NOW_MS - 9 * HOUR, 1), *many_times(NOW_MS - 9 * HOUR)
         )
     store.message.put([(b"default:t1!", MessageValue(None, b"foreign"))])
-    kit = janitor(store, batch_rows=4, invalid=[OLD])
-    kit.engine.adopt()
+    kit = janitor(store, batch_rows=4, invalid=[OLD]).adopt()
     return kit, described
 
 

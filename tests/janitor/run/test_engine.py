@@ -41,8 +41,7 @@ def test_apply_inverts_the_pointers_of_each_topic_alone(store: MemoryStore, tmp_
     other = pointer(NOW_MS - 9 * HOUR)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
     returns = topic(store, "default:returns", ttl_seconds=TTL_SECONDS).tx(other, NOW_MS)
-    kit = janitor(store, invalid=[OLD, other])
-    kit.engine.adopt()
+    kit = janitor(store, invalid=[OLD, other]).adopt()
     kit.engine.preview(out=tmp_path / "plan.json")
     orders.tx(other, NOW_MS + 1)
     returns.tx(OLD, NOW_MS + 1)
@@ -67,8 +66,7 @@ def test_plan_of_another_time_uses_only_a_snapshot_of_that_time(
     store: MemoryStore, age_ms: int, at_ms: int, used: bool
 ) -> None:
     topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS)
-    kit = janitor(store)
-    kit.engine.adopt()
+    kit = janitor(store).adopt()
     kit.snapshots.invalid = [OLD]
     kit.snapshots.age_ms = age_ms
     kit.snapshots.write_pointer = pointer(NOW_MS)

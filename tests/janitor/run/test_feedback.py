@@ -122,8 +122,7 @@ def make_kit(stack: ExitStack) -> Callable[[Store], FeedbackKit]:
             )
         )
         service.create_topic(ORDERS, {"ttl": str(365 * 86_400)})
-        kit = janitor(store, clock=clock, snapshots=manager, hold_seconds=0)
-        kit.engine.adopt()
+        kit = janitor(store, clock=clock, snapshots=manager, hold_seconds=0).adopt()
         return FeedbackKit(store, clock, manager, service, kit)
 
     return make

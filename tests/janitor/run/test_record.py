@@ -104,8 +104,7 @@ def test_counters_of_inversions_move_during_a_long_run(store: MemoryStore) -> No
 
 def test_counters_after_a_kill_count_each_deleted_row_once(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
-    kit = janitor(store, batch_rows=2)
-    kit.engine.adopt()
+    kit = janitor(store, batch_rows=2).adopt()
     saved: list[float] = []
     slow_deletes(kit, saved, killed_at=4)
     with pytest.raises(ProcessKilled):
@@ -119,8 +118,7 @@ def test_counters_after_a_kill_count_each_deleted_row_once(store: MemoryStore) -
 
 def test_regained_lease_closes_the_run_of_a_dead_janitor(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
-    kit = janitor(store, batch_rows=2)
-    kit.engine.adopt()
+    kit = janitor(store, batch_rows=2).adopt()
     lease, other = (Lease(kit.state, name, 60, kit.clock) for name in ("this one", "other"))
     lease.acquire()
     waiting, dying = kit.restart(lease=lease), kit.restart(lease=other)

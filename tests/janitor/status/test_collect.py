@@ -295,8 +295,7 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
 def test_daemon_that_plans_counts_nothing_as_deleted() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
-    kit = janitor(store)
-    kit.engine.adopt()
+    kit = janitor(store).adopt()
     report = kit.engine.rehearse()
     assert [report.full, kit.engine.rehearse().full] == [True, False]
     names = {key.name for key in kit.state.counters()}

@@ -62,8 +62,7 @@ def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: SeparateExpi
     kept = [key for key, _ in orders.messages()]
     lost = {number for number in range(40) if number % 5 == 0 or 10 < number < 25}
     store.message.delete([kept[number].pack() for number in sorted(lost)])
-    kit = janitor(store, side=expiries.side, batch_rows=page_rows)
-    kit.engine.adopt()
+    kit = janitor(store, side=expiries.side, batch_rows=page_rows).adopt()
     planned, report = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == 40 - len(lost)
     assert sum(entry.rows or 0 for entry in kit.state.ledger(99)) == 40 - len(lost)
@@ -112,8 +111,7 @@ def test_due_message_of_an_invalid_transaction_is_not_inverted(store: Store, exp
     invalid = pointer(NOW_MS - AGE)
     orders = topic(store, "default:orders", ttl_seconds=3600).tx(invalid, NOW_MS - AGE)
     expiries.put([(key.pack(), NOW_MS) for key, _ in orders.messages()])
-    kit = janitor(store, side=expiries.side)
-    kit.engine.adopt()
+    kit = janitor(store, side=expiries.side).adopt()
     kit.snapshots.invalid = [invalid]
     for report in (kit.engine.preview(), kit.engine.run_once()):
         assert (report.total(Rule.EXPIRED), report.total(Rule.INVALID_TRANSACTION)) == (1, 0)

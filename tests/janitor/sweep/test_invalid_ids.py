@@ -67,8 +67,7 @@ def test_failed_topic_is_skipped_for_the_rest_of_the_step() -> None:
     store = MemoryStore()
     stray = unknown_topic(store, "default:stray").tx(OLD, NOW_MS)
     later = stray.at(2).tx(OLD, NOW_MS)
-    kit = janitor(store)
-    kit.engine.adopt()
+    kit = janitor(store).adopt()
     kit.snapshots.invalid = [OLD]
     watch(store, before=fail_at("message.invert", StoreError("broken")))
     assert len(kit.engine.run_once().errors) == 1

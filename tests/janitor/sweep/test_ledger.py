@@ -71,9 +71,7 @@ def fill(store: Store) -> Topic:
 def filled(store: Store) -> Kit:
     """Return a janitor that has adopted a store with rows of every fate."""
     fill(store)
-    kit = janitor(store, batch_rows=2, invalid=[INVALID, OTHER])
-    kit.engine.adopt()
-    return kit
+    return janitor(store, batch_rows=2, invalid=[INVALID, OTHER]).adopt()
 
 
 @pytest.fixture
