@@ -2,9 +2,9 @@
 
 It is the daemon of ``janitor run`` with the store, transaction manager, clock and metrics of the server, and without
 signal handlers: the server starts and stops it. Commands of other processes reach it through the control socket. A
-store that the server has just created is adopted at once, and so is an empty LevelDB store with a new state, which a
-failed first start left. Any other store is a first contact and stays unchanged until it is adopted. Similarly, an empty
-topic that this server created with an unused name is not held like an unknown topic (invariant S8).
+store that the server has just created is adopted at once; any other store is a first contact and stays unchanged until
+it is adopted. Similarly, an empty topic that this server created with an unused name is not held like an unknown topic
+(invariant S8).
 
 Deletions and publishes share one LevelDB, and a publish waits for the batch before it. Therefore batches are small, and
 without a configured rate the janitor uses a rate that leaves most of the disk to publishers. In return, a sweep takes a
@@ -37,7 +37,7 @@ from janitor.sweep.run import Terms
 from tms_core.clock import SystemClock
 from tms_core.errors import StateUnavailable, StoreUnavailable
 from tms_core.server.companions import CompanionContext
-from tms_core.tables.base import KEYS, Reads, Store
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
 from tms_core.tables.side import SideTable
 from tms_core.transaction.source.source import SnapshotSource
@@ -96,7 +96,7 @@ class Start:
             # Among several servers, the next attempt starts the janitor as soon as HBase responds.
             with session.record_failure(mode, skips=(StoreUnavailable, StateUnavailable)):
                 daemon, url = stack.enter_context(open_daemon(session))
-            if context.created or (session.place.exclusive and _is_unused(context.store, daemon.engine.deps.state)):
+            if context.created:
                 daemon.adopt()
             settings = session.settings.janitor
             return Embedded(daemon, stack.pop_all(), url, settings.hold_seconds if settings.apply else None)
@@ -112,12 +112,6 @@ class Start:
 
 
 start = Start()
-
-
-def _is_unused(store: Store, state: State) -> bool:
-    """Return whether the store has no rows and the state knows no store, as after an interrupted first start."""
-    tables = (store.message, store.payload)
-    return state.store() is None and not any(table.read(KEYS, b"", None, 1).items for table in tables)
 
 
 def _options(config: Path | None, flags: Mapping[str, object]) -> Common:

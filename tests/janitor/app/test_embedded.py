@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from janitor.app import embedded, serve
 from janitor.app.embedded import GENTLE_BATCH_ROWS, Embedded, EmbeddedSession, start
 from janitor.cli.main import cli
-from janitor.state.base import StoreRecord
-from tests.builders import DAY, HOUR, NOW_MS, Call, Topic, pointer, topic, watch
+from tests.builders import DAY, HOUR, Call, topic, watch
 from tests.server.client import Client, TopicClient
 from tests.server.process import port_of
 from tests.support import raising, wait_until
@@ -179,28 +178,6 @@ def test_embedded_janitor_waits_for_adoption_of_an_old_store(tmp_path: Path, sta
     done = CliRunner().invoke(cli, ["adopt", "--config", str(server.config)])
     assert done.exit_code == 0, done.output
     wait_until(lambda: server.rows() == 0)
-
-
-@pytest.mark.parametrize("table", [None, "message", "payload"])
-def test_embedded_adopts_a_store_that_an_interrupted_start_left_empty(
-    tmp_path: Path, stack: ExitStack, table: str | None
-) -> None:
-    server = Server(tmp_path, stack, created=False)
-    server.service.create_topic(ORDERS, {"ttl": "1"})
-    if table is not None:
-        orders = Topic(server.store, ORDERS)
-        orders.plain(NOW_MS) if table == "message" else orders.stored(pointer(NOW_MS), NOW_MS)
-    server.start()
-    result = "done" if table is None else "blocked"
-    wait_until(lambda: server.metric(f'tms_janitor_sweeps_total{{result="{result}"}} 1.0'))
-
-
-def test_embedded_adopts_no_empty_store_in_place_of_another(tmp_path: Path, stack: ExitStack) -> None:
-    server = Server(tmp_path, stack, created=False)
-    with EmbeddedSession(server.host, stack).place.state() as state:
-        state.save_store(StoreRecord("00", "leveldb:/another"))
-    server.start()
-    wait_until(lambda: server.metric('tms_janitor_sweeps_total{result="blocked"} 1.0'))
 
 
 def test_server_with_a_wrong_janitor_setting_names_it(tmp_path: Path, stack: ExitStack) -> None:
