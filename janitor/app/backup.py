@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from janitor.settings import AllSettings
 from janitor.state.sqlite.loose import FILE_NAME as LOOSE_NAME
 from janitor.state.sqlite.state import FILE_NAME, copy_state
-from tms_core.errors import ConfigurationError, StoreError, StoreNotFound
+from tms_core.errors import ConfigurationError, StoreNotFound
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb.clone import NO_LINKS, copy_closed_store, copy_open_store, locked_folder, remove_stale
+from tms_core.tables.leveldb.clone import NO_LINKS, copy_closed_store, copy_open_store, remove_stale
 from tms_core.tables.leveldb.layout import find_tables, holds_database
 from tms_core.tables.leveldb.lock import convert_errors, sync
 from tms_core.tables.leveldb.side import LevelDBSide, side_path
@@ -35,8 +36,6 @@ from tms_core.tables.side import SideTable
 
 #: The name of the store in a backup.
 STORE = "messaging"
-#: The end of the name of an incomplete folder, before random letters.
-_UNFINISHED = ".unfinished-"
 #: The files of a transaction log: snapshots, later edits, and the id of the transaction system.
 _LOG_FILES = re.compile(r"snapshot\.\d+|txlog\.\d+|system")
 
@@ -142,12 +141,9 @@ def _new_folder(target: Path) -> Iterator[Path]:
     """Yield a folder to fill, which gets its name after the block; remove it after an error."""
     # Resolve a symbolic link, so that the folder behind the link is replaced.
     target = target.resolve()
-    with convert_errors(target), ExitStack() as stack:
+    with convert_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Folders of killed processes; those of other users stay.
-        with suppress(StoreError):
-            remove_stale(target.parent, f".*{_UNFINISHED}*")
-        made = locked_folder(target.parent, f".{target.name}{_UNFINISHED}", stack)
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.unfinished-", dir=target.parent))
         try:
             yield made
             for path in [*made.rglob("*"), made]:

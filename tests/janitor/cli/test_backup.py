@@ -9,7 +9,7 @@ import shutil
 import threading
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from tms_core.cli.outcome import BUSY, FAILED, USAGE
 from tms_core.client.sync import Client
 from tms_core.errors import ConfigurationError
 from tms_core.server.serving import serving
-from tms_core.tables.leveldb.clone import locked_folder
 from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.layout import FOLDERS
 
@@ -261,19 +260,6 @@ def test_restore_that_fails_can_be_repeated(store: Path, tmp_path: Path, capsys:
     assert run_command("restore", saved, other) == 0
     with served(other) as client:
         assert consume(client, 10) == [b"7", b"8", b"9"]
-
-
-@pytest.mark.parametrize("verb", ["backup", "restore"])
-def test_incomplete_folders_of_killed_commands_are_removed_by_the_next(store: Path, tmp_path: Path, verb: str) -> None:
-    assert run_command("backup", tmp_path / "saved", store) == 0
-    folder = tmp_path / "new"
-    folder.mkdir()
-    (folder / ".monday.unfinished-abcdefgh" / "messaging").mkdir(parents=True)
-    with ExitStack() as stack:
-        running = locked_folder(folder, ".tuesday.unfinished-", stack)
-        source, target = (folder / "wednesday", store) if verb == "backup" else (tmp_path / "saved", folder / "store")
-        assert run_command(verb, source, target) == 0
-        assert [path for path in folder.iterdir() if path.name.startswith(".")] == [running]
 
 
 def test_restored_store_without_its_side_table_is_not_served(store: Path, tmp_path: Path) -> None:

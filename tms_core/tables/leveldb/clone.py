@@ -118,21 +118,18 @@ def copy_folder(folder: Path, into: Path | str) -> Iterator[Path]:
         yield scratch / folder.name
 
 
-def remove_stale(into: Path | str, pattern: str = f"{_PREFIX}*") -> int:
-    """Remove folders of processes that no longer exist; call it when a process starts.
+def remove_stale(into: Path | str) -> int:
+    """Remove clones of processes that no longer exist; call it when a process starts.
 
-    A process locks its folders. Therefore a reused process id, or the same id in another container, does not matter.
-
-    Args:
-        pattern: the names of the folders, as :func:`locked_folder` has created them; those of clones by default.
+    A process locks its clones. Therefore a reused process id, or the same id in another container, does not matter.
 
     Returns:
-        The number of removed folders.
+        The number of removed clones.
     """
     removed = 0
-    for folder in sorted(Path(into).glob(f"{pattern}/")):
+    for folder in sorted(Path(into).glob(f"{_PREFIX}*/")):
         with convert_errors(folder), suppress(FileNotFoundError, BlockingIOError), ExitStack() as stack:
-            _lock_folder(folder, stack)
+            _lock_clone(folder, stack)
             _remove(folder)
             removed += 1
     return removed
@@ -251,27 +248,17 @@ def _inventory(folder: Path) -> list[tuple[str, int]]:
 
 
 def _new_folder(into: Path, stack: ExitStack) -> Path:
-    """Return a new folder for a clone, which the stack removes."""
+    """Return a new folder that this process has locked; the stack removes it."""
     with convert_errors(into):
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = locked_folder(into, _PREFIX, stack)
-        stack.callback(_remove, folder)
-        return folder
-
-
-def locked_folder(into: Path, prefix: str, stack: ExitStack) -> Path:
-    """Return a new folder, which :func:`remove_stale` does not remove until the stack is closed.
-
-    Raises:
-        OSError: the folder cannot be created.
-    """
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=into))
-        with suppress(FileNotFoundError, BlockingIOError):
-            _lock_folder(folder, stack)
-            # remove_stale of another process may have removed the folder between its creation and its lock.
-            if folder.exists():
-                return folder
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=into))
+            with suppress(FileNotFoundError, BlockingIOError):
+                _lock_clone(folder, stack)
+                # remove_stale of another process may have removed the folder between its creation and its lock.
+                if folder.exists():
+                    stack.callback(_remove, folder)
+                    return folder
 
 
 def _open_copy(folder: Path, stack: ExitStack) -> Database:
@@ -288,8 +275,8 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _lock_folder(folder: Path, stack: ExitStack) -> None:
-    """Lock a folder until the stack is closed."""
+def _lock_clone(folder: Path, stack: ExitStack) -> None:
+    """Lock a clone's folder until the stack is closed."""
     handle = os.open(folder, os.O_RDONLY)
     stack.callback(os.close, handle)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
