@@ -399,19 +399,48 @@ def test_new_connection_replaces_an_idle_one_of_the_principal_with_most(echo: Ec
             assert late.ask("GET", "/", x_principal="cid").status == 200
 
 
-def test_new_connection_replaces_a_busy_one_of_the_only_principal(echo: Echo) -> None:
+def test_busy_connection_is_replaced_after_its_response(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_LEAVING_CONNECTIONS", 1)
     echo.may_answer.clear()
-    with listening(echo, max_connections=2) as port, ExitStack() as stack:
-        busy = [stack.enter_context(Client(port)) for _ in range(2)]
+    with listening(echo, max_connections=3) as port, ExitStack() as stack:
+        busy = [stack.enter_context(Client(port)) for _ in range(3)]
         for one in busy:
-            one.socket.sendall(request("GET", "/", more="X-Principal: ada\r\n") * 3)
-        wait_until(lambda: len(echo.requests) == 2)
+            one.send("POST", "/", b"a", x_principal="ada")
+        wait_until(lambda: len(echo.requests) == 3)
         new = stack.enter_context(Client(port))
         new.send("GET", "/new", x_principal="ben")
-        busy.remove(_replaced(busy))
+        wait_until(lambda: len(echo.requests) == 4)
+        with Client(port) as late:
+            assert late.ask("GET", "/late", x_principal="cid").status == 503
         echo.may_answer.set()
-        assert [busy[0].answer().status for _ in range(3)] == [200] * 3
-        assert new.answer().status == 200
+        assert [one.answer().status for one in (*busy, new)] == [200] * 4
+        assert _replaced(busy) in busy
+
+
+def test_connection_above_the_limit_takes_a_place_that_became_free(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_PING_SECONDS", PATIENCE_SECONDS)
+    with listening(echo, max_connections=2) as port, ExitStack() as stack:
+        first, second = (stack.enter_context(Client(port)) for _ in range(2))
+        for one in (first, second):
+            assert one.ask("GET", "/", b"", x_principal="ada").status == 200
+        late = stack.enter_context(Client(port))
+        assert stack.enter_context(Client(port)).ask("GET", "/ping").status == 200
+        first.socket.shutdown(socket.SHUT_RDWR)
+        # Each response is sent by a later iteration of the loop, which has noticed the end of the first connection.
+        assert [second.ask("GET", "/", b"", x_principal="ada").status for _ in range(3)] == [200] * 3
+        assert late.ask("GET", "/late", b"", x_principal="ben").status == 200
+        assert second.ask("GET", "/", b"", x_principal="ada").status == 200
+
+
+def test_probes_are_not_replaced_by_further_connections(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_PING_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(protocol, "_INCOMPLETE_SECONDS", 0)
+    with listening(echo, max_connections=1) as port, Client(port) as client, ExitStack() as stack:
+        assert client.ask("GET", "/").status == 200
+        for _ in range(3):
+            stack.enter_context(Client(port)).socket.sendall(b"GET")
+            with Client(port) as late:
+                assert late.ask("GET", "/late").status == 503
 
 
 def _replaced(clients: list[Client]) -> Client:

@@ -335,7 +335,8 @@ def _listen(
         ListenerOptions(max_connections=server.max_connections, lifespan=forwarder is not None),
         on_stop=waiting.close,
         heads=None if server.access_log or forwarder is not None else RecentlySet(KNOWN_HEADS),
-        identify=None if gate is None else gate.identify,
+        # A server does not know the principals of the requests that it forwards.
+        identify=None if gate is None or forwarder is not None else gate.identify,
     )
     listener.start()
     stack.callback(listener.stop)

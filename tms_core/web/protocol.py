@@ -61,6 +61,8 @@ _KNOWN_HEAD_BYTES, KNOWN_BODY_BYTES = 2 << 10, 64 << 10
 SEQUENCE = b"x-tms-sequence"
 _NUMBER = re.compile(rb"\r\n%b: *([0-9]{1,19})\r\n" % SEQUENCE, re.IGNORECASE)
 _BUSY = b"There are too many connections (server.max_connections)."
+#: The maximum number of replaced connections whose clients still wait for a response.
+_LEAVING_CONNECTIONS = 16
 #: The number of additional connections that may only request /ping.
 _PING_CONNECTIONS = 16
 #: The timeout for the request of such a connection, in seconds.
@@ -232,7 +234,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _replace_connection(self) -> bool:
         """Disconnect the client with the longest incomplete request, or else the longest idle client, if one exists."""
         others = [one for one in self.connections if isinstance(one, HttpProtocol) and one is not self]
-        others = [one for one in others if not (one._cut_off or one.flow.read_paused)]
+        # A connection that only probes takes none of the places, so its end would leave no place.
+        others = [one for one in others if not (one._ping_only or one._cut_off or one.flow.read_paused)]
         owing = [(one._owing_since + _INCOMPLETE_SECONDS, one) for one in others if one._owing_since is not None]
         idle = [(one._activity_at + _IDLE_SECONDS, one) for one in others if one._is_idle]
         for some in (owing, idle):
@@ -243,26 +246,31 @@ class HttpProtocol(HttpToolsProtocol):
                 return True
         return False
 
-    def _take_connection(self) -> bool:
-        """Disconnect a client of the principal with most connections, if that has two more than this one.
+    def _take_place(self) -> bool:
+        """Take a free place, or else the place of a client of the principal with most connections.
 
-        Only an authenticated client may do that. Clients without a valid token count as one principal.
+        Only an authenticated client may do the latter, and only if that principal has two connections more. Clients
+        without a valid token count as one principal. A client with a running request gets its response first, because
+        the request may be executed already; few connections at a time may exceed the limit for this reason.
         """
-        own = self.identify(self.headers)
-        if own is None:
-            return False
-        owned: defaultdict[str | None, list[HttpProtocol]] = defaultdict(list)
-        for one in self.connections:
-            if isinstance(one, HttpProtocol) and not (one._ping_only or one._cut_off):
+        others = [one for one in self.connections if isinstance(one, HttpProtocol) and not one._ping_only]
+        present = [one for one in others if not one._cut_off]
+        if len(present) >= self.limit:
+            own = self.identify(self.headers)
+            owned: defaultdict[str | None, list[HttpProtocol]] = defaultdict(list)
+            for one in present:
                 owned[one._owner].append(one)
-        most = max(owned.values(), key=len, default=[])
-        if len(most) < len(owned[own]) + 2:
-            return False
-        # An idle client loses no response.
-        chosen = min(most, key=lambda one: (not one._is_idle, one._activity_at))
-        chosen._cut_off = True
-        chosen.transport.abort()
-        self.principal, self._ping_only = own, False
+            most = max(owned.values(), key=len)
+            if own is None or len(most) < len(owned[own]) + 2 or len(others) - len(present) >= _LEAVING_CONNECTIONS:
+                return False
+            chosen = min(most, key=lambda one: (not one._is_idle, one._activity_at))
+            chosen._cut_off = True
+            if chosen._is_idle:
+                chosen.transport.abort()
+            else:
+                chosen.shutdown()
+            self.principal = own
+        self._ping_only = False
         return True
 
     @property
@@ -565,7 +573,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._senseless_bytes = 0
         self._has_head_start = False
         self._stretch = _Stretch(self._activity_at, self._body_bytes, paused=self.flow.read_paused)
-        if self._ping_only and self.url.partition(b"?")[0] != _PING and not self._take_connection():
+        if self._ping_only and self.url.partition(b"?")[0] != _PING and not self._take_place():
             self._turned_away = True
             raise httptools.HttpParserError("there are too many connections")
         self.scope["state"] |= {_ABORT: self.transport.abort, _PROBE: self.probe}
