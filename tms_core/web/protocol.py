@@ -233,9 +233,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _replace_connection(self) -> bool:
         """Disconnect the client with the longest incomplete request, or else the longest idle client, if one exists."""
-        others = [one for one in self.connections if isinstance(one, HttpProtocol) and one is not self]
-        # A connection that only probes takes none of the places, so its end would leave no place.
-        others = [one for one in others if not (one._ping_only or one._cut_off or one.flow.read_paused)]
+        others = [one for one in self._others if not (one._cut_off or one.flow.read_paused)]
         owing = [(one._owing_since + _INCOMPLETE_SECONDS, one) for one in others if one._owing_since is not None]
         idle = [(one._activity_at + _IDLE_SECONDS, one) for one in others if one._is_idle]
         for some in (owing, idle):
@@ -253,15 +251,17 @@ class HttpProtocol(HttpToolsProtocol):
         without a valid token count as one principal. A client with a running request gets its response first, because
         the request may be executed already; few connections at a time may exceed the limit for this reason.
         """
-        others = [one for one in self.connections if isinstance(one, HttpProtocol) and not one._ping_only]
+        others = self._others
         present = [one for one in others if not one._cut_off]
         if len(present) >= self.limit:
             own = self.identify(self.headers)
+            if own is None or len(others) - len(present) >= _LEAVING_CONNECTIONS:
+                return False
             owned: defaultdict[str | None, list[HttpProtocol]] = defaultdict(list)
             for one in present:
                 owned[one._owner].append(one)
             most = max(owned.values(), key=len)
-            if own is None or len(most) < len(owned[own]) + 2 or len(others) - len(present) >= _LEAVING_CONNECTIONS:
+            if len(most) < len(owned[own]) + 2:
                 return False
             chosen = min(most, key=lambda one: (not one._is_idle, one._activity_at))
             chosen._cut_off = True
@@ -272,6 +272,12 @@ class HttpProtocol(HttpToolsProtocol):
             self.principal = own
         self._ping_only = False
         return True
+
+    @property
+    def _others(self) -> list[HttpProtocol]:
+        """Return the other connections with a place. A connection above the limit, which only probes, has no place."""
+        connections = [one for one in self.connections if isinstance(one, HttpProtocol)]
+        return [one for one in connections if one is not self and not one._ping_only]
 
     @property
     def _is_silent(self) -> bool:
